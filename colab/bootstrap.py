@@ -28,6 +28,7 @@ from colab.needed_packages import (
 from colab.runtime import Platform, platform
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.errors import RestartNeededError
+from infrastructure.core.messages import phrase
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.environment import (
     TorchBuild,
@@ -68,7 +69,7 @@ def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
             f"{', '.join(sorted(_stale))} was replaced after this kernel loaded it: restart it"
             " (Runtime > Restart session) and run all cells again; nothing is installed twice"
         )
-    print("Everything that Temper needs is installed")
+    print(phrase("notebook.everything_temper_needs_installed"))
 
 
 def _install_for_gpu(column: Column) -> set[str]:
@@ -78,7 +79,7 @@ def _install_for_gpu(column: Column) -> set[str]:
     try:
         return _install(column, True)
     except InstallError as error:
-        print(f"Unsloth could not be installed, so transformers loads the model: {error}")
+        print(phrase("notebook.unsloth_could_installed_transformers", error=error))
         return set()
 
 
@@ -116,10 +117,10 @@ def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> No
             build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"
             install_torch(installer, line.removeprefix(PIN), build)
     if todo.lines:
-        title = f"{len(todo.lines)} packages that were missing"
+        title = phrase("notebook.packages_missing", num_lines=len(todo.lines))
         _install_beside(installer, title, todo.lines, todo.held)
     if todo.alone:
-        installer.install("unsloth, without its dependencies", "--no-deps", *todo.alone)
+        installer.install(phrase("notebook.unsloth_without_dependencies"), "--no-deps", *todo.alone)
     importlib.invalidate_caches()
     if with_unsloth and (late := needed_by_unsloth()):
         _install_beside(installer, "what unsloth accepts", late, todo.held)

@@ -11,6 +11,7 @@ from infrastructure.config.auto import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_f
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.price import parse_price
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.monitoring.records.run_list import RUN_FILE, runs_in
@@ -39,10 +40,10 @@ class KnownCosts:
         try:
             run = None if config.new_run else self._of_this_purpose(config)
         except (OSError, ValueError) as error:  # gone since, or not to be read: this only shows
-            yield f"The runs in {config.output_dir} cannot be read: {error}."
+            yield phrase("notebook.runs_cannot_read", output_dir=config.output_dir, error=error)
             return
         if run is None:
-            yield f"A new run begins in {config.output_dir}."
+            yield phrase("notebook.new_run_begins", output_dir=config.output_dir)
             return
         yield _standing(run)
         forecast = _read(run.directory / FORECAST_FILE)
@@ -53,8 +54,13 @@ class KnownCosts:
             price = config.price_per_hour
             cost = "" if price is None else f", so about {parse_price(price).text(seconds)},"
             yield (
-                f"When it was started last, this was measured: about {format_duration(seconds)}"
-                f"{cost} for {steps:,} steps, peak memory {format_bytes(peak)}."
+                phrase(
+                    "notebook.when_started_last_measured",
+                    seconds=format_duration(seconds),
+                    cost=cost,
+                    steps=steps,
+                    peak=format_bytes(peak),
+                )
             )
 
     def _of_this_purpose(self, config: DeploymentConfig) -> RunFacts | None:
@@ -78,7 +84,7 @@ def _extent(config: DeploymentConfig) -> str:
     """Steps or epochs, and what a step is."""
     training = config.training
     if training.batch_size == "auto":
-        batch = "as many examples as are fastest, which is measured"
+        batch = phrase("notebook.many_examples_fastest_measured")
     else:
         batch = f"{training.batch_size * training.gradient_accumulation} examples"
     if training.max_steps is not None and training.num_epochs == "auto":
@@ -92,7 +98,11 @@ def _epochs(config: DeploymentConfig) -> str:
     if num_epochs == "auto":
         if trains_from_scratch(config.model):
             return f"{SCRATCH_EPOCHS} epochs"
-        return f"{FINETUNE_EPOCHS} epochs ({SCRATCH_EPOCHS} where the weights are new)"
+        return phrase(
+            "notebook.epochs_where_weights_new",
+            finetune_epochs=FINETUNE_EPOCHS,
+            scratch_epochs=SCRATCH_EPOCHS,
+        )
     return f"{num_epochs} epoch{'s' * (num_epochs > 1)}"
 
 
@@ -101,18 +111,18 @@ def _standing(facts: RunFacts) -> str:
     name = facts.run_id
     trainer = read_trainer(facts.directory)
     if trainer is not None and trainer.is_alive:
-        return f"Run {name} has these settings and is being trained now, by {trainer}."
+        return phrase("notebook.run_these_settings_being", name=name, trainer=trainer)
     if facts.status == "finished":
-        return f"Run {name} did just this and is finished: new_run trains it again."
+        return phrase("notebook.run_did_just_finished", name=name)
     steps = facts.summary.get("steps")
-    so_far = f", of which {steps:,} steps are done" if isinstance(steps, int) else ""
-    return f"It goes on with run {name}{so_far}; new_run starts afresh."
+    so_far = phrase("notebook.steps_done", steps=steps) if isinstance(steps, int) else ""
+    return phrase("notebook.goes_run_new_run", name=name, so_far=so_far)
 
 
 def _copies(config: DeploymentConfig) -> str:
     if not config.enable_backups or config.backup.place is None:
-        return "Its checkpoints lie on this machine only, and are lost with it: set backup.place."
-    return f"Its checkpoints are copied to {config.backup.place}."
+        return phrase("notebook.checkpoints_lie_machine_lost")
+    return phrase("notebook.checkpoints_copied", place=config.backup.place)
 
 
 def _purpose_in(path: Path) -> Mapping[str, object] | None:

@@ -14,6 +14,7 @@ from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.files import file_sha256, sync_directory, write_json
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.table_formats import is_saved_dataset
 
 KEY_LENGTH = 16
@@ -65,7 +66,7 @@ class Shelf:
                 f"{self.folder} cannot be written to ({error.strerror}): give another folder"
             ) from error
         if not self._lock.take(wait=False, where_there_are_none=True):
-            print(f"Another process is fetching the same into {self.folder}; waiting for it")
+            print(phrase("notebook.another_process_fetching_same", folder=self.folder))
             self._lock.take()
         return self
 

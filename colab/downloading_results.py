@@ -9,6 +9,7 @@ from colab.transfer import require_free_space
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import atomic_write
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.monitoring.records.run_list import RUN_FILE, find_run_path
 
@@ -52,7 +53,14 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
             is_packed = file.suffix in INCOMPRESSIBLE
             how = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
             archive.write(file, Path(directory.name) / file.relative_to(directory), how)
-    print(f"Model and report of {directory.name}: {target} ({format_bytes(target.stat().st_size)})")
+    print(
+        phrase(
+            "notebook.model_report",
+            directory=directory.name,
+            target=target,
+            st_size=format_bytes(target.stat().st_size),
+        )
+    )
     _offer(target)
     return target
 
@@ -79,11 +87,11 @@ def _offer(target: Path) -> None:
     size_bytes = target.stat().st_size
     if size_bytes > MOST_FOR_BROWSER_BYTES:
         most = format_bytes(MOST_FOR_BROWSER_BYTES)
-        print(f"That is more than a browser takes from a notebook ({most}): {OTHER_WAYS}")
+        print(phrase("notebook.browser_takes_notebook", most=most, other_ways=OTHER_WAYS))
         return
     try:
         importlib.import_module("google.colab.files").download(str(target))
     except Exception as error:  # the page's side has errors of its own kinds
-        print(f"The browser did not take it ({type(error).__name__}): {OTHER_WAYS}")
+        print(phrase("notebook.browser_did_take", name=type(error).__name__, other_ways=OTHER_WAYS))
         return
-    print("The browser downloads it when the cell has ended; leave the page open until then")
+    print(phrase("notebook.browser_downloads_when_cell"))

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from colab.runtime import Platform, platform
 from infrastructure.backup.backends.drive import OWN_DRIVE, DrivePlace
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.waiting import within
 
@@ -82,20 +83,20 @@ def mount_drive(folder: str = "temper") -> StorageFolder:
         raise ValueError(f"name a folder of your Drive, as in 'temper/tests', not {folder!r}")
     here = Path.cwd() / folder
     if platform() is not Platform.COLAB:
-        return StorageFolder(here, False, "This is no Colab runtime, so there is no Drive to mount")
+        return StorageFolder(here, False, phrase("notebook.colab_runtime_drive_mount"))
     try:
         path = _ready(folder)
     except _RefusedError as error:
         return StorageFolder(here, False, str(error))
     except TimeoutError as error:
-        return StorageFolder(here, False, f"Drive does not answer ({error}): restart the session")
+        return StorageFolder(here, False, phrase("notebook.drive_does_answer_restart", error=error))
     except OSError as error:
         there = DrivePlace(_top() / folder)
         what = error.strerror or type(error).__name__
         return StorageFolder(
             here, False, f"Drive refuses {there.root} ({what}): {there.advice(error)}"
         )
-    return StorageFolder(path, True, f"Drive is mounted: what is in {path} outlives this session")
+    return StorageFolder(path, True, phrase("notebook.drive_mounted_outlives_session", path=path))
 
 
 def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
@@ -107,16 +108,16 @@ def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
         One sentence: what happened.
     """
     if platform() is not Platform.COLAB:
-        return "This is no Colab runtime, so there is no Drive to flush"
+        return phrase("notebook.colab_runtime_drive_flush")
     try:
         drive = importlib.import_module("google.colab.drive")
         longest_ms = int(seconds * 1000)
         within(seconds + GRACE_SECONDS, lambda: drive.flush_and_unmount(timeout_ms=longest_ms))
     except TimeoutError as error:
-        return f"Drive has not finished uploading ({error}); it goes on by itself"
+        return phrase("notebook.drive_finished_uploading_goes", error=error)
     except Exception as error:  # Colab's own package raises many kinds, KeyError among them
-        return f"Drive was not flushed ({_words(error)}); it uploads by itself"
-    return "Drive has uploaded what it held back, and is unmounted"
+        return phrase("notebook.drive_flushed_uploads_itself", error=_words(error))
+    return phrase("notebook.drive_uploaded_held_back")
 
 
 def _ready(folder: str) -> Path:
@@ -153,7 +154,7 @@ def _advice(error: Exception) -> str:
     for text, advice in ADVICE.items():
         if text in str(error):
             return advice.format(mount=MOUNT_POINT)
-    return f"Drive was not mounted ({_words(error)}): run this again, or restart the session"
+    return phrase("notebook.drive_mounted_run_again", error=_words(error))
 
 
 def _words(error: Exception) -> str:

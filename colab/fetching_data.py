@@ -15,6 +15,7 @@ from colab.remote_files import RemoteFile
 from colab.transfer import Patience, Transfer, safe_name
 from infrastructure.core.errors import DataError
 from infrastructure.core.files import file_sha256
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.run.progress_bar import byte_bar
 from infrastructure.training.data.readers.sources import may_be_on_the_hub, refuse_no_data
@@ -108,7 +109,7 @@ def fetch_from_hub(
             return _reported("Here already", fetched)
         shelf.accept(safe_name(address))
         part = fetch_hub_file(address, shelf.work, endpoint)
-        return _keep(shelf, part, None, sha256, "look at it on the Hub")
+        return _keep(shelf, part, None, sha256, phrase("notebook.look_hub"))
 
 
 def _hub_dataset(name: str, sha256: str | None, folder: Path | None) -> Path:
@@ -126,7 +127,9 @@ def _local(path: Path, sha256: str | None) -> Path:
     if path.is_dir():
         _refuse_hash(sha256, str(path))
         return path
-    _check(path, sha256, None if sha256 is None else file_sha256(path), "look at the file")
+    _check(
+        path, sha256, None if sha256 is None else file_sha256(path), phrase("notebook.look_file")
+    )
     return path
 
 

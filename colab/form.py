@@ -13,6 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.merging.presets import PRESET, PRESETS
+from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.core.redact import redact
@@ -65,7 +66,7 @@ class ConfigForm:
         Returns:
             The forecast, or why there is none, in sentences; shown in the form too.
         """
-        self._report("Measuring: a few steps of this run on this machine, which train nothing …")
+        self._report(phrase("notebook.measuring_few_steps_run"))
         self._measured = (_what_costs(self._state.config), self._forecast())
         self._draw()
         return self._measured[1]
@@ -112,7 +113,7 @@ class ConfigForm:
         try:
             return [*colab.forecast(self.config).lines(), ON_TOP]
         except Exception as error:  # of whatever library: it is only told
-            return [redact(f"It cannot be measured: {error}")]
+            return [redact(phrase("notebook.cannot_measured", error=error))]
 
     def _doubt(self) -> list[str]:
         """What would be a question at a terminal: here a box of the form answers it."""
@@ -177,7 +178,7 @@ def show_form(config: DeploymentConfig) -> ConfigForm:
     try:
         form.update(**_EDITS.of(config))
     except ConfigurationError as error:
-        print(redact(f"What was changed in the form before does not fit any more: {error}"))
+        print(redact(phrase("notebook.changed_form_before_does", error=error)))
     if in_notebook_kernel() and is_installed("ipywidgets"):
         display = require("IPython.display", "a form")
         display.display(form.make_view().box)

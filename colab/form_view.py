@@ -10,6 +10,7 @@ from colab.form_groups import BASIC, FIELDS, groups
 from colab.form_labels import title_of
 from colab.form_state import FormState
 from infrastructure.config.merging.presets import PRESETS
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 
 NO_CHOICE = "as the cell says"
@@ -50,10 +51,10 @@ class FormView:
             layout=widgets.Layout(width="40em", max_width="100%"),
         )
         self.presets.observe(self._on_preset, names="value")
-        self.reset = widgets.Button(description="Undo all", tooltip="as the cell says")
+        self.reset = widgets.Button(description="Undo all", tooltip=phrase("notebook.cell_says"))
         self.reset.on_click(lambda _: actions.reset())
         self.measure = widgets.Button(
-            description="Measure", tooltip="try a few steps on this machine; trains nothing"
+            description="Measure", tooltip=phrase("notebook.try_few_steps_machine")
         )
         self.measure.on_click(lambda _: actions.measure())
         self._status, self._cost, self._line = (widgets.HTML() for _ in range(3))

@@ -8,6 +8,7 @@ import httpx
 from colab.transfer import require_free_space
 from infrastructure.core.errors import DataError
 from infrastructure.core.files import file_sha256, whole_directory
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact
 from infrastructure.training.data.readers.table_formats import load_huggingface
@@ -29,7 +30,7 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
         DataError: the Hub does not give it, or other bytes than it names.
         StorageError: the disk has too little free space for it.
     """
-    why = "files on the Hugging Face Hub"
+    why = phrase("notebook.files_hugging_face_hub")
     hub, errors = require("huggingface_hub", why), require("huggingface_hub.errors", why)
     uri = require("huggingface_hub.utils", why).parse_hf_uri(address)
     if not uri.path_in_repo or ".." in uri.path_in_repo.split("/"):

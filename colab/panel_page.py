@@ -3,6 +3,7 @@
 It takes text colour and background from the notebook around it, light or dark.
 """
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.dashboard.page import live_rules
 from infrastructure.monitoring.dashboard.sections import NUM_SMALL_BUCKETS, meters, progress
 from infrastructure.monitoring.drawing.curves import WIDE, charts_of, curves
@@ -94,7 +95,7 @@ def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: f
 
 def panel_text(view: RunView, saved: SavedCheckpoint | None) -> str:
     """The same in two lines, for who shows no HTML."""
-    here = f"saved: step {saved.step}" if saved else "nothing is saved yet"
+    here = f"saved: step {saved.step}" if saved else phrase("notebook.nothing_saved_yet")
     return f"{view['title']}: {status_line(view)}\n{here}; {view['backup']['text']}"
 
 
@@ -116,11 +117,11 @@ def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> lis
             shown = f"step {copy['confirmed_step']:,}"
             place = f"{format_duration(max(0.0, now - copy['saved_at']))} ago, {place}"
         tiles.append(make_tile("Last durable checkpoint", shown, more=place))
-    where = "Saved on this machine" if tiles else "Last durable checkpoint"
+    where = phrase("notebook.saved_machine") if tiles else "Last durable checkpoint"
     if saved is None:
-        return [*tiles, make_tile("Saved on this machine", "nothing yet")]
+        return [*tiles, make_tile(phrase("notebook.saved_machine"), "nothing yet")]
     age = f"{format_duration(max(0.0, now - saved.saved_at))} ago"
-    more = age if tiles or view["is_over"] else f"{age}, on this machine only"
+    more = age if tiles or view["is_over"] else phrase("notebook.machine", age=age)
     return [*tiles, make_tile(where, f"step {saved.step:,}", more=more)]
 
 
@@ -130,4 +131,4 @@ def curve_section(view: RunView) -> Markup:
     figures = curves(charts_of(points, view["evaluated"], NUM_SMALL_BUCKETS), wide=None)
     if figures:
         return element("div", *figures, css_class="columns")
-    return NOTHING if view["is_over"] else element("p", "No step has been logged yet.")
+    return NOTHING if view["is_over"] else element("p", phrase("notebook.step_been_logged_yet"))

@@ -15,6 +15,7 @@ from infrastructure.backup.replication.status import BackupStatus, read_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.core.messages import phrase
 from infrastructure.deployment import detached
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.directory import RunDirectory
@@ -48,9 +49,9 @@ def rehearse_disconnect(
     use_sample_data(config)
     run = newest_of_this_purpose(config, [])
     if run is not None and run.is_finished():
-        print(f"Run {run.run_id} is finished: there is nothing left that could be lost")
+        print(phrase("notebook.run_finished_nothing_left", run_id=run.run_id))
     elif run is None and (lost := newest_of_this_purpose(_elsewhere(config), [])):
-        print(f"The machine of run {lost.run_id} is gone already: go on from the place")
+        print(phrase("notebook.machine_run_gone_already", run_id=lost.run_id))
     else:
         path = run.path if run and _pid_of(run.path) else detached.follow(detached.start(config))
         _take_away(RunDirectory(path), Path(config.output_dir), at_step, timeout_seconds)
@@ -71,8 +72,12 @@ def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_second
     lost = output_dir / LOST_FOLDER / run.run_id
     lost.parent.mkdir(parents=True, exist_ok=True)
     run.path.rename(lost)
-    print(f"Killed process {pid}, which trained run {run.run_id}, and took its disk away")
-    print(f"Step {safe.confirmed_step} is safe at {safe.place}; here is nothing left of the run")
+    print(phrase("notebook.killed_process_trained_run", pid=pid, run_id=run.run_id))
+    print(
+        phrase(
+            "notebook.step_safe_nothing_left", confirmed_step=safe.confirmed_step, place=safe.place
+        )
+    )
 
 
 def _pid_of(path: Path) -> int | None:

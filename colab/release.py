@@ -20,6 +20,7 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.lock import LOCK_FILE
@@ -44,7 +45,7 @@ def release_runtime(
     """
     run_directory, _ = find_run(None if run is None else str(run), Path(output_dir))
     if platform() is not Platform.COLAB:
-        return _stays("this is no Colab runtime, so there is none to give back")
+        return _stays(phrase("notebook.colab_runtime_none_give"))
     try:
         print(make_sure(run_directory, seconds))
         return _unassign(run_directory)
@@ -75,7 +76,9 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
     with backup:
         step = _confirmed_step(run, backup, seconds)
         if not run.is_finished():
-            return f"Step {step} of run {run.run_id} is safe at {options.place}; it is not finished"
+            return phrase(
+                "notebook.step_run_safe_finished", step=step, run_id=run.run_id, place=options.place
+            )
         if damaged := damaged_files(run.final):
             raise StorageError(
                 f"the trained model of run {run.run_id} is damaged ({', '.join(damaged)}): run the"
@@ -86,7 +89,13 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
             raise StorageError(
                 f"the model of run {run.run_id} is not known to be safe: {end.problem}"
             )
-    return f"Run {run.run_id} is safe: step {step} at {options.place}, the model in {end.published}"
+    return phrase(
+        "notebook.run_safe_step_model",
+        run_id=run.run_id,
+        step=step,
+        place=options.place,
+        published=end.published,
+    )
 
 
 def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int | None:
@@ -95,7 +104,7 @@ def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int
         raise StorageError(f"run {run.run_id} has no checkpoint yet")
     status = backup.finish(seconds)
     if status.confirmed_name != newest:
-        why = status.error or f"it was not confirmed within {age_words(seconds)}"
+        why = status.error or phrase("notebook.confirmed_within", seconds=age_words(seconds))
         raise StorageError(
             f"the last checkpoint of run {run.run_id} is not known to be safe: {why}"
         )
@@ -109,8 +118,10 @@ def _unassign(run: RunDirectory) -> bool:
     try:
         importlib.import_module("google.colab.runtime").unassign()
     except Exception as error:  # errors.RuntimeManagementError, and whatever its network raises
-        return _stays(f"Colab did not take it back ({redact(str(error)) or type(error).__name__})")
-    print("The runtime was given back")
+        return _stays(
+            phrase("notebook.colab_did_take_back", error=redact(str(error)) or type(error).__name__)
+        )
+    print(phrase("notebook.runtime_given_back"))
     return True
 
 

@@ -23,6 +23,7 @@ import httpx
 
 from infrastructure.backup.backends.drive import ADVICE, drive_folder
 from infrastructure.core.errors import DataError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.redact import public_address, redact
 from infrastructure.core.waiting import within
@@ -171,7 +172,7 @@ class WebFile(RemoteFile):
 
     def _advice_for(self, status: int) -> str:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return "it wants to know who asks; download it in your browser and give its path"
+            return phrase("notebook.wants_know_who_asks")
         return "check the address"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.languages import in_keywords
 from infrastructure.core.console import waiting_beside
+from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
 from infrastructure.deployment.export import export_model
@@ -67,7 +68,7 @@ def show_data(config: DeploymentConfig) -> None:
     trainer.initialize_model()
     data: Any = trainer.initialize_data()
     print(*data.report.lines(), sep="\n")
-    print("\nExamples as the model sees them. What is marked is trained, the rest is masked:")
+    print(phrase("notebook.examples_model_sees_them"))
     for one in first_examples(data, NUM_PREVIEWED):
         if in_notebook_kernel():
             shown = token_preview_html(one.example, data.tokenizer, one.left_out)
@@ -226,7 +227,14 @@ def export(
         print(f"{folder} is there already")
         return folder
     facts = export_model(run_directory, checkpoint, folder, request)
-    print(f"Step {facts['step']} of run {facts['run']} as a model of its own: {facts['folder']}")
+    print(
+        phrase(
+            "notebook.step_run_model_own",
+            facts=facts["step"],
+            facts_2=facts["run"],
+            facts_3=facts["folder"],
+        )
+    )
     print(*[f"  {line}" for line in [*facts["lines"], *facts["notes"]]], sep="\n")
     return folder
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from colab.runtime import has_browser
 from infrastructure.core.errors import MissingSecretError
+from infrastructure.core.messages import phrase
 
 HF_TOKEN = "HF_TOKEN"
 SECRETS = (HF_TOKEN, "ALERT_WEBHOOK_URL")
@@ -113,7 +114,7 @@ def _of_colab(name: str) -> SecretLookup:
     except Exception as error:  # NotebookAccessError is no errors.Error, and others come from below
         return SecretLookup(name, MISSING, _why(error))
     if not value:
-        return SecretLookup(name, MISSING, "it is empty in Colab's secrets")
+        return SecretLookup(name, MISSING, phrase("notebook.empty_colab_secrets"))
     return SecretLookup(name, COLAB, value=value)
 
 
@@ -121,11 +122,11 @@ def _why(error: Exception) -> str:
     """What Colab's refusal means. Its own words are not repeated: nobody knows what they hold."""
     kind = type(error).__name__
     if kind == "SecretNotFoundError":
-        return "Colab's secrets have none of this name"
+        return phrase("notebook.colab_secrets_none_name")
     if kind == "NotebookAccessError":
-        return "Colab's secrets have it, but this notebook has no access: switch that on"
+        return phrase("notebook.colab_secrets_but_notebook")
     if kind == "TimeoutException":
-        _colab.silent = "Colab's page did not answer; outside of it, set the variable instead"
+        _colab.silent = phrase("notebook.colab_page_did_answer")
         return _colab.silent
-    _colab.silent = f"Colab's secrets cannot be asked here: {kind}"
+    _colab.silent = phrase("notebook.colab_secrets_cannot_asked", kind=kind)
     return _colab.silent

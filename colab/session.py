@@ -16,6 +16,7 @@ from infrastructure.backup.backends.drive import is_on_drive
 from infrastructure.config.sources.environment import variable_of
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hardware import describe, detect
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 
@@ -71,9 +72,15 @@ class Session:
     def _durable(self) -> list[str]:
         if self.place is None:
             place = redact(os.environ[PLACE_VARIABLE])
-            return [f"kept: checkpoints are copied to {place} (environment {PLACE_VARIABLE})"]
+            return [
+                phrase(
+                    "notebook.kept_checkpoints_copied_environment",
+                    place=place,
+                    place_variable=PLACE_VARIABLE,
+                )
+            ]
         if self.place.is_drive:
-            return [f"kept: checkpoints are copied to {self.place.path} on your Drive"]
+            return [phrase("notebook.kept_checkpoints_copied_your", place=self.place.path)]
         return [f"kept: {KEPT[self.platform]}", f"      {self.place.reason}"]
 
 
@@ -106,13 +113,15 @@ def _place(project: str, use_drive: bool) -> StorageFolder | None:
     value = os.environ.get(PLACE_VARIABLE, "").strip()
     if value.lower() in NO_PLACE:
         return StorageFolder(
-            output_folder(project), False, f"No copies are made ({PLACE_VARIABLE}={value})"
+            output_folder(project),
+            False,
+            phrase("notebook.copies_made", place_variable=PLACE_VARIABLE, value=value),
         )
     if value:
         return None
     if not use_drive:
         return StorageFolder(
-            output_folder(project), False, "Drive was not asked for (use_drive=False)"
+            output_folder(project), False, phrase("notebook.drive_asked_use_drive")
         )
     return mount_drive(project)
 

@@ -16,6 +16,7 @@ from infrastructure.config.sources.languages import in_keywords
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.importing import importing, searching_rarely
+from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.core.user_text import user_texts
@@ -32,7 +33,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
-from infrastructure.run.summary_text import HOW_TO_STOP, RESULT, closing_lines, paths_of
+from infrastructure.run.summary_text import RESULT, closing_lines, paths_of
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
@@ -136,7 +137,11 @@ class _Cell:
         self.panel: LivePanel | None = None
 
     def report(self, line: str) -> None:
-        print(in_notebook_words(line if self.panel is None else line.removesuffix(HOW_TO_STOP)))
+        print(
+            in_notebook_words(
+                line if self.panel is None else line.removesuffix(phrase("run.ctrl_c_saves_stops"))
+            )
+        )
         if self.panel is not None:
             self.panel.look()
 
@@ -176,12 +181,12 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
                 config, cell.report, accept, cell.begun, cell.make_progress, shown_elsewhere
             ).run()
     except KeyboardInterrupt:
-        print("Interrupted before the first step: what was saved before is safe")
+        print(phrase("notebook.interrupted_before_first_step"))
         raise
     finally:
         cell.finish()
     if summary["status"] == "stopped":
-        print("Run this cell again, and the training goes on from there")
+        print(phrase("notebook.run_cell_again_training"))
     return summary
 
 
@@ -203,7 +208,13 @@ def _look_on(what: Path | DetachedTraining) -> Summary:
                 return _summary_of(run_path)
         assert run_path is not None
         if _is_trained(run_path):
-            print(f"Run {run_path.name} is trained by {read_trainer(run_path)}; looking on")
+            print(
+                phrase(
+                    "notebook.run_trained_looking",
+                    run_path=run_path.name,
+                    run_path_2=read_trainer(run_path),
+                )
+            )
         _show_until_end(run_path)
     except KeyboardInterrupt:
         _print_next_steps(run_path)
@@ -232,7 +243,7 @@ def _show_until_end(run_path: Path) -> None:
 
 def _print_next_steps(run_path: Path | None) -> None:
     name = "The training" if run_path is None else f"Run {run_path.name}"
-    print(f"{name} goes on by itself: colab.attach() looks on again, colab.stop() ends it")
+    print(phrase("notebook.goes_itself_colab_attach", name=name))
 
 
 def _summary_of(run_path: Path | None) -> Summary:
@@ -257,7 +268,7 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
     run.close()
     summary = _summary_of(run_path)
     output = run_path / OUTPUT_FILE
-    hint = f"; {output} has all that it said" if output.exists() else ""
+    hint = phrase("notebook.all_said", output=output) if output.exists() else ""
     if state == "failed":
         raise RunFailedError(f"run {run_path.name} failed: {summary.get('error')}{hint}")
     if state == "interrupted":

@@ -20,6 +20,7 @@ from infrastructure.core.errors import DataError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.json_text import as_object, as_text, parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 
 SPARE_BYTES = 200 << 20  # that a full disk would be missed by everything else
@@ -182,8 +183,8 @@ class Transfer:
     def _kept(self) -> str:
         held = self.held_bytes()
         if not held:
-            return "nothing of it is kept"
-        return f"{format_bytes(held)} are kept, and the same call goes on from there"
+            return phrase("notebook.nothing_kept")
+        return phrase("notebook.kept_same_call_goes", held=format_bytes(held))
 
     def _part(self, name: str) -> Path:
         return self.folder / "part" / name

@@ -27,6 +27,7 @@ from infrastructure.backup.state.model_state import ModelState, capture, restore
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, TemperError
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class BackupSystem(RunBackup):
                 model, optimizer, epoch=epoch, step=step, loss=loss, kind="emergency", **others
             )
         except (TemperError, OSError, ValueError, RuntimeError) as error:
-            log.error("the emergency backup was not written: %s", redact(str(error)))
+            log.error(phrase("backup.emergency_backup_written", error=redact(str(error))))
             return EmergencyResult(None, False, time.monotonic() - begin, redact(str(error)))
         status = self.finish(budget - (time.monotonic() - begin), look="")
         confirmed = status.confirmed_name == path.stem

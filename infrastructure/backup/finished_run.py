@@ -22,6 +22,7 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import parse_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.json_text import JsonObject, as_integer, as_object
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_urls
 
 LAST_LOOK_SECONDS = 10.0  # at least, for the last look
@@ -88,11 +89,11 @@ def complete(
     look = backup.begin_last_look()  # copying the model may have taken long
     status = backup.finish(max(LAST_LOOK_SECONDS, _left(deadline)), look)
     if status.confirmed_name != backup.store.newest_healthy():
-        problem = status.problem or "the place has not confirmed the last checkpoint"
+        problem = status.problem or phrase("backup.place_confirmed_last_checkpoint")
         return Completion(published, problem)
     if not status.has_looked(look) or published not in status.published_folders.values():
         return Completion(
-            published, status.problem or "the destination was not checked a last time"
+            published, status.problem or phrase("backup.destination_checked_last_time")
         )
     return Completion(published)
 
@@ -105,16 +106,18 @@ def not_safe(run_path: Path, place: str, end: Completion) -> str:
     """The sentence for a run that is finished here, and not where it was asked for."""
     problem = end.problem
     if end.published is not None:
-        return (
-            f"NOT ALL IS SAFE: run {run_path.name} is finished and its model is confirmed at"
-            f" {redact_urls(end.published)}, but not all of it is there ({problem}). Give the same"
-            " command again to complete the copy: it trains nothing"
+        return phrase(
+            "backup.all_safe_run_finished",
+            run_path=run_path.name,
+            published=redact_urls(end.published),
+            problem=problem,
         )
-    return (
-        f"NOT SAFE YET: run {run_path.name} is finished and its model lies in {run_path / FINAL},"
-        f" on this machine only as far as is known: its copy at {redact_urls(place)} is not"
-        f" confirmed ({problem or 'nobody waited for it'}). Give the same command again when the"
-        " place is there: it trains nothing and completes the copy"
+    return phrase(
+        "backup.safe_yet_run_finished",
+        run_path=run_path.name,
+        run_path_2=run_path / FINAL,
+        place=redact_urls(place),
+        problem=problem or "nobody waited for it",
     )
 
 

@@ -7,6 +7,7 @@ from infrastructure.backup.format.objects import SLACK_BYTES
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
 from infrastructure.core.hardware import GIB, gib
+from infrastructure.core.messages import phrase
 
 
 def require_free_space(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
@@ -25,13 +26,15 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
     free = store.operations.free_bytes(store.root if is_place else _existing(store.root))
     checkpoints = "1 checkpoint" if num_more == 1 else f"{num_more} checkpoints"
     size = _size(bytes_per_version)
-    what = f"{checkpoints} of {size} and a reserve of {_size(SLACK_BYTES)}"
+    what = phrase(
+        "backup.reserve", checkpoints=checkpoints, size=size, slack_bytes=_size(SLACK_BYTES)
+    )
     text = f"{where}: {what} need {_size(needed)}"
     if free is None:
-        return f"{text}; how much is free is not known"
+        return phrase("backup.how_much_free_known", text=text)
     if free < needed:
         fits_one = free >= bytes_per_version + SLACK_BYTES
-        lower = ", or set training.keep_checkpoints lower" if num_more > 1 and fits_one else ""
+        lower = phrase("backup.set_training_keep_checkpoints") if num_more > 1 and fits_one else ""
         raise StorageError("backup.free_make_room", text=text, free=_size(free), lower=lower)
     return f"{text}, {_size(free)} are free"
 

@@ -52,13 +52,14 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import StorageError
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_urls
 from infrastructure.core.waiting import within
 
 STATUS_FILE = "backup.json"
 POLL_SECONDS = 0.1
 CONTACT_SECONDS = 60.0  # a place that says nothing for so long before the training will not do
-WITHOUT_PLACE = "; --allow-missing-place trains without it until it is there"
+
 ENDS_SECONDS = 10.0  # with nothing left to copy it ends at once, on a busy machine (niced) later
 
 
@@ -270,7 +271,9 @@ class RunBackup:
         if self._copier.process_id is not None and status.state == DOWN:
             return replace(status, state=STARTING)  # what ended those before it may be gone
         if self._copier.failure is not None and status.error is None:
-            return replace(status, error=f"of the process that copies: {self._copier.failure}")
+            return replace(
+                status, error=phrase("backup.process_copies", failure=self._copier.failure)
+            )
         return status
 
     def _with_newer(self, status: BackupStatus) -> BackupStatus:
@@ -287,9 +290,8 @@ class RunBackup:
         status = replace(
             known,
             state=DOWN,
-            error=f"the process that copies cannot run: {copier.failure}",
-            advice="what is not confirmed lies on this machine only; temper doctor, then temper"
-            " backup create",
+            error=phrase("backup.process_copies_cannot_run", failure=copier.failure),
+            advice=phrase("backup.confirmed_lies_machine_temper"),
             num_failures=copier.num_failures,
             in_flight_step=None,
             newest_name=self.store.newest_healthy(),
@@ -359,7 +361,7 @@ class RunBackup:
         if self.options.allow_missing_place:
             self.is_missing = True
             return message
-        raise StorageError(f"{message}{WITHOUT_PLACE}")
+        raise StorageError(f"{message}{phrase('backup.allow_missing_place_trains_without_until')}")
 
     def _contact(self) -> None:
         link = self._require_link()
@@ -481,7 +483,7 @@ class RunBackup:
                 return where
             is_over = status.state in (FENCED, DOWN) or time.monotonic() >= deadline
             if is_over:
-                problem = status.problem or "the place has not confirmed it yet"
+                problem = status.problem or phrase("backup.place_confirmed_yet")
                 raise StorageError("backup.safe", folder=folder, url=url, problem=problem)
             time.sleep(POLL_SECONDS)
 
@@ -525,11 +527,14 @@ def refuse_unreachable_place(options: BackupConfig) -> None:
         place.require_reachable()
     except OSError as error:
         if not options.allow_missing_place:
-            raise StorageError(f"{_cannot_be_used(place, error)}{WITHOUT_PLACE}") from error
+            way_out = phrase("backup.allow_missing_place_trains_without_until")
+            raise StorageError(f"{_cannot_be_used(place, error)}{way_out}") from error
 
 
 def _cannot_be_used(place: Place, error: OSError | StorageError) -> str:
     reason, advice = getattr(error, "strerror", None) or str(error), ""
     if isinstance(error, OSError):
         advice = f" ({place.advice(error)})"
-    return redact(f"backup.place {place.url} cannot be used: {reason}{advice}")
+    return redact(
+        phrase("backup.backup_place_cannot_used", url=place.url, reason=reason, advice=advice)
+    )

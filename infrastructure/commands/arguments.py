@@ -5,20 +5,21 @@ import argparse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
+from infrastructure.core.messages import phrase
 
-DATA_HELP = "file, folder or hub data set (default: samples)"
-RUN_HELP = (
-    "a run, RUN@step, RUN@best, or the path of a run or of a checkpoint (default: the newest run)"
-)
 A_RUN_HELP = "a run (default: the newest)"
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Add DATA, which is `data.path`."""
-    parser.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
+    parser.add_argument(
+        "data", nargs="?", metavar="DATA", help=phrase("commands.file_folder_hub_data")
+    )
 
 
-def add_run(parser: argparse.ArgumentParser, help_text: str = RUN_HELP) -> None:
+def add_run(
+    parser: argparse.ArgumentParser, help_text: str = phrase("commands.run_run_step_run")
+) -> None:
     """Add RUN."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=help_text)
 
@@ -31,7 +32,7 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
         type=names_in,
         metavar="NAMES",
         default=[],
-        help="go on although these changed, and with them the result: learning_rate,data,…",
+        help=phrase("commands.go_although_these_changed"),
     )
 
 
@@ -47,7 +48,9 @@ def names_in(text: str) -> list[str]:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`; see `output`."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help=phrase("commands.print_json_object_nothing")
+    )
 
 
 def add_folder_flags(parser: argparse.ArgumentParser, *keys: str) -> None:

@@ -12,35 +12,32 @@ from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure, resolve_model
 from infrastructure.core.console import show_beside, waiting_beside
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import blank, printable
 from infrastructure.monitoring.records.run_list import naming_runs
 
 LONGEST_ANSWER_TOKENS = 256
-NO_QUESTION = (
-    "nothing was asked, so nothing is answered: give a question in quotes, as in temper ask RUN"
-    ' "What is …?", or one in each line of standard input'
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
+    parser.add_argument("model", metavar="MODEL", help=phrase("commands.run_final_any_model"))
     parser.add_argument(
         "questions",
         nargs="*",
         default=[],
         metavar="QUESTION",
-        help="in plain words, each in quotes (default: the lines that are typed, or piped in)",
+        help=phrase("commands.plain_words_each_quotes"),
     )
     parser.add_argument(
         "--system",
         metavar="TEXT",
-        help="the system prompt before each question, as the rows of the training had it",
+        help=phrase("commands.system_prompt_before_each"),
     )
     parser.add_argument(
         "--context",
         metavar="TEXT",
-        help="what the questions are about, as the rows of the training had it",
+        help=phrase("commands.questions_about_rows_training"),
     )
     parser.add_argument(
         "--image",
@@ -48,17 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a picture that the questions are about, for a model that sees; may be repeated",
+        help=phrase("commands.picture_questions_about_model"),
     )
     parser.add_argument(
         "--max-tokens",
         type=int,
         default=LONGEST_ANSWER_TOKENS,
         metavar="N",
-        help=f"the longest answer (default: {LONGEST_ANSWER_TOKENS})",
+        help=phrase("commands.longest_answer_default", longest_answer_tokens=LONGEST_ANSWER_TOKENS),
     )
     parser.add_argument(
-        "--json", action="store_true", help="print a JSON object for each answer, nothing else"
+        "--json", action="store_true", help=phrase("commands.print_json_object_each")
     )
     add_folder_flags(parser, "device")
 
@@ -72,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.given_paths import check_device, check_model
 
     if not all(question.strip() for question in options.questions):
-        raise ValueError(NO_QUESTION)
+        raise ValueError(phrase("commands.nothing_asked_nothing_answered"))
     config = configure(options)
     with waiting_beside("loading the model"):
         model = resolve_model(options.model, Path(config.output_dir))
@@ -83,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     typed = _typed()
     first = next(typed, None) if is_piped else None  # before the model is loaded
     if is_piped and first is None:
-        raise ValueError(NO_QUESTION)
+        raise ValueError(phrase("commands.nothing_asked_nothing_answered"))
     with waiting_beside("loading the model"):
         from infrastructure.deployment.model_repair import repair_model
         from infrastructure.evaluation.prompting import Answerer
@@ -99,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     for note in [] if options.json else notes:
         show_beside(note)
     if options.context is None and not options.json and has_context(Path(model)):
-        show_beside("note: it was trained on questions with a context: --context TEXT gives one")
+        show_beside(phrase("commands.note_trained_questions_context"))
     num_answered = num_shown = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):
@@ -118,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
         if written.is_cut and not options.json:
             show_beside(f"note: {answerer.why_cut(written)}")
     if not num_answered:
-        raise ValueError(NO_QUESTION)
+        raise ValueError(phrase("commands.nothing_asked_nothing_answered"))
     return ExitCode.DONE
 
 

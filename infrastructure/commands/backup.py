@@ -19,7 +19,6 @@ from infrastructure.backup.replication.status import age_words
 from infrastructure.backup.run_backup import RunBackup, last_place, place_options
 from infrastructure.commands.arguments import (
     A_RUN_HELP,
-    RUN_HELP,
     add_folder_flags,
     add_json,
     add_run,
@@ -38,13 +37,13 @@ from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hub import json_of
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import MASK, redact_urls
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import (
     FINAL,
     MAX_NAMED,
-    ONE_VERSION,
     RUN_FILE,
     NoSuchRunError,
     find_run_path,
@@ -73,7 +72,7 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
-        run_help = RUN_HELP if action == RESTORE else A_RUN_HELP
+        run_help = phrase("commands.run_run_step_run") if action == RESTORE else A_RUN_HELP
         add = partial(_add_action_arguments, run_help, can_be_tried=action == "prune")
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
@@ -82,9 +81,9 @@ def _add_action_arguments(
     run_help: str, parser: argparse.ArgumentParser, can_be_tried: bool
 ) -> None:
     add_run(parser, run_help)
-    parser.add_argument("--place", metavar="TEXT", help="the same as --backup-place")
+    parser.add_argument("--place", metavar="TEXT", help=phrase("commands.same_backup_place"))
     if can_be_tried:
-        parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+        parser.add_argument("--dry-run", action="store_true", help=phrase("commands.say_go"))
     add_json(parser)
     add_folder_flags(parser, *keys_of("backup"))
 
@@ -98,7 +97,9 @@ def run(options: argparse.Namespace) -> int:
     if options.action != RESTORE and options.run is not None:
         name, version = split_version(options.run)
         if version is not None and not (Path(options.run) / RUN_FILE).is_file():
-            raise ValueError(ONE_VERSION.format(name=options.run, run=name))
+            raise ValueError(
+                phrase("monitoring.checkpoint_about_whole_run", name=options.run, run=name)
+            )
     _, act = ACTIONS[options.action]
     return act(options, configure(options, {PLACE: options.place}))
 
@@ -132,7 +133,7 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     if is_finished:
         facts |= asdict(end)
         place = str(backup.options.place)
-        safe = f"Run {run.run_id} is safe: its model lies in {end.published}"
+        safe = phrase("commands.run_safe_model_lies", run_id=run.run_id, published=end.published)
         lines.append(safe if is_safe else not_safe(run.path, place, end))
     show(options.json, facts, *lines)
     if is_safe:
@@ -142,7 +143,7 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 def _waits_for(backup: RunBackup) -> str:
     problem = backup.status().problem
-    return f"waiting for the place{f': {problem}' if problem else ''}"
+    return phrase("commands.waiting_place", detail=f": {problem}" if problem else "")
 
 
 def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
@@ -233,7 +234,7 @@ def _nothing_of(run_id: str, place: Place) -> str:
         return missing
     runs = answer_of(place, lambda: runs_at(place))
     there = f"; it holds {', '.join(runs[-MAX_NAMED:])}" if runs else ""
-    return f"no copy of run {run_id} is at {place.url}{there}"
+    return phrase("commands.copy_run", run_id=run_id, url=place.url, there=there)
 
 
 def _others_at(options: argparse.Namespace, place: Place) -> str:
@@ -241,7 +242,9 @@ def _others_at(options: argparse.Namespace, place: Place) -> str:
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))
-    command = f"temper backup verify {shlex.quote(runs[-1])} --place" if runs else ""
+    command = (
+        phrase("commands.temper_backup_verify_place", runs=shlex.quote(runs[-1])) if runs else ""
+    )
     return f"; of those: {command} {shlex.quote(place.url)}" if runs else ""
 
 
@@ -268,8 +271,8 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     is_finished = run.is_finished()
     facts = {"run": run.run_id, "path": str(path), "step": number}
     facts["go_on"] = None if is_finished else command
-    line = f"Run {run.run_id} is here, verified, at step {number}"
-    end = f", and finished: its model is {path / FINAL}"
+    line = phrase("commands.run_verified_step", run_id=run.run_id, number=number)
+    end = phrase("commands.finished_model", path=path / FINAL)
     show(options.json, facts, line + (end if is_finished else f"; go on with: {command}"))
     return ExitCode.DONE
 
@@ -281,7 +284,7 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         gone = list(_superseded(run_id, backup))
         lines = [f"would remove {_name(row)} {row['where']}" for row in gone]
         facts = {"run": run_id, "would_remove": gone}
-        show(options.json, facts, *(lines or ["nothing would be removed"]))
+        show(options.json, facts, *(lines or [phrase("commands.nothing_removed")]))
         return ExitCode.DONE
     if not backup.store.versions():
         raise InputError("commands.run_checkpoint_nothing_prune", run_id=run_id)
@@ -319,8 +322,8 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     if backup.options.place is None:
         is_elsewhere = "output_dir" in _given(config)
         name = str(run.path) if is_elsewhere else options.run or run.run_id
-        command = f"temper backup create {shlex.quote(name)} --place PLACE"
-        text = f"run {run.run_id} is on this machine only; copy it with: {command}"
+        command = phrase("commands.temper_backup_create_place", name=shlex.quote(name))
+        text = phrase("commands.run_machine_copy", run_id=run.run_id, command=command)
         show(options.json, {"run": run.run_id, "place": None, "text": text}, text)
         return ExitCode.DONE
     state = backup.status()
@@ -342,19 +345,23 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     if missing is not None:
         lines.append(f"Caution: {missing}")
     elif nothing is not None:
-        lines.append(f"Caution: {nothing}; temper backup list --place {shlex.quote(place.url)}")
+        lines.append(
+            phrase(
+                "commands.caution_temper_backup_list", nothing=nothing, url=shlex.quote(place.url)
+            )
+        )
     elif loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
         caution = place.caution(run.path) if isinstance(place, FolderPlace) else None
-        safe = "If this machine died now, nothing that was saved would be lost"
-        safe += ", as the destination was last seen" if seen else ""
+        safe = phrase("commands.if_machine_died_now")
+        safe += phrase("commands.destination_last_seen") if seen else ""
         lines.append(f"Caution: {caution}" if caution else safe)
     elif training is not None:
         since = (
             "all steps" if state.confirmed_step is None else f"steps after {state.confirmed_step}"
         )
-        lines.append(f"If this machine died now, {since} would have to be trained again")
+        lines.append(phrase("commands.if_machine_died_now_2", since=since))
     elif loss.seconds is not None:
-        lines.append(f"If this machine died now, {age_words(loss.seconds)} of work would be lost")
+        lines.append(phrase("commands.if_machine_died_now_3", seconds=age_words(loss.seconds)))
     show(options.json, {**facts, "text": loss.text, "missing": missing or nothing}, *lines)
     return ExitCode.WRONG_INPUT if missing is not None and is_given else ExitCode.DONE
 
@@ -371,7 +378,7 @@ def _missing_folder(place: Place) -> str | None:
     """That a folder is not there, in a sentence; None: it is, or only its answer would show it."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None
-    return f"there is no folder {place.url}: no copy is there now; is the path right, and mounted?"
+    return phrase("commands.folder_copy_now_path", url=place.url)
 
 
 def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
@@ -382,16 +389,18 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
     if not is_back and (trainer is None or trainer.is_alive is not False):
         return None
     if run.is_finished():
-        return "The training is finished"
-    how = {RunStatus.STOPPED: "was stopped", RunStatus.FAILED: "ended with an error"}
-    command = f"the same command, or temper train-resume {shlex.quote(from_here(run.path))}"
+        return phrase("commands.training_finished")
+    how = {RunStatus.STOPPED: "was stopped", RunStatus.FAILED: phrase("commands.ended_error")}
+    command = phrase(
+        "commands.same_command_temper_train_resume", run=shlex.quote(from_here(run.path))
+    )
     go_on = "its own script" if run.is_of_a_trainer() else command
     at = "" if newest_step is None else f" from step {newest_step}"
     if is_back or trainer is None:
-        return f"The training was brought back, and has not gone on yet: {go_on} goes on{at}"
+        return phrase("commands.training_brought_back_gone", go_on=go_on, at=at)
     by_person = was_stopped(run.path, trainer)
     ended = how.get(run.status(), "was stopped" if by_person else "was killed")
-    return f"The training {ended} before its end: {go_on} goes on{at}"
+    return phrase("commands.training_before_end_goes", ended=ended, go_on=go_on, at=at)
 
 
 Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]
@@ -469,13 +478,15 @@ def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None,
         except NoSuchRunError:
             pass  # nothing of it is here
         except ValueError as error:
-            error.add_note("--place brings it back from there")
+            error.add_note(phrase("commands.place_brings_back"))
             raise
         else:
             return run.run_id, backup.options
     whose = "" if name is None else f" of {name}"
     known = " or ".join(_places_of_runs(Path(config.output_dir)))
-    others = f"; runs in {config.output_dir} were copied to {known}" if known else ""
+    others = (
+        phrase("commands.runs_copied", output_dir=config.output_dir, known=known) if known else ""
+    )
     raise InputError(
         "commands.where_backup_give_place", whose=whose, place=variable_of(PLACE), others=others
     )

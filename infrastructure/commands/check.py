@@ -14,6 +14,7 @@ from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import has_colour, show, waiting_beside
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.testing.results import GROUPS
 
@@ -32,12 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         const=NUM_PREVIEWED,
         metavar="N",
-        help="only show which tokens of N examples are trained, masked, or end an answer",
+        help=phrase("commands.show_tokens_examples_trained"),
     )
-    parser.add_argument("--quick", action="store_true", help="seconds: only what moves no weight")
+    parser.add_argument(
+        "--quick", action="store_true", help=phrase("commands.seconds_moves_weight")
+    )
     parser.add_argument("--strict", action="store_true", help="a warning is a failure")
     parser.add_argument(
-        "--rebaseline", action="store_true", help="forget earlier times of this work"
+        "--rebaseline", action="store_true", help=phrase("commands.forget_earlier_times_work")
     )
     add_json(parser)
     add_preset_flag(parser)
@@ -51,7 +54,7 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
         raise InputError("commands.preview_shows_least_example")
     if options.quick or options.strict or options.rebaseline:
         raise InputError("commands.preview_checks_nothing_leave")
-    with waiting_beside("loading PyTorch and reading the data"):
+    with waiting_beside(phrase("commands.loading_pytorch_reading_data")):
         from infrastructure.testing.label_checks import check_prompts
         from infrastructure.training.data.data_pipeline import first_examples
         from infrastructure.training.data.encoding.token_preview import (

@@ -14,6 +14,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.measures import LOSS
 from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
 from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, render_table
 from infrastructure.run.directory import RunDirectory, find_run
@@ -49,8 +50,8 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
     for action, text in (
-        ("list", "show the checkpoints of a run"),
-        ("verify", "compare every byte of checkpoints with its hash"),
+        ("list", phrase("commands.show_checkpoints_run")),
+        ("verify", phrase("commands.compare_every_byte_checkpoints")),
     ):
         actions.add_parser(
             action, help=text, description=as_sentence(text), add_arguments=_add_action_arguments
@@ -78,7 +79,7 @@ def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool =
         label = _name_scores(run, rows)
         show(as_json, facts, f"Run {run.run_id}", checkpoint_table(rows, label))
     else:
-        show(as_json, facts, f"Run {run.run_id} has no checkpoint yet")
+        show(as_json, facts, phrase("commands.run_checkpoint_yet", run_id=run.run_id))
     return ExitCode.DONE
 
 

@@ -6,12 +6,13 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.describe import describe
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument(
-        "--changed", action="store_true", help="only the settings that are not at their default"
+        "--changed", action="store_true", help=phrase("commands.settings_their_default")
     )
     add_preset_flag(parser)
     add_config_flags(parser)

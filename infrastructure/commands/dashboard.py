@@ -9,16 +9,19 @@ from infrastructure.commands.arguments import add_folder_flags, add_run
 from infrastructure.commands.settings import configure
 from infrastructure.commands.watch import NICENESS
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.dashboard.server import Dashboard
 from infrastructure.monitoring.records.run_list import find_run_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    add_run(parser, "a run (default: always the newest)")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8765, help="0: any free one (default: 8765)")
-    parser.add_argument("--json", action="store_true", help="tell the address as one JSON object")
+    add_run(parser, phrase("commands.run_default_always_newest"))
+    parser.add_argument("--host", default="127.0.0.1", help=phrase("commands.where_listen_default"))
+    parser.add_argument("--port", type=int, default=8765, help=phrase("commands.any_free_default"))
+    parser.add_argument(
+        "--json", action="store_true", help=phrase("commands.tell_address_json_object")
+    )
     add_folder_flags(parser)
 
 
@@ -44,9 +47,9 @@ def _show_address(server: Dashboard, as_json: bool) -> None:
         address = {"url": server.url, "port": server.port, "path": server.path}
         print(json.dumps(address), flush=True)
         return
-    print(f"The dashboard is at {server.url}")
+    print(phrase("commands.dashboard", url=server.url))
     if server.is_local:
-        print(f"Through a proxy, such as a notebook's, its path is {server.path}")
+        print(phrase("commands.through_proxy_such_notebook", server=server.path))
     else:
-        print("Only who has this address, with its token, sees anything")
-    print("Ctrl-C ends it; the trainings go on", flush=True)
+        print(phrase("commands.who_address_token_sees"))
+    print(phrase("commands.ctrl_c_ends_trainings_go"), flush=True)

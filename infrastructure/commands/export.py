@@ -15,48 +15,49 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import refuse_what_is_there
 from infrastructure.core.json_text import JsonObject, as_integer, as_list
-
-RUN_TO_EXPORT = "a run, RUN@step, RUN@best, or the path of a run or of a checkpoint"
+from infrastructure.core.messages import phrase
 
 log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("run", metavar="RUN", help=RUN_TO_EXPORT)
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="an empty folder, or none yet")
+    parser.add_argument("run", metavar="RUN", help=phrase("commands.run_run_step_run_2"))
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help=phrase("commands.empty_folder_none_yet")
+    )
     parser.add_argument(
         "--push-to-hub",
         metavar="OWNER/NAME",
-        help="put the model on the Hugging Face Hub, with a card; private, unless --public",
+        help=phrase("commands.put_model_hugging_face"),
     )
     parser.add_argument(
-        "--public", action="store_true", help="make the new repository of --push-to-hub public"
+        "--public", action="store_true", help=phrase("commands.make_new_repository_push_to_hub")
     )
     parser.add_argument(
         "--as",
         dest="part",
         choices=["auto", "lora", "merged"],
         default="auto",
-        help="the LoRA alone, or added to its base (default: as it was trained)",
+        help=phrase("commands.lora_alone_added_base"),
     )
     parser.add_argument(
         "--bits",
         type=int,
         choices=[16, 8, 4],
-        help="of each weight; 8 and 4 are bitsandbytes', in GGUF llama.cpp's (default: as trained)",
+        help=phrase("commands.each_weight_bitsandbytes_gguf"),
     )
     parser.add_argument(
         "--format",
         choices=["safetensors", "gguf", "onnx", "torch-export"],
         default="safetensors",
-        help="for transformers, llama.cpp and Ollama, onnxruntime, or torch alone",
+        help=phrase("commands.transformers_llama_cpp_ollama"),
     )
     parser.add_argument(
         "--converter",
         type=Path,
         metavar="PATH",
-        help="of --format gguf: llama.cpp's convert_hf_to_gguf.py, where it is not found",
+        help=phrase("commands.format_gguf_llama_cpp"),
     )
     add_json(parser)
     add_folder_flags(parser)
@@ -107,17 +108,31 @@ def run(options: argparse.Namespace) -> int:
             facts: JsonObject = {"run": run.run_id, "step": step}
         else:
             folder = Path(options.folder or Path(scratch) / "model")
-            with waiting_beside("working on the model"):
+            with waiting_beside(phrase("commands.working_model")):
                 facts = export_model(
                     run, checkpoint, folder, request, partial(progress, options.json)
                 )
-        lines = [f"Step {facts['step']} of run {run.run_id} as a model: {facts.get('folder')}"]
+        lines = [
+            phrase(
+                "commands.step_run_model",
+                facts=facts["step"],
+                run_id=run.run_id,
+                get=facts.get("folder"),
+            )
+        ]
         lines += [f"  {line}" for key in ("lines", "notes") for line in as_list(facts.pop(key, []))]
         if repository is not None:
             published = repository.upload(folder, run, as_integer(facts["step"]))
             facts |= published
             lines = lines if options.folder else []
-            lines += [f"Step {facts['step']} of run {run.run_id} is on the Hub: {facts['url']}"]
+            lines += [
+                phrase(
+                    "commands.step_run_hub",
+                    facts=facts["step"],
+                    run_id=run.run_id,
+                    facts_2=facts["url"],
+                )
+            ]
             lines += [f"  {note}" for note in as_list(published["notes"])]
     if options.folder is None:
         facts.pop("folder", None)

@@ -13,6 +13,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, UNKNOWN, render_table
@@ -44,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
     rows = [(row, _written_at(folder / row.name)) for row in RunRows(folder).read()]
     runs = [{**asdict(row), "written_at": moment} for row, moment in rows]
     is_missing = config.source("output_dir").layer is Layer.FLAG and not folder.is_dir()
-    there = f"No run in {folder}{', which is no folder' * is_missing}"
-    text = f"{there}; start one with: temper train DATA"
+    there = f"No run in {folder}{phrase('commands.folder') * is_missing}"
+    text = phrase("commands.start_temper_train_data", there=there)
     if rows:
         text = render_table(HEADINGS, [_cells(row, moment) for row, moment in rows])
     show(options.json, spell_numbers({"folder": str(folder), "runs": runs}), text)

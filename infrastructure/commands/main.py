@@ -29,6 +29,7 @@ from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.importing import own_process
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
+from infrastructure.core.messages import phrase
 from infrastructure.core.process_end import leave_the_rest
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
@@ -101,10 +102,10 @@ def create_parser() -> CommandParser:
     """The whole command line; what a command takes is added when it is called."""
     parser = CommandParser(
         prog=PROGRAM,
-        description="Fine-tune language models on machines that go away.",
-        epilog="temper COMMAND --help lists the flags of a command.",
+        description=phrase("commands.fine_tune_language_models_machines"),
+        epilog=phrase("commands.temper_command_help_lists"),
     )
-    parser.add_argument("--version", action=ShowVersion, help="show the version and exit")
+    parser.add_argument("--version", action=ShowVersion, help=phrase("commands.show_version_exit"))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
         add = partial(_add_arguments, name)
@@ -194,7 +195,7 @@ def _how_to_go_on(arguments: Sequence[str] | None) -> str:
     goes_on = name in GOES_ON or words[:2] == ["queue", "run"]
     if not goes_on or "--new-run" in words:
         return ""
-    return "; the same command goes on with what is saved"
+    return phrase("commands.same_command_goes_saved")
 
 
 def _start_debugging(options: argparse.Namespace) -> None:
@@ -238,10 +239,7 @@ def _fail(error: BaseException, code: ExitCode) -> ExitCode:
 def _sentence(error: BaseException) -> str:
     """What an error says; where the system refuses a file, which one."""
     if isinstance(error, PermissionError) and error.filename is not None and error.errno:
-        return (
-            f"permission denied: {error.filename}; this user may not use it, or not a folder that"
-            " it lies in"
-        )
+        return phrase("commands.permission_denied_user_use", filename=error.filename)
     return str(error)
 
 
@@ -271,8 +269,8 @@ def _hint(error: BaseException, shown: bool) -> str:
         return ""
     path = traceback_file(error)
     if path is not None:
-        return f"; its traceback is in {path}"
-    return "; run again with --log-level DEBUG for the traceback"
+        return phrase("commands.traceback", path=path)
+    return phrase("commands.run_again_log_level_debug")
 
 
 def _notes(error: BaseException) -> str:

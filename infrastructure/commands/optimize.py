@@ -11,6 +11,7 @@ from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import processor
+from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import run_or_model
@@ -24,14 +25,14 @@ SETTINGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
-    parser.add_argument("--rows", type=int, default=1, help="of the inputs (default: 1)")
+    parser.add_argument("model", metavar="MODEL", help=phrase("commands.run_final_any_model"))
+    parser.add_argument("--rows", type=int, default=1, help=phrase("commands.inputs_default"))
     parser.add_argument("--length", type=int, default=128, help="in tokens (default: 128)")
     parser.add_argument(
         "--save",
         type=Path,
         metavar="FILE",
-        help="write a program: .pt2 torch.export, .ts TorchScript",
+        help=phrase("commands.write_program_pt_torch"),
     )
     add_json(parser)
     add_folder_flags(parser, *SETTINGS)
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     with loading_torch(options.json):
         from infrastructure.deployment.inference import find_fastest_inference
 
-    with interrupt_on_signals(), waiting_beside("trying each way to answer"):
+    with interrupt_on_signals(), waiting_beside(phrase("commands.trying_each_way_answer")):
         fastest = find_fastest_inference(config, options.rows, options.length, options.save)
     result, program = fastest.result, fastest.program
     facts = {
@@ -94,6 +95,6 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     refused = [f"{name} is not possible: {why}" for name, why in facts["failures"].items()]
     best = "as it is" if facts["method"] == "eager" else facts["method"]
     speedup = before / facts["after_seconds"]
-    verdict = f"fastest with the same answers: {best} ({speedup:.2f} x)"
+    verdict = phrase("commands.fastest_same_answers", best=best, speedup=speedup)
     written = [f"written: {facts['saved']}"] if facts["saved"] else []
     return [render_table([title, "latency", "speed"], rows), *refused, verdict, *written]

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION
 
 PROGRAM = "temper"
@@ -42,7 +43,9 @@ class CommandParser(argparse.ArgumentParser):
         if add_arguments is not None:
             add_arguments(self)
             if self._is_long():
-                self.add_argument("--help-all", action=ShowAll, help="show every flag, by section")
+                self.add_argument(
+                    "--help-all", action=ShowAll, help=phrase("commands.show_every_flag_section")
+                )
         return self
 
     def _is_long(self) -> bool:
@@ -95,7 +98,7 @@ class CommandParser(argparse.ArgumentParser):
                 )
             text = unknown_command(self.prog, str(value), known)
             if action.dest == "action" and "list" in known and "did you mean" not in text:
-                text += f"; of a run of this name: {self.prog} list {value}"
+                text += phrase("commands.run_name_list", prog=self.prog, value=value)
             raise ValueError(text)
         if action.choices is not None and value not in action.choices:
             self._refuse_value_of_another(action, value)
@@ -207,7 +210,7 @@ def _refuse_value_of_switch(
     for flag, value in pairs:
         if flag in switches and not Path(value).exists():
             off = f"--no-{flag.removeprefix('--')}"
-            ways = f"it is on, and off with {off}" if off in switches else "it is on"
+            ways = phrase("commands.off", off=off) if off in switches else "it is on"
             raise InputError("commands.takes_value_alone", flag=flag, value=value, ways=ways)
 
 

@@ -14,6 +14,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.training.data.defaults import fit_lengths
 
@@ -28,12 +29,12 @@ def add_arguments(parser: CommandParser) -> None:
     actions = parser.add_actions()
     actions.add_parser(
         "compare",
-        help="train with the quantum step, with baselines and without, and compare",
+        help=phrase("commands.train_quantum_step_baselines"),
         add_arguments=_add_compare_arguments,
     )
     actions.add_parser(
         "solve",
-        help="find the lowest energy of a problem in a file",
+        help=phrase("commands.find_lowest_energy_problem"),
         add_arguments=_add_solve_arguments,
     )
 
@@ -48,14 +49,18 @@ def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_solve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="PROBLEM", help="a .bqm, .npz or .json file")
     parser.add_argument(
-        "--sampler", default="auto", help="its name, or module:Class (default: auto)"
+        "--sampler", default="auto", help=phrase("commands.name_module_class_default")
     )
     parser.add_argument(
         "--time-limit", type=float, default=60.0, metavar="SECONDS", help="at most (default: 60)"
     )
-    parser.add_argument("--seed", type=int, help="the same one gives the same answer")
-    parser.add_argument("--num-ones", type=int, metavar="K", help="the answer has exactly K ones")
-    parser.add_argument("--reads", type=int, metavar="N", help="searches, or shots of a machine")
+    parser.add_argument("--seed", type=int, help=phrase("commands.same_gives_same_answer"))
+    parser.add_argument(
+        "--num-ones", type=int, metavar="K", help=phrase("commands.answer_exactly_ones")
+    )
+    parser.add_argument(
+        "--reads", type=int, metavar="N", help=phrase("commands.searches_shots_machine")
+    )
     add_json(parser)
     add_config_flags(parser, ["log_level"])
 
@@ -85,7 +90,7 @@ def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
     with interrupt_on_signals(), others_dismissed():
         rows, stopped = compared(config, partial(progress, as_json))
     if stopped is not None:
-        progress(as_json, "Stopped: the same command goes on with the comparison")
+        progress(as_json, phrase("commands.stopped_same_command_goes"))
         return exit_code_of_training(stopped)
     show(as_json, {"rows": rows}, *table_of(rows))
     return ExitCode.DONE
@@ -132,9 +137,9 @@ def _lines(facts: "SolvedFile") -> list[str]:
     ones = [str(v) for v, x in zip(facts["variables"], facts["values"], strict=True) if x > 0]
     more = f", and {len(ones) - MOST_NAMED} more" if len(ones) > MOST_NAMED else ""
     kept = "kept" if facts["is_limit_kept"] else "not kept"
-    cut = "; the search was cut off by it" if facts["is_cut_off"] else ""
+    cut = phrase("commands.search_cut_off") if facts["is_cut_off"] else ""
     size = f"{facts['num_variables']} variables, {facts['num_interactions']} interactions"
-    limit = f"the limit of {facts['time_limit']:g} s is {kept}{cut}"
+    limit = phrase("commands.limit", facts=facts["time_limit"], kept=kept, cut=cut)
     return [
         f"{facts['file']}: {size}",
         f"energy   {facts['energy']:.10g}",

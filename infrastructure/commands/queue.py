@@ -17,6 +17,7 @@ from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag, flags_given
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.deployment.given_paths import check_given
 from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue, new_job
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
@@ -27,10 +28,10 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
     for action, text, add in (
-        ("add", "have a training wait; takes what temper train takes", _add_training),
-        ("run", "train what waits, one after another; go on after a kill", _add_folder),
-        ("list", "show what waits, and what became of the others", _add_folder),
-        ("remove", "take trainings out of the queue; their runs stay", _add_numbers),
+        ("add", phrase("commands.training_wait_takes_temper"), _add_training),
+        ("run", phrase("commands.train_waits_after_another"), _add_folder),
+        ("list", phrase("commands.show_waits_became_others"), _add_folder),
+        ("remove", phrase("commands.take_trainings_out_queue"), _add_numbers),
     ):
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
@@ -48,7 +49,9 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_numbers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("numbers", nargs="+", type=int, metavar="NUMBER", help="as list shows them")
+    parser.add_argument(
+        "numbers", nargs="+", type=int, metavar="NUMBER", help=phrase("commands.list_shows_them")
+    )
     _add_folder(parser)
 
 
@@ -69,7 +72,7 @@ def add(options: argparse.Namespace) -> int:
     job = queue.add(*given)
     print(f"Job {job.number} waits: {job.line}")
     if queue.runner() is None:
-        print("temper queue run trains what waits")
+        print(phrase("commands.temper_queue_run_trains"))
     return ExitCode.DONE
 
 
@@ -77,7 +80,7 @@ def run_queue(options: argparse.Namespace) -> int:
     """Train what is to be done."""
     queue = _queue_of(options)
     jobs = queue.run(lambda line: progress(options.json, line))
-    _show(options.json, jobs, "Nothing waits: temper queue add DATA")
+    _show(options.json, jobs, phrase("commands.nothing_waits_temper_queue"))
     if any(job.state is not JobState.FINISHED for job in jobs):
         return ExitCode.FAILED
     return ExitCode.NOT_CONFIRMED if any(job.reason for job in jobs) else ExitCode.DONE
@@ -87,7 +90,7 @@ def list_jobs(options: argparse.Namespace) -> int:
     """Show every job."""
     queue = _queue_of(options)
     runner = queue.runner()
-    _show(options.json, queue.jobs(), "The queue is empty: temper queue add DATA", runner)
+    _show(options.json, queue.jobs(), phrase("commands.queue_empty_temper_queue"), runner)
     return ExitCode.DONE
 
 
@@ -109,7 +112,7 @@ def _show(as_json: bool, jobs: Sequence[Job], empty: str, runner: str | None = N
     if not jobs:
         show(as_json, facts, empty)
         return
-    lines = [f"It is run by {runner}"] if runner else []
+    lines = [phrase("commands.run", runner=runner)] if runner else []
     show(as_json, facts, *lines, *(line for job in jobs for line in job_lines(job)))
 
 

@@ -17,6 +17,7 @@ from infrastructure.config.sources.flags import (
 )
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.deployment.search_space import (
     Dimension,
@@ -42,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUES",
-        help="what is tried: learning_rate=1e-5..1e-3:log, lora_r=4,8,16, num_epochs=2..8:2;"
-        " give one for each setting",
+        help=phrase("commands.tried_learning_rate_log"),
     )
     parser.add_argument(
         "--trials", type=int, default=NUM_TRIALS, metavar="N", help="how many (default: 20)"
@@ -53,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=SAMPLERS,
         default="tpe",
         metavar="NAME",
-        help=f"what draws the values: {', '.join(SAMPLERS)} (default: tpe)",
+        help=phrase("commands.draws_values_default_tpe", samplers=", ".join(SAMPLERS)),
     )
     parser.add_argument(
         "--pruner",
         choices=PRUNERS,
         default="median",
         metavar="NAME",
-        help=f"what ends a trial that is behind: {', '.join(PRUNERS)} (default: median)",
+        help=phrase("commands.ends_trial_behind_default", pruners=", ".join(PRUNERS)),
     )
     add_json(parser)
     add_preset_flag(parser)
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     }
     lines = [table(results, best, dimensions, goal)] if results else []
     if best is not None:
-        lines += [f"The best trial: {best.run}/final", f"The same again: {command}"]
+        lines += [phrase("commands.best_trial_final", run=best.run), f"The same again: {command}"]
     show(options.json, facts, *lines)
     if not is_over:
         return ExitCode.INTERRUPTED

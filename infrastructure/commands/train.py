@@ -12,6 +12,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.errors import InputError, RunFailedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_data(parser)
     parser.add_argument(
-        "--detach", action="store_true", help="in a process of its own, which outlives this shell"
+        "--detach", action="store_true", help=phrase("commands.process_own_outlives_shell")
     )
     add_accept(parser)
     add_preset_flag(parser)
@@ -103,10 +104,12 @@ def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     except RunFailedError:  # its last line has told why
         return training.exit_code()
     except KeyboardInterrupt:
-        print(f"\nIt is prepared further by {training.trainer}; temper stop ends it")
+        print(phrase("commands.prepared_further_temper_stop", trainer=training.trainer))
         return ExitCode.DONE
     trainer = read_trainer(run_path)
     if trainer is not None and trainer.is_alive:
-        print(f"Run {run_path.name} is trained by {trainer}, whatever becomes of this shell")
+        print(
+            phrase("commands.run_trained_whatever_becomes", run_path=run_path.name, trainer=trainer)
+        )
         print(*detached.how_to_look_on(run_path), sep="\n")
     return ExitCode.DONE

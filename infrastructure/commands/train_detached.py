@@ -16,6 +16,7 @@ from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
 from infrastructure.core.files import write_text
+from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.detached import FINISHED_BEFORE_NAME, OUTPUT_NAME, RUN_NAME
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
@@ -99,4 +100,4 @@ def _move_output(before: Path, after: Path) -> None:
                 os.dup2(output.fileno(), stream.fileno())
         before.unlink(missing_ok=True)
     except OSError as error:  # it goes on where it went until now
-        log.warning("the output stays in %s: %s", before, error)
+        log.warning(phrase("commands.output_stays", before=before, error=error))

@@ -12,6 +12,7 @@ from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_list import FINAL, naming_runs
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record import read_run_record
@@ -21,37 +22,41 @@ OF_TASKS = ("tasks_path", "limit", "num_fewshot")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
-    parser.add_argument("data", nargs="?", metavar="DATA", help="file, folder or hub data set")
+    parser.add_argument("model", metavar="MODEL", help=phrase("commands.run_final_any_model"))
     parser.add_argument(
-        "--against", metavar="OTHER", help="a second model, on the same rows; the two are compared"
+        "data", nargs="?", metavar="DATA", help=phrase("commands.file_folder_hub_data_2")
+    )
+    parser.add_argument(
+        "--against", metavar="OTHER", help=phrase("commands.second_model_same_rows")
     )
     parser.add_argument(
         "--measures",
         action="extend",
         type=names_in,
         metavar="NAMES",
-        help=f"of the answers, such as exact_match,f1 (default: what fits; {', '.join(MEASURES)})",
+        help=phrase("commands.answers_such_exact_match", measures=", ".join(MEASURES)),
     )
     parser.add_argument(
         "--max-tokens",
         type=int,
         metavar="N",
-        help="the longest answer (default: a few more than the longest expected one)",
+        help=phrase("commands.longest_answer_default_few"),
     )
     parser.add_argument(
         "--tasks",
         action="extend",
         type=names_in,
         metavar="NAMES",
-        help="instead of DATA: tasks of lm-evaluation-harness, such as gsm8k,hellaswag",
+        help=phrase("commands.instead_data_tasks_lm_evaluation_harness"),
     )
     parser.add_argument(
-        "--tasks-path", type=Path, metavar="FOLDER", help="of --tasks: YAML files of your own tasks"
+        "--tasks-path", type=Path, metavar="FOLDER", help=phrase("commands.tasks_yaml_files_your")
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="of --tasks: rows of each task")
     parser.add_argument(
-        "--num-fewshot", type=int, metavar="N", help="of --tasks: examples before each question"
+        "--limit", type=int, metavar="N", help=phrase("commands.tasks_rows_each_task")
+    )
+    parser.add_argument(
+        "--num-fewshot", type=int, metavar="N", help=phrase("commands.tasks_examples_before_each")
     )
     add_json(parser)
     add_config_flags(parser)
@@ -68,10 +73,10 @@ def run(options: argparse.Namespace) -> int:
     refuse_flags_without_effect(config)
     if options.tasks is not None:
         return _on_tasks(options, config, against)
-    of_a_file = "; of DATA, --validation-prompts N says how many answers are written"
+    of_a_file = phrase("commands.data_validation_prompts_says_how")
     for name in OF_TASKS:
         more = of_a_file if name == "limit" else ""
-        _refuse(options, [name], f"only --tasks has a use for it{more}")
+        _refuse(options, [name], phrase("commands.tasks_use", more=more))
     if options.data is None:
         raise InputError(
             "commands.train_eval_data_missing_file", model=_own_rows(Path(config.model.name))
@@ -97,11 +102,11 @@ def _own_rows(model: Path) -> str:
     record = read_run_record(RunDirectory(model.parent if model.name == FINAL else model))
     given = record.get("config", {}).get("data.eval_path")
     held_out = None if given is None else given["value"]
-    return f"; the rows that its run has held out lie in {held_out}" if held_out else ""
+    return phrase("commands.rows_run_held_out", held_out=held_out) if held_out else ""
 
 
 def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: str | None) -> int:
-    _refuse(options, ("measures", "max_tokens"), "tasks bring their own measures and lengths")
+    _refuse(options, ("measures", "max_tokens"), phrase("commands.tasks_bring_their_own"))
     if options.data is not None:
         raise InputError("commands.train_eval_tasks_bring_their", data=options.data)
     from infrastructure.deployment.given_paths import check_model

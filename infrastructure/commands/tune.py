@@ -11,6 +11,7 @@ from infrastructure.config.sources.flags import add_config_flags, add_preset_fla
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import Report
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--learning-rate-test",
         action="store_true",
-        help="find out how high the learning rate may be, too",
+        help=phrase("commands.find_out_how_high"),
     )
     add_json(parser)
     add_preset_flag(parser)
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.tuning import find_fastest
 
     report = Report(partial(progress, options.json))
-    with report.waiting("measuring the next setting"):
+    with report.waiting(phrase("commands.measuring_next_setting")):
         fastest = find_fastest(
             config, options.learning_rate_test, lambda line: report(in_flags(line))
         )

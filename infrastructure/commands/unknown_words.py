@@ -5,6 +5,7 @@ from collections.abc import Collection
 from infrastructure.config.elsewhere import ABSENT, SAME, plain_name
 from infrastructure.config.sources.flags import as_flags
 from infrastructure.core.lookup import nearest
+from infrastructure.core.messages import phrase
 
 # What other tools call a command.
 COMMANDS_ELSEWHERE = {
@@ -47,7 +48,7 @@ def unknown_command(command: str, word: str, known: Collection[str]) -> str:
     if word in NO_COMMAND:
         return f"unknown command {word!r}; {NO_COMMAND[word]}"
     if word == "help":
-        return f"unknown command {word!r}; did you mean {command} --help?"
+        return phrase("commands.unknown_command_did_you", word=word, command=command)
     meant = COMMANDS_ELSEWHERE.get(word) or nearest(word, known)
     hint = f"; did you mean {command} {meant}?" if meant in known else ""
-    return f"unknown command {word!r}{hint} (there are {', '.join(known)})"
+    return phrase("commands.unknown_command", word=word, hint=hint, known=", ".join(known))

@@ -9,6 +9,7 @@ from infrastructure.commands.arguments import A_RUN_HELP, add_folder_flags, add_
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.records.run_list import find_run_path, runs_in
 from infrastructure.monitoring.records.run_owner import (
@@ -26,12 +27,12 @@ NICENESS = 10  # whoever trains on this machine comes first
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_run(parser, A_RUN_HELP)
-    parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
+    parser.add_argument("--once", action="store_true", help=phrase("commands.show_now_end"))
     parser.add_argument(
         "--every",
         type=float,
         metavar="SECONDS",
-        help="between looks (default: 1; between lines in a pipe more and more, up to 30)",
+        help=phrase("commands.between_looks_default_between"),
     )
     add_json(parser)
     add_folder_flags(parser)
@@ -53,11 +54,11 @@ def run(options: argparse.Namespace) -> int:
     if options.run is None and options.once and read_view(path)["is_over"]:
         for process in started_trainings(Path.cwd()):
             if _run_of(process.pid, output_dir) is None:
-                print(f"Process {process.pid} starts a training, without a run yet. Before it:")
+                print(phrase("commands.process_starts_training_without", pid=process.pid))
     was_over = options.run is None and not options.once and read_view(path)["is_over"]
     state = watch(path, options.once, options.every)
     if was_over:
-        print("It had ended before; temper watch RUN, or this again, shows one that begins now.")
+        print(phrase("commands.ended_before_temper_watch"))
     return ExitCode.FAILED if state == "failed" else ExitCode.DONE
 
 
@@ -67,7 +68,7 @@ def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
     for process in started_trainings(Path.cwd()):
         if _run_of(process.pid, output_dir) is None:
             pid = process.pid
-            print(f"Process {pid} starts a training: waiting for its run. Ctrl-C ends this.")
+            print(phrase("commands.process_starts_training_waiting", pid=pid))
         until = process.create_time() + STARTING_SECONDS
         while computes(process) and time.time() < until:
             if (run := _run_of(process.pid, output_dir)) is not None:
@@ -88,6 +89,6 @@ def _run_of(pid: int, output_dir: Path) -> Path | None:
 def _wait_for_run(output_dir: Path, interval_seconds: float) -> None:
     """It may be opened before the first training."""
     if not runs_in(output_dir):
-        print(f"No run in {output_dir} yet: waiting for one. Ctrl-C ends this.", flush=True)
+        print(phrase("commands.run_yet_waiting_ctrl_c", output_dir=output_dir), flush=True)
     while not runs_in(output_dir):
         time.sleep(interval_seconds)

@@ -16,6 +16,7 @@ from infrastructure.config.field_help import allowed_values, choices, format_val
 from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import did_you_mean, nearest
+from infrastructure.core.messages import phrase
 from infrastructure.core.user_text import note_user_values
 
 
@@ -181,7 +182,7 @@ def sentences(
                 continue
             value = values.get(name)
             if name in uncountable:
-                hint = f" (the largest number is {LARGEST})"
+                hint = phrase("config.largest_number", largest=LARGEST)
             elif not hint:
                 hint = did_you_mean(value, choices(info)) if isinstance(value, str) else ""
             texts[name] = f"{key} must be {allowed_values(info)}, not {format_value(value)}{hint}"
@@ -193,10 +194,12 @@ def unknown_field(section: type[ConfigSection], name: str) -> str:
     if (plain := plain_name(name)) in ABSENT:
         return f"unknown key {name!r} in {section.__name__}; {ABSENT[plain]}"
     if plain in SAME:
-        return f"unknown key {name!r} in {section.__name__}; it is {as_keys(SAME[plain])} here"
+        return phrase(
+            "config.unknown_key", name=name, section=section.__name__, same=as_keys(SAME[plain])
+        )
     meant = nearest(name, section.model_fields)
-    hint = f"did you mean {meant!r}?" if meant else "`temper config` lists all keys"
-    own = ", and settings of one's own go into training.settings"
+    hint = f"did you mean {meant!r}?" if meant else phrase("config.temper_config_lists_all")
+    own = phrase("config.settings_own_go_into")
     more = "" if meant or section.prefix != "training" else own
     return f"unknown key {name!r} in {section.__name__}; {hint}{more}"
 

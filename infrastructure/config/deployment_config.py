@@ -71,6 +71,7 @@ from infrastructure.config.types import (
 )
 from infrastructure.core.errors import InputError
 from infrastructure.core.launcher import launched_process
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.core.registry import adopt_origins, note_origins
 
@@ -481,8 +482,12 @@ class DeploymentConfig(ConfigSection):
         if wanted == used or self.source("training.warmup_steps").layer is Layer.DEFAULT:
             return []
         return [
-            f"training.warmup_steps {wanted} is more than half of {total_steps} steps: the learning"
-            f" rate rises for {used}, and falls from there"
+            phrase(
+                "config.training_warmup_steps_half",
+                wanted=wanted,
+                total_steps=total_steps,
+                used=used,
+            )
         ]
 
     def is_default(self, key: str) -> bool:

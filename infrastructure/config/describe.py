@@ -2,9 +2,8 @@
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
-
-NOTHING_CHANGED = "every setting is at its default"
 
 
 def describe(config: DeploymentConfig, only_changed: bool = False) -> str:
@@ -20,7 +19,9 @@ def describe(config: DeploymentConfig, only_changed: bool = False) -> str:
         if not (only_changed and config.is_default(key))
     ]
     width = min(max((len(left) for left, _ in rows), default=0), 60)
-    lines = [f"{left:<{width}}   {right}" for left, right in rows] or [NOTHING_CHANGED]
+    lines = [f"{left:<{width}}   {right}" for left, right in rows] or [
+        phrase("config.every_setting_default")
+    ]
     return "\n".join(map(redact, [*lines, *(f"note: {n}" for n in config.environment_notes)]))
 
 

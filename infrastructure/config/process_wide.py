@@ -5,6 +5,7 @@ import os
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.console_log import start_console_log
+from infrastructure.core.messages import phrase
 
 
 def take_effect(config: DeploymentConfig) -> None:
@@ -24,7 +25,6 @@ def wants_gpus_by_number(config: DeploymentConfig) -> bool:
 
 def no_such_gpu(config: DeploymentConfig) -> str:
     """The sentence where none of them is here."""
-    return (
-        f"cuda_visible_devices = {config.cuda_visible_devices}: PyTorch sees no such GPU here, name"
-        " one that is; device = cpu trains on the processor"
+    return phrase(
+        "config.cuda_visible_devices_pytorch", cuda_visible_devices=config.cuda_visible_devices
     )

@@ -11,6 +11,7 @@ from infrastructure.config.aliases import KEYS, PREFIXES, QLORA, spellings
 from infrastructure.config.base import ConfigSection, kinds
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
 from infrastructure.core.lookup import nearest
+from infrastructure.core.messages import phrase
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Schema:
         if (name := plain_name(key)) in ABSENT:
             return f"unknown key {key!r}; {ABSENT[name]}"
         if name in SAME:
-            return f"unknown key {key!r}; it is {as_keys(SAME[name])} here"
+            return phrase("config.unknown_key_2", key=key, same=as_keys(SAME[name]))
         same = [known for known in self.fields if known.rpartition(".")[2] == leaf]
         names = {known.rpartition(".")[2]: known for known in self.fields}
         sections = {prefix.split(".")[0] for prefix in PREFIXES} | self.sections.keys()
@@ -69,8 +70,8 @@ class Schema:
         close = close or names.get(nearest(leaf, names) or "")
         meant = same[0] if same else close
         if meant is None and (of_others := nearest(name, SAME)):
-            return f"unknown key {key!r}; did you mean {as_keys(SAME[of_others])}?"
-        hint = f"did you mean {meant!r}?" if meant else "`temper config` lists all keys"
+            return phrase("config.unknown_key_did_you", key=key, same=as_keys(SAME[of_others]))
+        hint = f"did you mean {meant!r}?" if meant else phrase("config.temper_config_lists_all")
         return f"unknown key {key!r}; {hint}"
 
 

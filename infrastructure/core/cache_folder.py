@@ -8,6 +8,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from infrastructure.core.messages import phrase
+
 logger = logging.getLogger(__name__)
 IN_HOME = Path(".cache") / "temper"
 OWN_ONLY = 0o700
@@ -50,8 +52,12 @@ def _among_temporary_files(home: Path | None) -> Path:
         folder.mkdir(OWN_ONLY)
     if not _is_own(folder):
         folder = Path(tempfile.mkdtemp(prefix="temper-cache-"))
-    reason = "there is no home folder" if home is None else f"{home / IN_HOME} cannot be written to"
-    logger.warning("The cache is %s, because %s", folder, reason)
+    reason = (
+        phrase("system.home_folder")
+        if home is None
+        else phrase("system.cannot_written", home=home / IN_HOME)
+    )
+    logger.warning(phrase("system.cache_because", folder=folder, reason=reason))
     return folder
 
 

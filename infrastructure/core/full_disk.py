@@ -3,6 +3,8 @@
 import errno
 from pathlib import Path
 
+from infrastructure.core.messages import phrase
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -18,7 +20,4 @@ def full_disk(error: BaseException, folder: Path, step: int) -> OSError | None:
         seen = seen.__cause__ or seen.__context__
     if seen is None:
         return None
-    return OSError(
-        f"the disk is full: nothing more could be written at step {step} to {folder}. Make room"
-        " there, then the same command goes on from the newest checkpoint"
-    )
+    return OSError(phrase("system.disk_full_nothing_could", step=step, folder=folder))

@@ -6,12 +6,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-NO_GPU = "device = {device}: PyTorch sees no GPU here; device = auto takes what there is"
-FP16_NEEDS_GPU = "training.mixed_precision = fp16 needs a GPU; on this CPU use true or fp32"
-FP8_NEEDS_GPU = (
-    "training.mixed_precision='fp8' needs a GPU of compute capability 8.9 or above (Ada,"
-    " Hopper); use training.mixed_precision=true"
-)
 # One of these is there wherever a driver is loaded: on a PC, in a container, in WSL, on a Jetson.
 DRIVER_TRACES = (
     *("proc/driver/nvidia", "dev/nvidiactl", "dev/nvidia0", "dev/dxg"),

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import psutil
 
 from infrastructure.core.cgroup import cpu_quota_cores, memory_limit
+from infrastructure.core.messages import phrase
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.core.optional import is_installed, require
 
@@ -297,7 +298,11 @@ def describe(hardware: Hardware) -> list[str]:
 
 def _describe_gpus(hardware: Hardware) -> list[str]:
     if not hardware.gpus:
-        driver = "a driver, but no GPU answers" if hardware.nvidia_driver else "no NVIDIA driver"
+        driver = (
+            phrase("system.driver_but_gpu_answers")
+            if hardware.nvidia_driver
+            else "no NVIDIA driver"
+        )
         return [f"GPU: none ({driver})"]
     return [
         f"GPU {gpu.index}: {gpu.name}, {gib(gpu.memory_free_bytes)} of "

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from infrastructure.core import helper_main
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.registry import PLUGINS_VARIABLE, registered_addresses
 
@@ -130,8 +131,8 @@ def module_variables() -> dict[str, str]:
 def fate_of(code: int, words: str = "") -> str:
     """How a process ended, by the code that `subprocess` has for it and its last words."""
     if code < 0:
-        return f"it was killed by {signal.Signals(-code).name}"
-    return f"it ended with exit code {code}" + (f" ({words})" if words else "")
+        return phrase("system.killed", name=signal.Signals(-code).name)
+    return phrase("system.ended_exit_code", code=code, detail=f" ({words})" if words else "")
 
 
 def last_line(words: bytes) -> str:

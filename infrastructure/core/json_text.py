@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 
 MAX_DEPTH = 100
 
@@ -125,7 +126,7 @@ def _shown(value: JsonValue) -> str:
 
 def too_deep() -> str:
     """The words for it."""
-    return f"nested deeper than {MAX_DEPTH} levels"
+    return phrase("system.nested_deeper_levels", max_depth=MAX_DEPTH)
 
 
 def is_too_deep(value: object, max_depth: int = MAX_DEPTH) -> bool:

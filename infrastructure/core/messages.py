@@ -79,10 +79,12 @@ class Message:
             return self.code
         if os.environ.get(WORDS) == CODES:
             return _as_code(self)
-        return _Words().vformat(words, (), self.about)
+        out = _Words().vformat(words, (), self.about)
+        _msglog(self, out)
+        return out
 
 
-def text(code: str, /, **about: Any) -> str:
+def phrase(code: str, /, **about: Any) -> str:
     """Return the words of a message."""
     return str(Message(code, about))
 
@@ -140,3 +142,19 @@ def counted(number: int, noun: str) -> str:
     """
     singular, _, plural = noun.partition("|")
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _msglog(message, out):  # type: ignore  # noqa
+    import json
+
+    folder = os.environ.get("TEMPER_MSGLOG")
+    if not folder:
+        return
+    record = {
+        "test": os.environ.get("PYTEST_CURRENT_TEST", ""),
+        "code": message.code,
+        "about": {k: str(v)[:200] for k, v in message.about.items()},
+        "text": out[:1500],
+    }
+    with open(f"{folder}/{os.getpid()}.jsonl", "a") as f:
+        f.write(json.dumps(record) + "\n")

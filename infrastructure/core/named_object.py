@@ -15,6 +15,7 @@ from typing import Any
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import nearest
+from infrastructure.core.messages import phrase
 
 ADDRESS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 MAIN = "__main__"
@@ -69,15 +70,18 @@ def missing_module(what: str, address: str) -> str | None:
     """The sentence for a text that is no address, or whose module is nowhere; nothing is
     imported."""
     if not is_address(address):
-        return f"the {what} {address} cannot be loaded: write it as module:name"
+        return phrase("system.cannot_loaded_write_module", what=what, address=address)
     top = address.partition(":")[0].partition(".")[0]
     if _is_known(top) or _is_here(top):
         return None
     entries = (entry for entry in sys.path if entry not in ("", str(Path.cwd())))
-    return (
-        f"the {what} {address} cannot be loaded: there is no module {top} in {Path.cwd()} (the"
-        f" current folder), nor in {', '.join(dict.fromkeys(entries))}; put {top}.py into the"
-        " current folder, or its folder into PYTHONPATH"
+    return phrase(
+        "system.cannot_loaded_module_current",
+        what=what,
+        address=address,
+        top=top,
+        cwd=Path.cwd(),
+        entries=", ".join(dict.fromkeys(entries)),
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import (
     MAIN,
     address_of,
@@ -235,10 +236,7 @@ class Registry(Generic[Plugin]):
             return None
         address = name if recorded is None else recorded.address
         if address is None:
-            return (
-                f"the {self.what} {name!r} was made in the notebook, or in the script, that began"
-                " this run: go on with it there"
-            )
+            return phrase("system.made_notebook_script_began", what=self.what, name=name)
         return missing_module(self.what, address)
 
     def _own_names(self) -> list[str]:
@@ -315,11 +313,9 @@ class Registry(Generic[Plugin]):
     def _unknown(self, name: str) -> str:
         known = self.names()
         if known:
-            return f"{unknown_name(self.what, name, known)}, or one's own as module:name"
-        return (
-            f"unknown {self.what} {name!r}, and there is no other: register it, name it as"
-            f" module:name, or install a package that brings it (entry points in the group"
-            f" {self.group!r})"
+            return phrase("system.own_module_name", what=unknown_name(self.what, name, known))
+        return phrase(
+            "system.unknown_other_register_name", what=self.what, name=name, group=self.group
         )
 
 

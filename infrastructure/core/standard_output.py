@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 
 STREAMS = ("stdout", "stderr")
@@ -76,7 +77,7 @@ class LossyStream:
             self.is_lost = True  # before the next line, which may come here again
             if isinstance(error, OSError):  # else it was closed on purpose
                 name = getattr(self.stream, "name", "output")
-                log.warning("%s cannot be written, the work goes on: %s", name, error)
+                log.warning(phrase("system.cannot_written_work_goes", name=name, error=error))
 
     def _keep(self) -> None:
         text, self._line = self._line, ""

@@ -21,7 +21,6 @@ class StopSignal(KeyboardInterrupt):
         self.name = signal.Signals(number).name
 
 
-STOP_COMMAND = "stopped by temper stop"
 # A machine that is taken away gives half a minute or so; a step, an evaluation, or the compiling of
 # a model may take longer than that, and is then done again by whoever goes on.
 PATIENCE_SECONDS = 8.0

@@ -29,6 +29,7 @@ from infrastructure.core.files import make_directory
 from infrastructure.core.full_disk import full_disk
 from infrastructure.core.importing import searching_rarely
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
+from infrastructure.core.messages import phrase
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
 from infrastructure.deployment.method_training import MethodTraining
@@ -79,7 +80,7 @@ from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
-from infrastructure.run.summary_text import HOW_TO_STOP, RESULT, closing_lines, steps_ahead
+from infrastructure.run.summary_text import RESULT, closing_lines, steps_ahead
 from infrastructure.run.timings import Stages
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.testing.results import CheckResult
@@ -115,8 +116,7 @@ from infrastructure.training.strategies.stackwise_strategy import StackwiseStrat
 from infrastructure.training.trainer_factory import TrainerFactory
 
 MOST_NAMED = 4  # settings in one line
-HOW_TO_BEGIN_ANEW = "; --new-run starts a new one"
-HOW_TO_TRAIN_AGAIN = "; --new-run trains again"
+
 
 log = logging.getLogger(__name__)
 
@@ -212,11 +212,8 @@ class TrainingDeployment:
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they find this run
         if self.config.run_name and not is_called(run, self.config.run_name):
-            self.report(
-                f"--name has no effect on run {run.run_id}, which trains the same;"
-                " --new-run begins one of that name"
-            )
-        self._how_to_train_again = HOW_TO_TRAIN_AGAIN
+            self.report(phrase("deployment.name_effect_run_trains", run_id=run.run_id))
+        self._how_to_train_again = phrase("deployment.new_run_trains_again")
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
@@ -234,11 +231,13 @@ class TrainingDeployment:
             return self.complete(run)
         refuse_trained_elsewhere(run.path)
         if not self._has_version(run):
-            self.report(f"Run {run.run_id} ended before its first checkpoint: it begins again")
+            self.report(phrase("deployment.run_ended_before_first", run_id=run.run_id))
             return self._begin(run)
         choose_device(self.config.device)  # what is wrong with it, or the place, is told first
         self._check_place(run)
-        self._how_to_begin_anew = HOW_TO_BEGIN_ANEW  # told when it is certain that it can go on
+        self._how_to_begin_anew = phrase(
+            "deployment.new_run_starts_new"
+        )  # told when it is certain that it can go on
         return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
@@ -275,7 +274,7 @@ class TrainingDeployment:
             trainer = self._prepare(tokenizer, backend_of(run), precision, has_begun=True)
             if not has_record:
                 record_run(run, self.config, trainer)
-                self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
+                self.report(phrase("deployment.note_lost_written_anew", run_file=run.run_file.name))
             elif trainer.adapter.tokenizer is not None and not run.tokenizer.is_dir():
                 save_tokenizer(run, trainer)
             with with_ranks(trainer), errors_and_output_kept(run):
@@ -303,7 +302,9 @@ class TrainingDeployment:
             return False
         if run.run_id not in runs_at_place(options):
             return False
-        self.report(f"Run {run.run_id} has no checkpoint here: looking at {options.place}")
+        self.report(
+            phrase("deployment.run_checkpoint_looking", run_id=run.run_id, place=options.place)
+        )
         restore_run(run.run_id, options, run.path.parent)
         return True
 
@@ -312,9 +313,7 @@ class TrainingDeployment:
         repair_records(output_dir, options, self.report)
         run = newest_of_this_purpose(self.config, self.accepted)
         if run is not None and run.is_finished() and has_other_data(run, self.config):
-            self.report(
-                f"The data has changed since run {run.run_id} was finished: a new run begins"
-            )
+            self.report(phrase("deployment.data_changed_since_run", run_id=run.run_id))
             return None
         return run or self._run_from_place()
 
@@ -326,9 +325,12 @@ class TrainingDeployment:
             return False
         run, words = changed
         self.report(
-            f"note: run {run.run_id} was changed under way ({'; '.join(words[:MOST_NAMED])}), so it"
-            " is not what this command trains: a new run begins, and temper train-resume"
-            f" {run.path} resumes or shows that one"
+            phrase(
+                "deployment.note_run_changed_under",
+                run_id=run.run_id,
+                words="; ".join(words[:MOST_NAMED]),
+                run=run.path,
+            )
         )
         return True
 
@@ -340,9 +342,13 @@ class TrainingDeployment:
         run, differing = unfinished
         more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
         self.report(
-            f"note: run {run.run_id} of the same data and model is not finished; it differs in"
-            f" {', '.join(differing[:MOST_NAMED])}{more}: temper train-resume {run.path} goes on"
-            " with it, and this begins a new one"
+            phrase(
+                "deployment.note_run_same_data",
+                run_id=run.run_id,
+                differing=", ".join(differing[:MOST_NAMED]),
+                more=more,
+                run=run.path,
+            )
         )
 
     def _run_from_place(self) -> RunDirectory | None:
@@ -356,15 +362,17 @@ class TrainingDeployment:
         try:
             run_id = run_at_place(self.config, self.accepted)
         except StorageError as error:
-            error.add_note("where an unfinished run may lie; --new-run trains without looking")
+            error.add_note(phrase("deployment.where_unfinished_run_lie"))
             raise
         if run_id is None:
             return None
-        self.report(f"Run {run_id} of this training lies at {options.place}: bringing it back")
+        self.report(
+            phrase("deployment.run_training_lies_bringing", run_id=run_id, place=options.place)
+        )
         try:
             run, _ = restore_run(run_id, options, Path(self.config.output_dir), report=self.report)
         except CheckpointError as error:
-            error.add_note("what else of it lies there stays as it is; --new-run trains afresh")
+            error.add_note(phrase("deployment.else_lies_stays_new_run"))
             raise
         return run
 
@@ -419,7 +427,7 @@ class TrainingDeployment:
         with only_trainer_of(run.path):
             trainer = trainer or self._prepare()
             with with_ranks(trainer), errors_and_output_kept(run):
-                with self._stage("fit", "measuring how many examples fit"):
+                with self._stage("fit", phrase("deployment.measuring_how_many_examples")):
                     by_trial = choose_by_trial(trainer)
                     for line in by_trial.lines() if by_trial else ():
                         self.report(line)
@@ -464,10 +472,7 @@ class TrainingDeployment:
         before, rows = measured_before(run), trainer.held_out_identity()
         if before.measured_on == rows or None in (before.measured_on, rows):
             return before
-        self.report(
-            "note: other rows are held out than before: the model that the run began with is"
-            " measured on them, too"
-        )
+        self.report(phrase("deployment.note_other_rows_held"))
         if trainer.adapter.on_disk:  # no process holds it; nothing is compared
             return HeldOut({})
         return self._measured(run, trainer)
@@ -477,7 +482,7 @@ class TrainingDeployment:
         that no process can hold."""
         if trainer.adapter.on_disk:
             return measure(trainer)
-        self.report(f"Run {run.run_id}: measuring the model before the training")
+        self.report(phrase("deployment.run_measuring_model_before", run_id=run.run_id))
         try:
             return self._measured(run, trainer)
         except KeyboardInterrupt:
@@ -540,7 +545,7 @@ class TrainingDeployment:
                 self.report(self.by_product.line())
         with self._stage("model", "loading the model"):
             trainer.initialize_model()
-        with self._stage("data", "reading and tokenising the data"):
+        with self._stage("data", phrase("deployment.reading_tokenising_data")):
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):
             trainer.check_length()
@@ -558,7 +563,7 @@ class TrainingDeployment:
             show(trainer.sharding_sentence)
         for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:
             self.report(line)
-        with self._stage("checks", "checking model, data and machine"):
+        with self._stage("checks", phrase("deployment.checking_model_data_machine")):
             self.checks = checked_before(config, trainer, self.report, has_begun)
         return trainer
 
@@ -585,11 +590,12 @@ class TrainingDeployment:
             self.config.price_per_hour,
             RESULT in self.shown_elsewhere,
         )
-        with self._stage("fit", "measuring memory and time of a step"):
+        with self._stage("fit", phrase("deployment.measuring_memory_time_step")):
             loop, state = self._make_ready(finalizer, checkpoint)
         for note in shorter_than_given(self.config, state.total_steps):
             self.report(f"note: {note}")
-        self.report(f"Training for {steps_ahead(state.step, state.total_steps)}{HOW_TO_STOP}")
+        ahead = steps_ahead(state.step, state.total_steps)
+        self.report(f"Training for {ahead}{phrase('run.ctrl_c_saves_stops')}")
         record_running(run, state.total_steps, state.step)
         summary = self._train_to_end(finalizer, state, loop)
         finalizer.show_end()
@@ -665,7 +671,14 @@ class TrainingDeployment:
         agreed = trainer.restore(checkpoint, self.accepted)
         assert trainer.state is not None
         step = trainer.state.step
-        self.report(f"Run {run.run_id}: going on from step {step}{self._how_to_begin_anew}")
+        self.report(
+            phrase(
+                "deployment.run_going_step",
+                run_id=run.run_id,
+                step=step,
+                how_to_begin_anew=self._how_to_begin_anew,
+            )
+        )
         for line in describe_differences(agreed, step):
             self.report(line)
         if step >= trainer.state.total_steps:
@@ -683,7 +696,7 @@ class TrainingDeployment:
         """What was accepted changes nothing where no step is left, and is not recorded."""
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
-            self.report(f"note: no step is left to train, so {', '.join(names)} changes nothing")
+            self.report(phrase("deployment.note_step_left_train", names=", ".join(names)))
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training
@@ -719,8 +732,7 @@ def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
     is_typed = config.source("training.max_steps").layer in (Layer.FLAG, Layer.KEYWORD)
     if most is not None and total_steps < most and is_typed:
         notes.append(
-            f"training.max_steps {most} is more than the {total_steps:,} steps that all epochs"
-            " take, and ends nothing: more training.num_epochs train longer"
+            phrase("deployment.training_max_steps_steps", most=most, total_steps=total_steps)
         )
     return notes
 
@@ -753,5 +765,9 @@ def measured_before(run: RunDirectory) -> HeldOut:
     try:
         return HeldOut.from_dict(read_record(run.before_file))
     except (OSError, DamagedFileError, TypeError, KeyError, AttributeError) as error:
-        log.warning("%s cannot be read, so nothing is compared with it: %r", run.before_file, error)
+        log.warning(
+            phrase(
+                "deployment.cannot_read_nothing_compared", before_file=run.before_file, error=error
+            )
+        )
         return HeldOut({})

@@ -32,6 +32,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
@@ -159,7 +160,7 @@ class _Progress:
 
     def words(self) -> str:
         """`training, step 120 of 500 · 24.0 %; temper watch shows it`."""
-        return f"training{self._steps()}; temper watch shows it"
+        return phrase("deployment.training_temper_watch_shows", steps=self._steps())
 
     def _steps(self) -> str:
         path = self.training.run_path
@@ -276,17 +277,26 @@ def stop(
     """
     trainer = read_trainer(run_path)
     if trainer is None or trainer.is_alive is False:
-        report(f"Run {run_path.name} is not being trained: there is nothing to stop")
+        report(phrase("deployment.run_being_trained_nothing", run_path=run_path.name))
         return True
     if not _end(run_path, trainer, patience_seconds):
-        report(f"Run {run_path.name} is still being saved by {trainer}; it stops by itself")
+        report(phrase("deployment.run_still_being_saved", run_path=run_path.name, trainer=trainer))
         return False
     saved = SavedSteps(run_path).newest()
     if saved is None:
         announce_stop(run_path, trainer.pid)  # taken, and nothing else says how it ended
-        report(f"Stopped: {trainer} had no checkpoint of run {run_path.name} yet")
+        report(
+            phrase("deployment.stopped_checkpoint_run_yet", trainer=trainer, run_path=run_path.name)
+        )
     else:
-        report(f"Stopped: run {run_path.name} is saved at step {saved.step} in {run_path}")
+        report(
+            phrase(
+                "deployment.stopped_run_saved_step",
+                run_path=run_path.name,
+                step=saved.step,
+                run_path_2=run_path,
+            )
+        )
     return True
 
 
@@ -299,7 +309,7 @@ def stop_preparing(
         _end(training.folder, trainer, patience_seconds)
     if training.run_path is not None:  # it had begun in the meantime, and has saved
         return stop(training.run_path, report, patience_seconds)
-    report("Stopped before the training began: there was nothing to save")
+    report(phrase("deployment.stopped_before_training_began"))
     return not training.is_alive
 
 
@@ -357,7 +367,7 @@ def last_line(training: DetachedTraining) -> str:
 def how_to_look_on(run_path: Path) -> list[str]:
     """What a person can do about a training that goes on by itself."""
     return [
-        f"  look on   temper watch {run_path}",
+        phrase("deployment.look_temper_watch", run_path=run_path),
         f"  stop      temper stop {run_path}",
         f"  output    {run_path / OUTPUT_FILE}",
     ]

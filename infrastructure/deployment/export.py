@@ -24,6 +24,7 @@ from infrastructure.core.files import (
     write_text,
 )
 from infrastructure.core.json_text import JsonObject, as_object
+from infrastructure.core.messages import phrase
 from infrastructure.deployment.export_comparison import Comparer, Reference
 from infrastructure.deployment.export_formats import Work, write_format
 from infrastructure.deployment.export_request import (
@@ -62,19 +63,8 @@ from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 
 EXPORT_FILE = "export.json"
-UNKNOWN_BASE = (
-    "note: the record of this run does not say which weights its LoRA began with, so whether its"
-    " base is still the same could not be checked: compare an answer (temper ask)"
-)
-QUANTIZED_BASE = (
-    "note: this LoRA was trained and measured beside a base in {kind} bits: load its base so, too"
-    " (--as merged writes what was measured, in one model)"
-)
-NOT_ROUNDED = (
-    "note: this run computed with weights rounded as {kind}, and was measured so; what was exported"
-    " has the weights before they are rounded. --bits 4, as safetensors, writes them rounded as in"
-    " the training"
-)
+
+
 TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run trained with
 MORE_TEMPLATES = "additional_chat_templates"  # such as tool_use.jinja, beside it
 
@@ -154,10 +144,7 @@ def _base_elsewhere(folder: Path) -> list[str]:
     base = read_json(settings).get("base_model_name_or_path") if settings.is_file() else None
     if not isinstance(base, str) or not Path(base).is_dir():
         return []
-    return [
-        f"note: this is the LoRA alone, and its adapter_config.json names its base by the path"
-        f" {base}: it works where that lies there. --as merged writes a folder that needs no other"
-    ]
+    return [phrase("deployment.note_lora_alone_adapter", base=base)]
 
 
 def _write_card(
@@ -281,11 +268,17 @@ def _load(
     step = int(snapshot.values["step"])
     is_lora = hasattr(loaded.model, "peft_config")
     kind = config.model.quantization
-    notes = [QUANTIZED_BASE.format(kind=kind.removesuffix("bit"))] if kind else []
+    notes = (
+        [phrase("deployment.note_lora_trained_measured", kind=kind.removesuffix("bit"))]
+        if kind
+        else []
+    )
     notes = notes if is_lora and not is_merged else []
-    notes += [UNKNOWN_BASE] if is_lora and not base_is_recorded(run) else []
+    notes += (
+        [phrase("deployment.note_record_run_does")] if is_lora and not base_is_recorded(run) else []
+    )
     if (rounding := config.model.quantization_aware) is not None and not is_rounded:
-        notes.append(NOT_ROUNDED.format(kind=rounding))
+        notes.append(phrase("deployment.note_run_computed_weights", kind=rounding))
     return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes), end_ids)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.messages import phrase
 from infrastructure.evaluation.plain_reading import (
     HALF,
     HALF_TOLERANCE,
@@ -120,10 +121,13 @@ class Comparison:
         same = (
             "" if self.same_answers is None else f", {self.same_answers} of {NUM_QUESTIONS} answers"
         )
-        return (
-            f"read back by {self.by}: logits {self.distance:.2g} away,"
-            f" {100 * self.same_choice:.0f} % of next tokens the same{same},"
-            f" {prompt[self.same_prompt]}"
+        return phrase(
+            "deployment.read_back_logits_away",
+            by=self.by,
+            distance=self.distance,
+            detail=100 * self.same_choice,
+            same=same,
+            prompt=prompt[self.same_prompt],
         )
 
 

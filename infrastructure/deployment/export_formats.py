@@ -18,6 +18,7 @@ import torch
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, require
 from infrastructure.deployment.export_comparison import (
     MAX_TOKENS,
@@ -135,8 +136,7 @@ def _write_small(work: Work, folder: Path) -> None:
         if odd:
             small.llm_int8_skip_modules = skipped
             work.notes.append(
-                f"{len(odd)} layers stay in 16 bits: their sizes are no multiples of what"
-                f" bitsandbytes' 4 bits need on a CPU ({odd[0]} is the first)"
+                phrase("deployment.layers_stay_bits_their", num_odd=len(odd), odd=odd[0])
             )
         with _in_its_words("bitsandbytes"), without_progress_bars():
             model = kind.from_pretrained(whole, quantization_config=small, device_map="cpu")
@@ -213,10 +213,7 @@ def _write_gguf(work: Work, folder: Path) -> None:
     if is_installed("llama_cpp"):
         _compare_in_llama_cpp(work, file)
     else:
-        work.notes.append(
-            "not seen: how llama.cpp itself reads it, and its prompts (pip install"
-            " llama-cpp-python)"
-        )
+        work.notes.append(phrase("deployment.seen_how_llama_cpp"))
     _write_modelfile(work, folder)
 
 
@@ -264,10 +261,7 @@ def _as_text(work: Work) -> Callable[[Sequence[Turn]], str]:
 def _write_modelfile(work: Work, folder: Path) -> None:
     pieces = find_pieces(_as_text(work))
     if pieces is None:
-        work.notes.append(
-            "no Modelfile: this chat template is not made of what stands around single messages, so"
-            " Ollama would write other prompts"
-        )
+        work.notes.append(phrase("deployment.modelfile_chat_template_made"))
         return
     write_text(folder / MODELFILE, modelfile(pieces, GGUF_FILE, work.ends))
     work.notes.append(f"for Ollama: ollama create NAME -f {MODELFILE} (not seen: Ollama itself)")

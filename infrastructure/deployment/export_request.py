@@ -9,6 +9,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.lookup import look_up
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.deployment.gguf_converter import Converter, find_converter
 from infrastructure.deployment.recorded_model import recorded_model
@@ -111,8 +112,12 @@ class ExportRequest:
 
     def words(self) -> str:
         """For a person."""
-        bits = "weights as they were trained" if self.bits is None else f"{self.bits} bits a weight"
-        return f"{self.form}, {bits}; what was measured is of the model before it was exported"
+        bits = (
+            phrase("deployment.weights_they_trained")
+            if self.bits is None
+            else f"{self.bits} bits a weight"
+        )
+        return phrase("deployment.measured_model_before_exported", form=self.form, bits=bits)
 
     def facts(self) -> dict[str, object]:
         """As they are written beside the model."""

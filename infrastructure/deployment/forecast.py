@@ -23,6 +23,7 @@ from infrastructure.core.files import paths_below
 from infrastructure.core.hardware import OtherPrograms, disk_free_bytes
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.price import parse_price
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
 from infrastructure.optimization.batch_size import DoesNotFitError
@@ -60,14 +61,6 @@ USUAL_SAVE_SECONDS = 120.0  # between two checkpoints by the clock
 SAVE_SECONDS, SAVE_SECONDS_PER_BYTE = 0.08, 6e-9
 SMALL_FILES_BYTES = 200_000  # report, settings, logs
 STEP_BYTES = 800  # of its metrics: as JSON, in the table, for TensorBoard
-REMEDIES = (
-    "give data.max_length a smaller value, set training.gradient_checkpointing or"
-    " model.lora_config, or"
-)
-NO_PIECES = (
-    "at which the training will stop, with its finished steps saved: lower training.batch_size and"
-    " raise training.gradient_accumulation by as much, which learns the same"
-)
 
 
 @dataclass(frozen=True)
@@ -114,51 +107,75 @@ class Forecast:
         memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
         most_disk = format_bytes(max(self.most_disk_bytes, self.disk_bytes))
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
-        shared = f" on {self.num_processes} processes, without their exchange"
+        shared = phrase(
+            "deployment.processes_without_their_exchange", num_processes=self.num_processes
+        )
         shared = shared if self.num_processes > 1 else ""
         other_seconds = self.seconds - self.num_steps * self.step_seconds
-        rest = "; the rest is measuring and saving" if other_seconds > self.seconds / 3 else ""
+        rest = (
+            phrase("deployment.rest_measuring_saving") if other_seconds > self.seconds / 3 else ""
+        )
         cost = ""
         if self.price_per_hour is not None:
             cost = f", so about {parse_price(self.price_per_hour).text(self.seconds)},"
-        summary = (
-            f"Forecast: about {format_duration(self.seconds)}{cost} for {self.num_steps:,} steps"
-            f" ({self.step_seconds:.2g} s each{shared}{rest}), peak memory {memory} of"
-            f" {format_bytes(self.memory_bytes)}, {disk} on disk (at most {most_disk}){backup}"
+        summary = phrase(
+            "deployment.forecast_about_steps_each",
+            seconds=format_duration(self.seconds),
+            cost=cost,
+            num_steps=self.num_steps,
+            step_seconds=self.step_seconds,
+            shared=shared,
+            rest=rest,
+            memory=memory,
+            memory_bytes=format_bytes(self.memory_bytes),
+            disk=disk,
+            most_disk=most_disk,
+            backup=backup,
         )
         if self.has_growing_answers:
-            summary += "; longer answers than the first ones take more time and memory"
+            summary += phrase("deployment.longer_answers_first_ones")
         if self.others_share is not None and self.others_share >= BUSY_SHARE:
-            summary += (
-                f"; other programs take {format_share(self.others_share)} of the processor now, and"
-                " the time changes with them"
+            summary += phrase(
+                "deployment.other_programs_take_processor",
+                others_share=format_share(self.others_share),
             )
         problems = self.problems()
         if problems:
-            return [summary, f"It does not fit into this session: {'; '.join(problems)}"]
+            return [
+                summary,
+                phrase("deployment.does_fit_into_session", problems="; ".join(problems)),
+            ]
         until = self.session_seconds
         if not until:
             return [summary]
-        return [summary, f"It fits into this session, which ends in {format_duration(until)}"]
+        return [summary, phrase("deployment.fits_into_session_ends", until=format_duration(until))]
 
     def problems(self) -> list[str]:
         """What does not fit, with what to do; empty where all does."""
         problems = []
         if self.session_seconds is not None and self.seconds > self.session_seconds:
             problems.append(
-                f"it ends after {format_duration(self.session_seconds)}; the run is saved before,"
-                " and the same command goes on with it in the next session"
+                phrase(
+                    "deployment.ends_after_run_saved",
+                    session_seconds=format_duration(self.session_seconds),
+                )
             )
         if self.peak_memory_bytes > self.memory_bytes:
             problems.append(
-                "the memory is too small for a whole micro-batch, "
-                + ("which is done in smaller pieces" if self.has_smaller_pieces else NO_PIECES)
+                phrase(
+                    "deployment.memory_too_small_whole",
+                    detail="which is done in smaller pieces"
+                    if self.has_smaller_pieces
+                    else phrase("deployment.training_stop_finished_steps"),
+                )
             )
         needed = max(self.disk_bytes, self.most_disk_bytes)
         if self.disk_free_bytes is not None and needed > self.disk_free_bytes:
             problems.append(
-                f"{format_bytes(self.disk_free_bytes)} are free on the disk; make room, or set"
-                " training.keep_checkpoints and training.keep_best lower"
+                phrase(
+                    "deployment.free_disk_make_room",
+                    disk_free_bytes=format_bytes(self.disk_free_bytes),
+                )
             )
         return problems
 
@@ -204,7 +221,7 @@ class RunForecast:
         except DoesNotFitError as error:
             if self.config.enable_memory_optimization:
                 raise
-            self.report(f"It begins all the same, without memory optimization: {error}")
+            self.report(phrase("deployment.begins_all_same_without", error=error))
             self._report_plan(plan_lines(trainer))
             return
         except Exception as error:
@@ -265,24 +282,25 @@ class RunForecast:
                 "deployment.training_does_fit_into",
                 needed=needed,
                 there=there,
-                remedies=REMEDIES,
+                remedies=phrase("deployment.give_data_max_length"),
                 device=trainer.memory_budget.way_out(trainer.device),
             )
         if size < state.micro_batch_size:
             state.micro_batch_size = size
             why = f"{format_bytes(costs.peak_bytes)} of {format_bytes(costs.limit_bytes)}"
             record_recovery(
-                state, RecoveryKind.OUT_OF_MEMORY, f"begins with micro-batches of {size}", why
+                state,
+                RecoveryKind.OUT_OF_MEMORY,
+                phrase("deployment.begins_micro_batches", size=size),
+                why,
             )
-            self.report(
-                f"Micro-batches of {size}, because more would take {why}; the result is the same"
-            )
+            self.report(phrase("deployment.micro_batches_because_take_result", size=size, why=why))
 
 
 def log_without_forecast(error: Exception) -> None:
     """A measurement has failed: the training itself will meet what is wrong, and say so."""
     at = f" at {where}" if (where := caller_place(error)) else ""
-    log.warning("there is no forecast: %r%s", error, at)
+    log.warning(phrase("deployment.forecast", error=error, at=at))
 
 
 class Space(TypedDict):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 
 SCRIPT = "convert_hf_to_gguf.py"
 QUANTIZER = "llama-quantize"
@@ -136,4 +137,8 @@ def _execute(command: list[str]) -> subprocess.CompletedProcess[str]:
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
     """What a program ended with, in its own words."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit code {done.returncode}, without a word"
+    return (
+        lines[-1]
+        if lines
+        else phrase("deployment.exit_code_without_word", returncode=done.returncode)
+    )

@@ -26,7 +26,8 @@ from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import recover_directory
-from infrastructure.core.gpu_presence import FP8_NEEDS_GPU, FP16_NEEDS_GPU, NO_GPU, has_no_gpu
+from infrastructure.core.gpu_presence import has_no_gpu
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing as refuse_missing_package
 from infrastructure.evaluation.run_settings import inherit_from_run
 from infrastructure.monitoring.records.run_list import (
@@ -69,7 +70,6 @@ from infrastructure.training.models.model_path import (
 )
 from infrastructure.training.models.refusals import (
     GROUP_SIZE,
-    NO_WEIGHTS_TO_QUANTIZE,
     refuse_flash_attention,
     refuse_longer_examples,
     refuse_odd_width_of_embedded,
@@ -127,13 +127,16 @@ def check_device(config: DeploymentConfig) -> None:
     """
     is_missing = has_no_gpu()
     if config.device.startswith("cuda") and is_missing:
-        raise ValueError(NO_GPU.format(device=config.device))
+        raise ValueError(phrase("system.device_pytorch_sees_gpu", device=config.device))
     if is_missing and wants_gpus_by_number(config):
         raise ValueError(no_such_gpu(config))
     if not (is_missing or config.device == "cpu"):
         return
     refuse_flash_attention(attention_for(config.model, config.training), has_gpu=False)
-    needs = {"fp16": FP16_NEEDS_GPU, "fp8": FP8_NEEDS_GPU}
+    needs = {
+        "fp16": phrase("system.training_mixed_precision_fp"),
+        "fp8": phrase("system.training_mixed_precision_fp_2"),
+    }
     if (sentence := needs.get(str(config.training.mixed_precision))) is not None:
         raise ValueError(sentence)
 
@@ -242,7 +245,7 @@ def _refuse_name_of_run(config: DeploymentConfig) -> None:
     for run in _runs_called(config.model.name, Path(config.output_dir)):
         if not (run / FINAL).is_dir():
             continue
-        trained = f"model {config.model.name!r}: a run is called so"
+        trained = phrase("deployment.model_run_called", model=config.model.name)
         if not (run / FINAL / "tokenizer_config.json").is_file():
             raise InputError(
                 "deployment.model_tokenizer_give_trainer", trained=trained, run=run / FINAL
@@ -266,7 +269,7 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
     if model.quantization_aware is not None:
         _check_rounding(model, path)
     if model.name == EMBEDDED and model.quantization is not None:
-        refuse_without_effect("quantization", model.name, NO_WEIGHTS_TO_QUANTIZE)
+        refuse_without_effect("quantization", model.name, phrase("models.trained_weights_quantise"))
     if model.name not in REGISTERED_MODELS:
         is_lora = is_lora or (path / FINAL / "adapter_config.json").is_file()
         trains_lora = is_lora or model.lora_config is not None

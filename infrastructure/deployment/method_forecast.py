@@ -10,6 +10,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console import Report
 from infrastructure.core.hardware import OtherPrograms
+from infrastructure.core.messages import phrase
 from infrastructure.deployment.forecast import (
     USUAL_SAVE_SECONDS,
     Forecast,
@@ -74,7 +75,7 @@ class MethodForecast(Observer):
         version = bytes_of_version(state.model, create_optimizer_of(self.trainer))
         self.copies.check_free_space(version, state.total_steps)
         try:
-            with self.report.waiting("measuring memory and time of a step"):
+            with self.report.waiting(phrase("deployment.measuring_memory_time_step")):
                 forecast = measured(self.training, self.trainer, self.run.path)
         except DoesNotFitError:
             raise
@@ -83,7 +84,7 @@ class MethodForecast(Observer):
         else:
             self.kept.keep(forecast, state.step)
         ahead = steps_ahead(state.step, state.total_steps)
-        self.report(f"Training for {ahead}; Ctrl-C saves and stops")
+        self.report(phrase("deployment.training_ctrl_c_saves_stops", ahead=ahead))
         self._began = time.monotonic()
 
     def compared(self) -> list[ForecastRow]:

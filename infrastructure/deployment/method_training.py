@@ -13,6 +13,7 @@ from infrastructure.config.sections.training_config import BY_REWARD
 from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
+from infrastructure.core.messages import phrase
 from infrastructure.deployment.method_forecast import MethodForecast
 from infrastructure.deployment.run_record import record_rows_of
 from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, check_saved
@@ -91,8 +92,15 @@ class MethodTraining:
         for note in config.notes():
             self.report(f"note: {note}")
         name = config.training.method
-        self.report(f"Preparing model {config.model.name} and data {config.data.path} for {name}")
-        with self.report.waiting("loading TRL and reading the data"):
+        self.report(
+            phrase(
+                "deployment.preparing_model_data",
+                model=config.model.name,
+                data=config.data.path,
+                name=name,
+            )
+        )
+        with self.report.waiting(phrase("deployment.loading_trl_reading_data")):
             training = TrlTraining(config, run.path)
         for line in training.lines():
             self.report(line)

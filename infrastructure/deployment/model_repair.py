@@ -21,6 +21,7 @@ from infrastructure.core.checksums import SUMS, damaged_files, parse_sums, sums_
 from infrastructure.core.errors import CheckpointError, DamagedFileError, TemperError
 from infrastructure.core.files import atomic_write, whole_directory
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 from infrastructure.deployment.export import export_checkpoint, final_step, version_of_model
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.run.checkpoint_paths import step_of
@@ -94,7 +95,11 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
     sums = run.final / SUMS
     is_damaged = sealed is not None and hash_or_none(sums) != sealed
     if is_damaged and _restore_sums(run, place, str(sealed)):
-        yield Repair(MODEL_SUMS, Outcome.REPAIRED, f"{MODEL_SUMS} was damaged: written anew")
+        yield Repair(
+            MODEL_SUMS,
+            Outcome.REPAIRED,
+            phrase("deployment.damaged_written_anew", model_sums=MODEL_SUMS),
+        )
         is_damaged = False
     elif not is_damaged and not sums.exists():
         return  # of an older version
@@ -112,7 +117,7 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
     remaining = [name for name in names if not _fetched(run, place, name, expected[name])]
     where = "" if place is None else place.url
     for name in [name for name in names if name not in remaining]:
-        text = f"final/{name} was damaged: brought back from {where}"
+        text = phrase("deployment.final_damaged_brought_back", name=name, where=where)
         yield Repair(f"final/{name}", Outcome.REPAIRED, text)
     if remaining:
         yield _make_anew(run, f"final/{remaining[0]}", remaining)
@@ -169,14 +174,16 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
             for name in names if is_same else []:
                 shutil.copyfile(folder / name, part / name)
     except (TemperError, ValueError, OSError) as error:
-        text = f"{damage}, and cannot be made anew: {error}"
+        text = phrase("deployment.cannot_made_anew", damage=damage, error=error)
         return Repair(what, Outcome.LOST, text)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not is_same and (seal := read_seal(run.path)):
         write_seal(run, {**seal, MODEL_SUMS: hash_or_none(run.final / SUMS)})
     return Repair(
-        what, Outcome.REPAIRED, f"{damage}: made anew from the checkpoint of step {steps}"
+        what,
+        Outcome.REPAIRED,
+        phrase("deployment.made_anew_checkpoint_step", damage=damage, steps=steps),
     )
 
 
@@ -190,6 +197,6 @@ def _write_missing_report(run: RunDirectory, report: Callable[[str], None]) -> N
     except Exception as error:  # a page to look at
         log.warning("%s was not written: %r", REPORT_FILE, error)
         return
-    report(f"note: {REPORT_FILE} was missing, old or damaged: written anew")
+    report(phrase("deployment.note_missing_old_damaged", report_file=REPORT_FILE))
     new: dict[str, str | None] = {**seal_of(run.path)}
     write_seal(run, {**seal, REPORT_FILE: new[REPORT_FILE]} if seal else new)

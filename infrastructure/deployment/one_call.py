@@ -16,7 +16,9 @@ from infrastructure.config.sources.languages import in_flags, in_keywords
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
 from infrastructure.core.error_place import error_place, note_foreign
-from infrastructure.core.errors import TemperError
+from infrastructure.core.errors import Problem, TemperError
+from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Message
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_given, check_measured, check_model
@@ -78,7 +80,10 @@ def _in_words_of_python() -> Iterator[None]:
     except (ValueError, TemperError) as error:
         note_foreign(error)
         if error_place(error) is None and len(error.args) == 1:
-            error.args = (in_keywords(str(error)),)
+            if isinstance(error, Problem):
+                error.message = Message(in_keywords(str(error)))
+            else:
+                error.args = (in_keywords(str(error)),)
             notes = getattr(error, "__notes__", [])
             notes[:] = map(in_keywords, notes)
         raise
@@ -160,7 +165,7 @@ def resume_run(
     run, checkpoint, config = chosen
     take_effect(config)
     if config.backup.place is None and "backup.place" in run.masked():
-        show_line("note: backup.place held a password, which is never recorded: give it again")
+        show_line(phrase("deployment.note_backup_place_held"))
     deployment = TrainingDeployment(config, show_line, accept)
     is_over = checkpoint is None and not accept and run.is_finished()
     if is_over:
@@ -168,7 +173,7 @@ def resume_run(
     with interrupt_on_signals(), others_dismissed():
         if is_over and run.is_finished():
             show_line(
-                f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on"
+                phrase("deployment.run_finished_another_run", run_id=run.run_id, final=run.final)
             )
             return deployment.complete(run)
         return deployment.resume(run, checkpoint)

@@ -26,6 +26,7 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
 from infrastructure.core.errors import DamagedFileError, InputError, NoAnswerError, StorageError
 from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_text, parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
 from infrastructure.deployment.recorded_model import recorded_model
@@ -64,16 +65,8 @@ TASKS = {
     SEES: ("image-text-to-text", "AutoProcessor", "processor"),
     "AutoModelForSequenceClassification": ("text-classification", "AutoTokenizer", "tokenizer"),
 }
-LOADING = """from transformers import {model_class}, {input_class}
 
-model = {model_class}.from_pretrained("{name}")
-{input} = {input_class}.from_pretrained("{name}")"""
-LOADING_LORA = """from peft import PeftModel
-from transformers import {model_class}, {input_class}{generation}
 
-base = {model_class}.from_pretrained({base})
-model = PeftModel.from_pretrained(base, "{name}")
-{ends}{input} = {input_class}.from_pretrained("{name}")"""
 LORA_ENDS = 'model.generation_config = GenerationConfig.from_pretrained("{name}")\n'
 # Prompts, as the training has written them; the answer is greedy, as `temper ask` has it.
 PROMPT_BY_TEMPLATE = """
@@ -84,18 +77,11 @@ inputs = tokenizer.apply_chat_template(
 PLAIN_PROMPT = """
 # As in the training: the question, a line break, and then the answer.
 inputs = tokenizer("your question\\n", return_tensors="pt", return_token_type_ids=False)"""
-BEGINNING = """
-inputs = tokenizer("how a text begins", return_tensors="pt", return_token_type_ids=False)"""
+
 ANSWERING = """
 written = model.generate(**inputs, max_new_tokens=256, do_sample=False)
 print(tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
-SCORING = """
-messages = [
-    {"role": "user", "content": "your question"},
-    {"role": "assistant", "content": "an answer"},
-]
-inputs = tokenizer.apply_chat_template(messages, return_dict=True, return_tensors="pt")
-print(model(**inputs).logits[0, 0].item())  # of two answers the better one has more"""
+
 OF_ITS_AUTHOR = '"BASE"'  # a folder that nobody else has
 LOADING_FILES = {  # in a folder that holds them; of temper export --format
     "model.gguf": """from llama_cpp import Llama
@@ -116,16 +102,8 @@ token_ids = tokenizer("your text", return_tensors="pt")["input_ids"]  # int64, (
 logits = torch.export.load("model.pt2").module()(token_ids)""",
 }
 HERE = "."  # the folder of the card itself
-IN_THIS_FOLDER = "In the folder of this file:\n\n"
-LOADING_OWN = "# a module of its author's own: temper ask and temper train-eval load the folder"
-LOADING_ADDED = """# It has weights of its own beside a model of transformers ({names}), and plain
-# transformers would leave them out. Temper loads all of it, on a command line:
-#   temper ask FOLDER "your question"
-#   temper train-eval FOLDER DATA"""
-MEASURED_ROUNDED = (
-    "Measured with weights rounded as {kind}, as the training computes; here they are as they were"
-    " before they are rounded. `temper export RUN FOLDER --bits 4` writes what was measured."
-)
+
+
 NEEDS_TORCHAO = "# pip install torchao\n"
 
 
@@ -250,15 +228,15 @@ class ModelRepository:
 
     def _notes(self, folder: Path, is_private: bool) -> Iterator[str]:
         yield (
-            "private: only you and those whom you let in see it"
+            phrase("deployment.private_you_those_whom")
             if is_private
-            else "public: everybody can see and load it"
+            else phrase("deployment.public_everybody_see_load")
         )
         if is_private == self.is_public:
-            yield "it was there before, so it stays as it was; its settings on the Hub change that"
+            yield phrase("deployment.before_stays_settings_hub")
         if _base_of_lora(self.name, folder) == OF_ITS_AUTHOR:
-            yield "it is a LoRA, and its base model is a folder here: nobody else can load it yet"
-        yield "its card names no license: that is for you to choose, at the top of its README.md"
+            yield phrase("deployment.lora_base_model_folder")
+        yield phrase("deployment.card_names_license_you")
 
     @contextmanager
     def _understandable(self) -> Iterator[None]:
@@ -300,20 +278,26 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         ("begun", str(record.get("created", "–"))),
         ("made with", _versions(record.get("versions", {}))),
     ]
-    lines = ["## How it was trained", "", *_markdown(("", ""), rows), *_changed(history), ""]
+    lines = [
+        phrase("deployment.how_trained"),
+        "",
+        *_markdown(("", ""), rows),
+        *_changed(history),
+        "",
+    ]
     lines += ["## Measured", ""]
     before, after = as_object(summary.get("before") or {}), as_object(summary.get("after") or {})
     measured = before_after_rows(before, after, summary.get("loss_function"))
     rounding = config.model.quantization_aware
     if step != total or not after:
-        lines.append("This checkpoint was not measured by itself.")
+        lines.append(phrase("deployment.checkpoint_measured_itself"))
     elif measured:
         lines += _markdown(("on held-out rows", "before", "after", "change"), measured)
         if rounding is not None and not _is_rounded(folder):
-            lines += ["", MEASURED_ROUNDED.format(kind=rounding)]
+            lines += ["", phrase("deployment.measured_weights_rounded_training", kind=rounding)]
     else:
-        lines.append("Nothing was held out, so nothing was measured.")
-    where = IN_THIS_FOLDER if name == HERE else ""
+        lines.append(phrase("deployment.nothing_held_out_nothing"))
+    where = phrase("deployment.folder_file") if name == HERE else ""
     return "\n".join(
         [*lines, "", f"## Use it\n\n{where}```python", _loading(run, name, folder), "```"]
     )
@@ -391,12 +375,12 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = f"a LoRA of rank {lora.get('r')}" if lora else "all weights"
     if (kind := config.model.quantization_aware) is not None:
-        trained += f", rounded as {kind} where it computes"
+        trained += phrase("deployment.rounded_where_computes", kind=kind)
     if not added:
         return trained
     if config.training.train_extensions_only:
-        return f"what the extension {added} has added; the model stays as it was"
-    return f"{trained}, with what the extension {added} has added"
+        return phrase("deployment.extension_added_model_stays", added=added)
+    return phrase("deployment.extension_added", trained=trained, added=added)
 
 
 def _is_rounded(folder: Path) -> bool:
@@ -423,10 +407,12 @@ def _summary(run: RunDirectory) -> JsonObject:
 def _base_words(model: JsonObject) -> str:
     if model.get("kind") in FROM_SCRATCH:
         size = model.get("num_parameters")
-        return f"none: trained from scratch, {model.get('architecture')}, {size:,} parameters"
+        return phrase(
+            "deployment.none_trained_scratch_parameters", get=model.get("architecture"), size=size
+        )
     if (hub := _base_on_hub(model)) is not None:
         return f"[{hub}](https://huggingface.co/{hub}), revision `{model.get('revision')}`"
-    return f"`{Path(str(model.get('name'))).name}`, a folder of whoever trained it"
+    return phrase("deployment.folder_whoever_trained", name=Path(str(model.get("name"))).name)
 
 
 def _base_on_hub(model: JsonObject) -> str | None:
@@ -465,17 +451,21 @@ def _model_class(run: RunDirectory) -> str:
 
 def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     if (folder / "temper_model.json").is_file():
-        return LOADING_OWN
+        return phrase("deployment.module_author_own_temper")
     for file, lines in LOADING_FILES.items():
         if (folder / file).is_file():
             return lines
     if added := recorded_model(run).get("extensions"):
-        return LOADING_ADDED.format(names=", ".join(added))
+        return phrase("deployment.weights_own_beside_model", names=", ".join(added))
     model_class = _model_class(run)
     _, input_class, prepares = TASKS[model_class]
     base = _base_of_lora(name, folder)
     knows_ends = (folder / GENERATION_FILE).is_file()
-    lines = (LOADING if base is None else LOADING_LORA).format(
+    lines = (
+        phrase("deployment.transformers_import_model_pretrained")
+        if base is None
+        else phrase("deployment.peft_import_peftmodel_transformers")
+    ).format(
         name=name,
         base=base,
         model_class=model_class,
@@ -497,10 +487,10 @@ def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
     tokenizer = as_object(parse_json(settings.read_text(encoding="utf-8")))
     has_template = (folder / "chat_template.jinja").is_file() or "chat_template" in tokenizer
     if model_class != WRITES:
-        return SCORING if has_template else ""
+        return phrase("deployment.messages_inputs_tokenizer_apply") if has_template else ""
     is_sft = run.read_configuration().training.method == SFT
     if is_sft and run.read_run().get("data", {}).get("shape") == "text":
-        return BEGINNING + ANSWERING
+        return phrase("deployment.inputs_tokenizer_how_text") + ANSWERING
     if has_template:
         system = _summary(run).get("system_prompt")
         turn = "" if system is None else f'{{"role": "system", "content": {system!r}}}, '

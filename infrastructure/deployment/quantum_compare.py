@@ -21,6 +21,7 @@ from infrastructure.config.sections.quantum_config import (
 )
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.core.checksums import write_record
+from infrastructure.core.messages import phrase
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.monitoring.records.run_reader import COMPARISON_FILE
@@ -40,7 +41,6 @@ PLAIN = {
 BOUND = "quantum.max_overhead_percent"
 # What means nothing where no sampler is asked.
 OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeout"))
-SCATTER = "One run each: a difference that another training.seed would turn around says nothing."
 
 
 class Row(TypedDict):
@@ -80,7 +80,7 @@ def compared(
     """
     config = with_quantum_step(config)
     if config.source(BOUND).layer is Layer.DEFAULT:
-        report(f"{BOUND} is lifted here: the table shows what the steps take")
+        report(phrase("deployment.lifted_table_shows_steps", bound=BOUND))
         config = config.changed([Setting(BOUND, AT_ANY_COST, COMPARED)])
     config.check_supported()  # before an answer that nobody can give is replaced
     rows: list[Row] = []
@@ -182,4 +182,4 @@ def table_of(rows: list[Row]) -> list[str]:
             format_duration(row[name] or 0.0) for name in ("quantum_seconds", "seconds")
         )
         lines.append(f"{row['answer']:<16}{loss:>14}{row['steps']:>8,}{quantum:>15}{total:>12}")
-    return [*lines, SCATTER]
+    return [*lines, phrase("deployment.run_each_difference_another")]

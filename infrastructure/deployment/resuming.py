@@ -18,6 +18,7 @@ from infrastructure.config.fingerprint import (
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, InputError, StorageError
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_list import NoSuchRunError, split_version
 from infrastructure.run.compatibility import Difference, Verdict, in_words
 from infrastructure.run.configuration_judge import canonical_name, shown_name
@@ -122,7 +123,7 @@ def _from_place(
     try:
         run_id = named_run(place, run_name or None)
     except StorageError as error:
-        error.add_note(f"where the run may lie: it is not in {output_dir}")
+        error.add_note(phrase("deployment.where_run_lie", output_dir=output_dir))
         raise
     except ValueError as error:
         if not path.name:
@@ -133,7 +134,11 @@ def _from_place(
             "deployment.run", path=path.name, output_dir=output_dir, error=error
         ) from None
     step = None if version is None else step_at_place(place, run_id, version)
-    show_line(f"Run {run_id} is not in {output_dir} and lies at {place.url}: bringing it back")
+    show_line(
+        phrase(
+            "deployment.run_lies_bringing_back", run_id=run_id, output_dir=output_dir, url=place.url
+        )
+    )
     run, checkpoint = restore_run(run_id, options, output_dir, step, show_line)
     return run, None if version is None else checkpoint
 
@@ -193,9 +198,9 @@ def describe_differences(agreed: Sequence[Difference], step: int) -> list[str]:
 def explain(accepted: Collection[str]) -> list[str]:
     """What the accepted changes mean for the steps that are left, a line each."""
     consequences = {
-        "data": "the current epoch begins again, with the new data",
-        "seed": "the current epoch goes on in another order: some of its rows come twice in it",
-        "optimizer": "the new optimizer begins without a memory of the steps before",
+        "data": phrase("deployment.current_epoch_begins_again"),
+        "seed": phrase("deployment.current_epoch_goes_another"),
+        "optimizer": phrase("deployment.new_optimizer_begins_without"),
     }
     return [f"{name}: {text}" for name, text in consequences.items() if name in accepted]
 

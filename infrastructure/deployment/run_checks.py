@@ -8,6 +8,7 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console import details
 from infrastructure.core.files import write_json
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_reader import CHECKS_FILE, read_rounds
 from infrastructure.testing.check_observer import CheckObserver
 from infrastructure.testing.preflight import preflight
@@ -37,10 +38,7 @@ def checked_before(
     if not config.enable_testing:
         return []
     if trainer.sharding is not None:
-        report(
-            "note: model and optimizer are not checked before this training: a check does whole"
-            " steps in one process, and the model is spread over several"
-        )
+        report(phrase("deployment.note_model_optimizer_checked"))
         return []
     results = preflight(trainer, Path(config.output_dir), has_begun)
     worth_telling = [result for result in results if result.status == "warn"]

@@ -11,6 +11,7 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.agent import left_to_agent
 from infrastructure.core.console import Count, Report
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
@@ -71,8 +72,8 @@ class RunFinalizer:
             self._read_back()
             for problem in save_stacks_and_rack(self.trainer, self.run.path):
                 self.report(f"note: {problem}")
-        self.report("Measuring the trained model")
-        count = Count("measuring the trained model", "answers")
+        self.report(phrase("deployment.measuring_trained_model"))
+        count = Count(phrase("deployment.measuring_trained_model_2"), "answers")
         with self.stages.stage("evaluate"), self.report.waiting(count.words):
             after = measure(self.trainer, count)
         summary = self._close(after)
@@ -120,8 +121,13 @@ class RunFinalizer:
                 self.copies.wait(self.trainer.schedule.seconds_to_copy(reason, patience))
             summary = self._close(error=error)
         self._last_lines = [
-            f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
-            f" temper train-resume {self.run.path}. {self.copies.line()}",
+            phrase(
+                "deployment.stopped_step_go_temper",
+                summary=summary["steps"],
+                summary_2=summary["reason"],
+                run=self.run.path,
+                line=self.copies.line(),
+            ),
             *self._deadline_lines(),
             *cost_lines(summary),
         ]
@@ -134,10 +140,7 @@ class RunFinalizer:
         is_stopped = state is not None and state.stop_reason is StopReason.DEADLINE
         if not is_stopped or seconds is None or in_notebook_kernel():
             return []
-        return [
-            f"The deadline, {format_duration(seconds)}, is kept: the next session stops so, too,"
-            " unless training.deadline = none is given"
-        ]
+        return [phrase("deployment.deadline_kept_next_session", seconds=format_duration(seconds))]
 
     def failed(self, error: BaseException) -> None:
         """Keep what is known of the error."""

@@ -9,6 +9,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.files import whole_directory
+from infrastructure.core.messages import phrase
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.evaluation.run_settings import run_folder
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
@@ -210,4 +211,4 @@ def unused_gpus(trainer: EnhancedTrainer) -> list[str]:
     if count <= trainer.num_processes:
         return []
     used = trainer.num_processes
-    return [f"{count} GPUs are here, and this run uses {used}: --num-processes auto takes them all"]
+    return [phrase("deployment.gpus_run_uses_num_processes", count=count, used=used)]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import (
-    STOP_COMMAND,
     Stopper,
     reason_of,
     signals_handled,
@@ -37,7 +37,7 @@ def stop_on_signals(
     def request(number: int) -> None:
         is_command = number == signal.SIGTERM and run_path is not None
         if is_command and take_announced_stop(run_path or Path()):
-            state.interrupt(STOP_COMMAND, StopReason.COMMAND, number)
+            state.interrupt(phrase("system.stopped_temper_stop"), StopReason.COMMAND, number)
         else:
             state.interrupt(reason_of(number), StopReason.SIGNAL, number)
 

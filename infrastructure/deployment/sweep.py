@@ -27,6 +27,7 @@ from infrastructure.core.errors import DamagedFileError, InputError, TemperError
 from infrastructure.core.files import make_directory
 from infrastructure.core.json_text import as_object
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment import detached
@@ -171,12 +172,14 @@ class Sweep:
             while (trial := self._next(num_trials)) is not None:
                 seconds_left = None if ends is None else ends - time.monotonic()
                 if seconds_left is not None and seconds_left < LEAST_SECONDS:
-                    report("The deadline is here: the same command goes on")
+                    report(phrase("deployment.deadline_same_command_goes"))
                     return False
                 try:
                     self._try(trial, seconds_left, report)
                 except _Interrupted as end:
-                    report(f"Trial {trial.number} {end}: the same command goes on with it")
+                    report(
+                        phrase("deployment.trial_same_command_goes", number=trial.number, end=end)
+                    )
                     return False
                 self._report_progress(trial.number, num_trials, report)
             return True
@@ -211,7 +214,9 @@ class Sweep:
                 study.enqueue_trial(values, skip_if_exists=True)
         done = [one for one in self._begun(study) if one.state.is_finished()]
         report(
-            f"Sweep {self.folder}: {len(done)} trials are there" if done else f"Sweep {self.folder}"
+            phrase("deployment.sweep_trials", folder=self.folder, num_done=len(done))
+            if done
+            else f"Sweep {self.folder}"
         )
 
     def _living(self) -> DetachedTraining | None:
@@ -254,7 +259,13 @@ class Sweep:
         earlier = self._trained_before(trial)
         if earlier is not None:
             self._end_as_earlier(trial, earlier)
-            report(f"Trial {trial.number}: as trial {earlier.number}, which was trained already")
+            report(
+                phrase(
+                    "deployment.trial_trial_trained_already",
+                    number=trial.number,
+                    number_2=earlier.number,
+                )
+            )
             return
         try:
             place = self._trained(trial, values, seconds_left, report)
@@ -293,13 +304,23 @@ class Sweep:
         began = time.monotonic() - self._seconds_unseen(trial, place)
         try:
             if place.is_alive:
-                report(f"Trial {trial.number}: {place.trainer} trains it still; waiting for that")
+                report(
+                    phrase(
+                        "deployment.trial_trains_still_waiting",
+                        number=trial.number,
+                        trainer=place.trainer,
+                    )
+                )
                 self._wait(place)
             for _ in range(MOST_KILLS):
                 if self._has_ended(trial, place):
                     return place
                 if place.run_path is not None:
-                    report(f"Trial {trial.number}: it goes on with {place.run_path}")
+                    report(
+                        phrase(
+                            "deployment.trial_goes", number=trial.number, run_path=place.run_path
+                        )
+                    )
                 make_directory(place.folder)
                 trial.set_user_attr(BEGAN, time.time())
                 config = self._config_of(trial.number, values, seconds_left)
@@ -315,7 +336,7 @@ class Sweep:
                 report(f"Trial {trial.number}: {detached.fate(place)}")
         except KeyboardInterrupt:
             if place.is_alive:
-                report(f"Trial {trial.number}: it is saved, and goes on with the same command")
+                report(phrase("deployment.trial_saved_goes_same", number=trial.number))
                 detached.end(place)
             raise
         finally:
@@ -380,7 +401,7 @@ class Sweep:
             return
         value = _measured(summary.get("after") or {}, self.goal.metric)
         if value is None:
-            self._failed(trial, f"it has measured no {self.goal.title} that is a number")
+            self._failed(trial, phrase("deployment.measured_number", title=self.goal.title))
         else:
             trial.study.tell(trial, value)
 
@@ -415,7 +436,9 @@ class Sweep:
         result, best = results[number], self.best()
         line = f"Trial {number}: {outcome(result, self.goal)}"
         if best is not None and best.number != number:
-            line += f"; the best is {format_number(best.value or 0.0)} by trial {best.number}"
+            line += phrase(
+                "deployment.best_trial", best=format_number(best.value or 0.0), number=best.number
+            )
         trained = [one.seconds for one in results if one.seconds and one.state != "fail"]
         left = min(num_trials, self._num_combinations()) - len(results)
         if trained and left > 0:
@@ -468,7 +491,7 @@ def outcome(result: TrialResult, goal: Goal) -> str:
         return value
     if result.state == "pruned":
         return f"pruned at {value}" if value else "pruned"
-    return f"failed: {result.reason}" if result.state == "fail" else "not at its end"
+    return f"failed: {result.reason}" if result.state == "fail" else phrase("deployment.end")
 
 
 def _result(trial: "FrozenTrial") -> TrialResult:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from infrastructure.core.messages import phrase
 from infrastructure.deployment.sweep_study import PRUNED, Goal, open_study
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.training.core.state import TrainingState
@@ -57,8 +58,12 @@ class TrialObserver(Observer):
         if state.step < state.total_steps and self.trial.should_prune():
             self.trial.set_user_attr(PRUNED, share)
             state.interrupt(
-                f"pruned: {self.goal.title} {format_number(value)} after {share} % of its training"
-                " is behind the other trials"
+                phrase(
+                    "deployment.pruned_after_training_behind",
+                    title=self.goal.title,
+                    value=format_number(value),
+                    share=share,
+                )
             )
 
     def state_dict(self) -> dict[str, object]:

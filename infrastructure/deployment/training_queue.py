@@ -28,6 +28,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import make_directory
 from infrastructure.core.json_text import as_list, as_object
 from infrastructure.core.lock import Lock, is_held
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment import detached
@@ -233,7 +234,7 @@ class TrainingQueue:
         except KeyboardInterrupt as error:
             self._change(job.number, state=JobState.INTERRUPTED, reason=str(error) or None)
             if place.is_alive:
-                report(f"Job {job.number}: it is saved, and goes on with temper queue run")
+                report(phrase("deployment.job_saved_goes_temper", number=job.number))
                 detached.end(place)
             self._change(job.number, run=_text(place.run_path), ended=time.time())
             raise
@@ -251,7 +252,11 @@ class TrainingQueue:
         if job.state is not JobState.RUNNING and not place.is_alive:
             return None
         if place.is_alive:
-            report(f"Job {job.number}: {place.trainer} trains it still; waiting for that")
+            report(
+                phrase(
+                    "deployment.job_trains_still_waiting", number=job.number, trainer=place.trainer
+                )
+            )
             self._wait(job, place)
         return _end_by_summary(place, job.began or 0.0)
 
@@ -260,7 +265,7 @@ class TrainingQueue:
     ) -> tuple[JobState, str | None]:
         """Train it: its own run goes on, where it has begun one."""
         if place.run_path is not None:
-            report(f"Job {job.number}: it goes on with {place.run_path}")
+            report(phrase("deployment.job_goes", number=job.number, run_path=place.run_path))
         try:
             with contextlib.chdir(job.folder):
                 config = job.configuration()
@@ -330,7 +335,7 @@ def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
     if code == ExitCode.DONE:
         return JobState.FINISHED, None
     if code == ExitCode.NOT_CONFIRMED:
-        return JobState.FINISHED, "its copy is not confirmed: temper train-resume completes it"
+        return JobState.FINISHED, phrase("deployment.copy_confirmed_temper_train_resume")
     if code in (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         return JobState.STOPPED, _reason_of(place) or "before it began"
     return JobState.FAILED, detached.last_line(place)

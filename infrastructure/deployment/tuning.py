@@ -13,6 +13,7 @@ from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import Layer, Setting
 from infrastructure.config.sources.flags import flag_words
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.messages import phrase
 from infrastructure.deployment.tuning_trials import TRIED, TuningTrials, worker_counts
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.optimization.memory_prediction import MemoryBudget
@@ -121,8 +122,13 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
         whole, lambda size: ceil_div(whole, size), beside=configured.micro_batch_size
     )
     report(
-        f"{BATCH_SIZE}: {choice.size} examples at once, with {whole} in an optimizer step as"
-        f" configured ({choice.reason or f'{whole} make the whole step'})"
+        phrase(
+            "deployment.examples_once_optimizer_step",
+            batch_size=BATCH_SIZE,
+            size=choice.size,
+            whole=whole,
+            reason=choice.reason or f"{whole} make the whole step",
+        )
     )
     for line in choice.lines():
         report(f"  {line}")
@@ -140,14 +146,18 @@ def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLin
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        report("as configured: memory ran out")
+        report(phrase("deployment.configured_memory_ran_out"))
         return True
     after = as_given.measure(results["settings"])
     is_faster = after.seconds_for(num_tokens) < before.seconds_for(num_tokens)
-    verdict = "" if is_faster else ": they are no faster, so the training stays as configured"
+    verdict = "" if is_faster else phrase("deployment.they_faster_training_stays")
     report(
-        f"once more, one after the other: as configured {before.tokens_per_second:,.0f} tokens/s,"
-        f" with the settings taken {after.tokens_per_second:,.0f} tokens/s{verdict}"
+        phrase(
+            "deployment.once_after_other_configured",
+            tokens_per_second=before.tokens_per_second,
+            tokens_per_second_2=after.tokens_per_second,
+            verdict=verdict,
+        )
     )
     return is_faster
 
@@ -166,9 +176,11 @@ def _with_pipeline(
     plan = trainer.batch_plan()
     num_tokens = _num_tokens(trainer)
     basis = "with this batch" if results["settings"] else "as configured"
-    basis += (
-        f", {plan.micro_batch_size} examples at once, {plan.global_batch_size} in an optimizer"
-        f" step, {trainer.precision.name}"
+    basis += phrase(
+        "deployment.examples_once_optimizer_step_2",
+        micro_batch_size=plan.micro_batch_size,
+        global_batch_size=plan.global_batch_size,
+        precision=trainer.precision.name,
     )
 
     def record(tried: Tried) -> None:
@@ -234,9 +246,10 @@ def _verdict(tried: Tried) -> str:
         return (
             "no faster" if measured.tokens_per_second <= best.tokens_per_second else "hardly faster"
         )
-    return (
-        f"does not pay: {format_duration(measured.setup_seconds)} pass before it is that fast, and"
-        f" the whole training takes {format_duration(best.seconds_for(tried.num_tokens))} without"
+    return phrase(
+        "deployment.does_pay_pass_before",
+        setup_seconds=format_duration(measured.setup_seconds),
+        num_tokens=format_duration(best.seconds_for(tried.num_tokens)),
     )
 
 

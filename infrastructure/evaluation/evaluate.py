@@ -20,6 +20,7 @@ from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import Count
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
 from infrastructure.evaluation.evaluation_page import evaluation_page
@@ -61,10 +62,6 @@ from infrastructure.training.models.source import find_source
 from infrastructure.training.trainer_factory import TrainerFactory
 
 NOTE = "note: "  # begins the line of a note
-REMEMBERED = (
-    "the numbers say how well it remembers them, not how well it answers what it has not seen (the"
-    " run's report has the loss on the rows that were held out)"
-)
 
 
 @dataclass
@@ -127,11 +124,11 @@ def measure_model(
     notes += [*set_aside(config), *inherit_from_runs(configs)]
     names = short_names([each.model.name for each in configs])
     if other is not None:
-        count.begin(f"measuring {names[0]}, the first of two models")
+        count.begin(phrase("evaluation.measuring_first_two_models", names=names[0]))
     first = _measure(config, request, count)
     models = [first]
     if other is not None:
-        count.begin(f"measuring {names[1]}, the second of two models")
+        count.begin(phrase("evaluation.measuring_second_two_models", names=names[1]))
         gc.collect()  # the first model's memory
         set_aside(other)
         answered = {answer.question.place for answer in first.answers}
@@ -184,35 +181,44 @@ def _notes_of(
     if num_answers < first.num_questions:
         usual = min(num_prompts or 0, first.num_questions)
         why = (
-            f", as many as have expected answers of {MAX_ANSWER_TOKENS:,} tokens in all"
+            phrase("evaluation.many_expected_answers_tokens", max_answer_tokens=MAX_ANSWER_TOKENS)
             if num_answers < usual
             else ""
         )
         notes.append(
-            f"{num_answers:,} of {first.num_questions:,} prompts were answered{why}:"
-            f" training.validation_prompts = {first.num_questions} answers all of them"
+            phrase(
+                "evaluation.prompts_answered_training_validation",
+                num_answers=num_answers,
+                num_questions=first.num_questions,
+                why=why,
+            )
         )
     notes += [
-        f"{name}: {model.num_cut:,} of {len(model.answers):,} answers were cut at the"
-        " greatest length, and judged as they were; --max-tokens gives them more"
+        phrase(
+            "evaluation.answers_cut_greatest_length",
+            name=name,
+            num_cut=model.num_cut,
+            num_answers=len(model.answers),
+        )
         for model, name in zip(models, short_names([each.model for each in models]), strict=True)
         if model.num_cut
     ]
     if num_answers and not is_installed("torchmetrics"):
-        notes.append("F1 and ROUGE need the package torchmetrics: pip install torchmetrics")
+        notes.append(phrase("evaluation.rouge_need_package_torchmetrics"))
     if len(models) == 2:
         pairs = paired(*models)
         if unlike_tokens(pairs):
             differ = len(set(lengths)) > 1
             notes.append(
-                "the two models learn different numbers of tokens in the same rows, so loss,"
-                " perplexity and tokens right are of each alone, and not compared"
-                + f" (their runs had data.max_length {' and '.join(map(str, lengths))}: give one"
-                " for both)" * differ
+                phrase("evaluation.two_models_learn_different")
+                + phrase("evaluation.their_runs_data_max", str=" and ".join(map(str, lengths)))
+                * differ
             )
         if len(pairs) < max(len(model.rows) for model in models):
             counts = " and ".join(f"{len(model.rows):,}" for model in models)
-            notes.append(f"compared on the {len(pairs):,} rows that both can use (of {counts})")
+            notes.append(
+                phrase("evaluation.compared_rows_both_use", num_pairs=len(pairs), counts=counts)
+            )
     return notes
 
 
@@ -274,18 +280,18 @@ def _lines(
     if compared:
         one, other = short_names([each.model for each in models])
         table = render_table(*difference_table(compared, ("first", "second")))
-        which = f"First: {one}; second: {other}; difference: second minus first"
+        which = phrase("evaluation.first_second_difference_second", one=one, other=other)
         tables.append(f"{which}\n{table}")
     measured_on = f"Measured on {config.data.path}"
     answered = f"({evaluation.num_questions} prompts answered)"
-    written = [f"What was written is in {evaluation.page}"] if evaluation.page else []
+    written = [phrase("evaluation.written", page=evaluation.page)] if evaluation.page else []
     return [
         *(f"{NOTE}{note}" for note in evaluation.notes),
         measured_on,
         "\n\n".join(tables),
         answered,
         *written,
-        f"The numbers are in {evaluation.file}",
+        phrase("evaluation.numbers", file=evaluation.file),
     ]
 
 
@@ -303,7 +309,15 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
     if not num_known:
         return []
     which = "all" if num_known == num_rows else f"{num_known:,} of the"
-    return [f"{which} {num_rows:,} rows were trained on by {name}: {REMEMBERED}"]
+    return [
+        phrase(
+            "evaluation.rows_trained",
+            which=which,
+            num_rows=num_rows,
+            name=name,
+            phrase=phrase("evaluation.numbers_say_how_well"),
+        )
+    ]
 
 
 def trained_on_file(config: DeploymentConfig) -> list[str]:
@@ -321,7 +335,13 @@ def trained_on_file(config: DeploymentConfig) -> list[str]:
         return []
     if held_out_beside(discover(data, config.data.format, encoding=config.data.encoding)):
         return []  # what is measured is the part that was held out
-    return [f"this model was trained on rows of {data}: {REMEMBERED}"]
+    return [
+        phrase(
+            "evaluation.model_trained_rows",
+            data=data,
+            phrase=phrase("evaluation.numbers_say_how_well"),
+        )
+    ]
 
 
 def set_aside(config: DeploymentConfig) -> list[str]:
@@ -340,7 +360,9 @@ def set_aside(config: DeploymentConfig) -> list[str]:
         reason = unused_because(key)
         if reason is not None:
             is_meant = source.layer in (Layer.FLAG, Layer.KEYWORD)
-            message = f"{key} ({source.place}) has no effect on a measurement: {reason}"
+            message = phrase(
+                "evaluation.effect_measurement", key=key, place=source.place, reason=reason
+            )
             (refusals if is_meant else notes).append(message)
     if refusals:
         raise ConfigurationError("; ".join(f"{refusal}; leave it out" for refusal in refusals))

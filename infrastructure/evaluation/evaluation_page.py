@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from infrastructure.core.messages import phrase
 from infrastructure.evaluation.comparison import Difference, paired
 from infrastructure.evaluation.evaluation_tables import (
     LABELS,
@@ -66,13 +67,9 @@ def _comparison(compared: Mapping[str, Sequence[Difference]], names: Sequence[st
     if not compared:
         return NOTHING
     headings, rows = difference_table(compared, (names[0], names[1]))
-    explanation = (
-        "Both models on the same rows; a difference is the second minus the first. The interval is"
-        " a paired bootstrap over rows; p is McNemar's"
-        " exact test, of rows that only one of the two has right."
-    )
+    explanation = phrase("evaluation.both_models_same_rows")
     return section(
-        "The second against the first",
+        phrase("evaluation.second_against_first"),
         element("p", explanation, css_class="soft"),
         table(headings, rows, "numbers measures"),
     )
@@ -103,7 +100,7 @@ def _answers(models: Sequence[ModelRows], names: Sequence[str]) -> Markup:
     cards = [_card(rows, names) for rows in shown_rows[:MAX_SHOWN]]
     left = len(shown_rows) - len(cards)
     rest = (
-        element("p", f"and {left:,} more in the file of answers beside this page", css_class="soft")
+        element("p", phrase("evaluation.file_answers_beside_page", left=left), css_class="soft")
         if left
         else NOTHING
     )

@@ -21,6 +21,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.lookup import look_up
+from infrastructure.core.messages import phrase
 from infrastructure.evaluation.evaluation_tables import last_name
 from infrastructure.evaluation.generation import greedy
 from infrastructure.evaluation.intervals import Interval, Z, paired_difference
@@ -220,7 +221,7 @@ def _lines(
     models: Sequence[TaskResults], differences: Sequence[TaskDifference], file: Path
 ) -> list[str]:
     lines = [
-        f"{model.model}: prompts are written by its chat template"
+        phrase("evaluation.prompts_written_chat_template", model=model.model)
         for model in models
         if model.used_chat_template
     ]
@@ -248,7 +249,7 @@ def _lines(
             for one in differences
         ]
         lines.append(render_table(["second minus first", "rows", "", "95 % interval", ""], cells))
-    return ["\n\n".join(lines), f"The numbers are in {file}"]
+    return ["\n\n".join(lines), phrase("evaluation.numbers", file=file)]
 
 
 def _range(interval: Interval) -> str:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.evaluation.generation import (
     ANSWER_MARGIN_TOKENS,
@@ -137,7 +138,7 @@ def check_saved(folder: Path, trained: Trained) -> list[str]:
     """
     folder = rounded_beside(folder) or folder
     if reason := _why_not(trained.model):
-        return [f"note: {folder.name}/ was not read back: {reason}"]
+        return [phrase("evaluation.note_read_back", folder=folder.name, reason=reason)]
     with preserve(trained.model, random=next(trained.model.parameters()).device, modes=True):
         trained.model.eval()
         Expected.of(trained).compare(folder)
@@ -146,16 +147,16 @@ def check_saved(folder: Path, trained: Trained) -> list[str]:
 
 def _why_not(model: torch.nn.Module) -> str | None:
     if is_sharded(model):
-        return "no process holds all of the model"
+        return phrase("evaluation.process_holds_all_model")
     if added_modules(model):
-        return "plain transformers does not compute with the weights of extensions"
+        return phrase("evaluation.plain_transformers_does_compute")
     device = next(model.parameters()).device
     release_memory()
     needed = round(SPARE * sum(p.numel() * p.element_size() for p in model.parameters()))
     there = MemoryBudget().size_bytes(device)
     there -= torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
     if needed > there:
-        return f"that takes {format_bytes(needed)} beside the trained model, and there is less"
+        return phrase("evaluation.takes_beside_trained_model", needed=format_bytes(needed))
     return None
 
 
@@ -229,7 +230,7 @@ class Expected:
         near = num_near(self.logits[number], logits[number], allowed)
         if not self.answers:
             scores = f"{logits[number].tolist()}, not {self.logits[number].tolist()}"
-            return None if near else f"to {prompt!r} it gives the score {scores}"
+            return None if near else phrase("evaluation.gives_score", prompt=prompt, scores=scores)
         ours, theirs = self.answers[number], answers[number]
         num_equal = _num_first(map(operator.eq, ours, theirs))
         is_choice = num_equal < min(len(ours), len(theirs)) and num_equal < near  # of rounding
@@ -237,9 +238,11 @@ class Expected:
             return None
         if ours == theirs:
             far = num_near(self.logits[number], logits[number], FAR * allowed) < len(ours)
-            return f"to {prompt!r} its logits are others than the trained model's" if far else None
+            return phrase("evaluation.logits_others_trained_model", prompt=prompt) if far else None
         texts = [self.trained.tokenizer.decode(ids) for ids in (theirs, ours)]
-        return f"to {prompt!r} it writes {texts[0]!r}, and the trained model {texts[1]!r}"
+        return phrase(
+            "evaluation.writes_trained_model", prompt=prompt, texts=texts[0], texts_2=texts[1]
+        )
 
     def _compare_files(
         self, folder: Path, model: Any, tokenizer: "PreTrainedTokenizerBase"
@@ -276,7 +279,7 @@ class Expected:
             raise _differs(folder, "its processor has another chat template")
         shown = [picture for question in self.trained.questions for picture in question.pictures]
         for image in (fixed_picture(), *ours.images(shown)):
-            what = f"of a picture of {image.width} x {image.height} pixels"
+            what = phrase("evaluation.picture_pixels", width=image.width, height=image.height)
             if ours.ids_of(image) != theirs.ids_of(image):
                 raise _differs(folder, f"its processor makes other tokens {what}")
             if (name := _other_input(ours, theirs, image)) is not None:
@@ -307,7 +310,7 @@ def _other_input(ours: PictureTokens, theirs: PictureTokens, image: "Image") -> 
 
 
 def _differs(folder: Path, how: str) -> CheckpointError:
-    return CheckpointError(f"{folder}: what was saved is not the model that was trained: {how}")
+    return CheckpointError(phrase("evaluation.saved_model_trained", folder=folder, how=how))
 
 
 def num_near(ours: torch.Tensor, theirs: torch.Tensor, allowed: float) -> int:

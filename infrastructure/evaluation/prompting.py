@@ -12,6 +12,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.console import show_beside
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.evaluation.generation import Answer, generate_answers
 from infrastructure.evaluation.run_settings import (
     background_of_run,
@@ -134,7 +135,9 @@ class Answerer:
         before = [Turn("system", system)] if system else []
         for text in questions:
             for one in self._encoder.prompt_account([*before, self._shown(text)]).missing:
-                self._left_out.setdefault(one.kind, f"note: the model does not read {one}, {CAUSE}")
+                self._left_out.setdefault(
+                    one.kind, phrase("evaluation.note_model_does_read", one=one, cause=CAUSE)
+                )
         prompts = [
             GenerationPrompt(
                 text,
@@ -168,8 +171,10 @@ class Answerer:
         """What ended an answer that is cut, and what gives it more."""
         longest = self._longest(answer.question)
         if longest < self._max_tokens:
-            return f"cut after {longest} tokens: the model has {self._positions} positions"
-        return f"cut after {longest} tokens: --max-tokens gives it more"
+            return phrase(
+                "evaluation.cut_after_tokens_model", longest=longest, positions=self._positions
+            )
+        return phrase("evaluation.cut_after_tokens_max_tokens", longest=longest)
 
     def _longest(self, prompt: GenerationPrompt) -> int:
         """The most tokens that an answer may have: past its positions a model writes noise."""

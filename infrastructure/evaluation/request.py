@@ -9,6 +9,7 @@ from infrastructure.config.measures import MEASURES
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.evaluation.text_scores import refuse_missing_package
 
@@ -52,7 +53,9 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
         is_of_learning = section == "training" and name in OF_LEARNING
         reason = "nothing is trained" if is_of_learning else unused_because(key)
         if source.layer in (Layer.FLAG, Layer.KEYWORD) and reason is not None:
-            sentences.append(f"{key} has no effect on a measurement: {reason}; leave it out")
+            sentences.append(
+                phrase("evaluation.effect_measurement_leave_out", key=key, reason=reason)
+            )
     if sentences:
         raise ConfigurationError("; ".join(sentences))
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.monitoring.training_monitor import TrainingMonitor
 
@@ -85,7 +86,7 @@ class PrometheusEndpoint:
         self._server, self._thread = client.start_http_server(
             int(port), addr=host.strip("[]"), registry=registry
         )
-        logger.info("numbers for Prometheus at http://%s/metrics", address)
+        logger.info(phrase("monitoring.numbers_prometheus_http_metrics", address=address))
 
     def close(self) -> None:
         """Answer no more."""

@@ -28,6 +28,7 @@ from infrastructure.core.files import write_json
 from infrastructure.core.gpu_readings import GpuReadings
 from infrastructure.core.line_file import RotatingLineFile
 from infrastructure.core.machine_readings import MachineReadings
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.metrics_file import Record, encode_record
 from infrastructure.monitoring.watching.alert_rules import gpu_rules, machine_rules, training_rules
 from infrastructure.monitoring.watching.alert_sinks import AlertSink, LogAlerts
@@ -170,7 +171,7 @@ class TrainingMonitor:
             self._wake.set()
             thread.join(JOIN_SECONDS)
         if thread is not None and thread.is_alive():
-            logger.warning("the monitor does not answer; its last sample is missing")
+            logger.warning(phrase("monitoring.monitor_does_answer_last"))
             return
         self.sample()
         for sink in self.sinks:
@@ -207,7 +208,9 @@ class TrainingMonitor:
             self._write_performance()
             if self.on_sample is not None:
                 listener = self.on_sample
-                self._best_effort.attempt("the listener of samples", lambda: listener(record))
+                self._best_effort.attempt(
+                    phrase("monitoring.listener_samples"), lambda: listener(record)
+                )
         self._raise(alerts)
         if self._thread is None:
             self._deliver()
@@ -320,7 +323,13 @@ class TrainingMonitor:
             if num_lost == num_known or (num_known and not is_end):
                 continue
             self._num_lost[sink.name] = num_lost
-            text = f"{num_lost} of the alerts did not get to the {sink.name}: {why}; {ALERTS_FILE}"
+            text = phrase(
+                "monitoring.alerts_did_get",
+                num_lost=num_lost,
+                sink=sink.name,
+                why=why,
+                alerts_file=ALERTS_FILE,
+            )
             alert = Alert(
                 time=self.clock(),
                 step=self.step,

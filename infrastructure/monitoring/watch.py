@@ -19,6 +19,7 @@ from rich.text import Text
 
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import WIDE, charts_of
 from infrastructure.monitoring.drawing.downsampling import Points
 from infrastructure.monitoring.drawing.formatting import printable
@@ -124,7 +125,7 @@ def _print_lines(
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             shown, shown_at = line, now
             if run.has_ended and not is_over:
-                waits = f"{_next_step(view)}; waiting until it does"
+                waits = phrase("monitoring.waiting_until_does", view=_next_step(view))
                 console.print(waits, markup=False, highlight=False, soft_wrap=True)
         if is_over:
             return
@@ -190,7 +191,7 @@ def frame(view: RunView, width: int) -> RenderableType:
     if view["is_over"] and view["state"] != FINISHED:
         parts.append(Text(_next_step(view)))
     title = f"[bold]{escape(printable(view['title']))}[/]"
-    foot = None if view["is_over"] else "Ctrl-C leaves; the training goes on"
+    foot = None if view["is_over"] else phrase("monitoring.ctrl_c_leaves_training_goes")
     return Panel(
         Group(*parts), title=title, subtitle=foot, border_style="dim", padding=(0, 1), width=width
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import gib
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.memory_prediction import MemoryLine, MemoryPoint, fit_line
 
 LARGEST = 256
@@ -52,8 +53,13 @@ class BatchChoice:
     def lines(self) -> list[str]:
         """A line for each size that was tried."""
         return [
-            f"{'→' if trial.size == self.size else ' '} {trial.size:>4} examples:"
-            f" {trial.tokens_per_second:,.0f} tokens/s, at most {gib(trial.peak_bytes)}"
+            phrase(
+                "optimization.examples_tokens_most",
+                detail="→" if trial.size == self.size else " ",
+                size=trial.size,
+                tokens_per_second=trial.tokens_per_second,
+                peak_bytes=gib(trial.peak_bytes),
+            )
             for trial in self.trials
         ]
 
@@ -129,7 +135,7 @@ class BatchSizeSearch:
             peak = None
         if peak is None:
             self.free_memory()
-            return f"memory ran out with {size}"
+            return phrase("optimization.memory_ran_out", size=size)
         if peak > self.budget_bytes:
             return f"{size} takes {gib(peak)} of {gib(self.budget_bytes)}"
         self._peaks[size] = peak
@@ -144,7 +150,7 @@ class BatchSizeSearch:
         recent = list(self._speeds.values())[-SLOWER_IN_A_ROW:]
         before = list(self._speeds.values())[:-SLOWER_IN_A_ROW]
         if before and max(recent) < STILL_FASTER * max(before):
-            return "larger ones are no faster"
+            return phrase("optimization.larger_ones_faster")
         return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:

@@ -8,6 +8,7 @@ from statistics import median
 import torch
 
 from infrastructure.core.error_place import note_foreign
+from infrastructure.core.messages import phrase
 
 TIMED_STEPS = 3
 LEAST_GAIN = 0.1  # a smaller one may be chance: then runs of the same kind compute alike
@@ -49,10 +50,13 @@ class CompileDecision:
 
     def __str__(self) -> str:
         if self.compiled_seconds is None:
-            return f"torch.compile is not used: {self.reason}"
-        text = (
-            f"a step takes {self.eager_seconds:.3f} s, compiled {self.compiled_seconds:.3f} s after"
-            f" {self.compile_seconds:.1f} s of compiling, with {self.steps_left} steps left"
+            return phrase("optimization.torch_compile_used", reason=self.reason)
+        text = phrase(
+            "optimization.step_takes_compiled_after",
+            eager_seconds=self.eager_seconds,
+            compiled_seconds=self.compiled_seconds,
+            compile_seconds=self.compile_seconds,
+            steps_left=self.steps_left,
         )
         return f"torch.compile is {'kept' if self.pays else 'not kept'}: {text}"
 

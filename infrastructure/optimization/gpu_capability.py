@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.gpu_presence import FP8_NEEDS_GPU
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, require
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,7 +34,7 @@ def best_precision(device: torch.device) -> str:
 def refuse_fp8(device: torch.device) -> None:
     """Raise ValueError where fp8 cannot be computed, with the reason."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < ADA:
-        raise ValueError(FP8_NEEDS_GPU)
+        raise ValueError(phrase("system.training_mixed_precision_fp_2"))
     require("torchao", "mixed_precision='fp8'")
 
 
@@ -84,12 +84,12 @@ def can_compile(device: torch.device) -> str | None:
     """None where torch.compile can make code for this device, else the reason why it cannot."""
     if device.type == "cuda":
         if not is_installed("triton"):
-            return "the package triton is not installed"
+            return phrase("optimization.package_triton_installed")
         if torch.cuda.get_device_capability(device) < TRITON:
-            return "the GPU's compute capability is below 7.0"
+            return phrase("optimization.gpu_compute_capability_below")
         return None
     has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-    return None if has_compiler else "there is no C++ compiler"
+    return None if has_compiler else phrase("optimization.compiler")
 
 
 def require_capability(device: torch.device, least: float | None) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.gpu_readings import GpuReading, GpuReadings
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.compiling import CompileDecision, decide_compiling, set_compiled
 from infrastructure.optimization.gpu_capability import (
     DTYPES,
@@ -160,10 +161,10 @@ class GPUOptimizer:
         num_steps: int,
     ) -> str:
         if reason := can_compile(self.device):
-            return f"torch.compile is not used: {reason}"
+            return phrase("optimization.torch_compile_used", reason=reason)
         if run_step is None:
             set_compiled(model, True)
-            return "torch.compile: on, not measured (give run_step and num_steps)"
+            return phrase("optimization.torch_compile_measured_give")
         self.decisions[name] = decide_compiling(
             lambda number: run_step(model, number),
             lambda is_on: set_compiled(model, is_on),
@@ -177,10 +178,11 @@ class GPUOptimizer:
             return replicate(model, self.device)
         if len(self.devices) > 1:
             log.warning(
-                "one process trains on one GPU (%s); start the script with `accelerate launch"
-                " --multi_gpu` to use all %d",
-                self.device,
-                len(self.devices),
+                phrase(
+                    "optimization.process_trains_gpu_start",
+                    device=self.device,
+                    num_devices=len(self.devices),
+                ),
             )
         return model
 
@@ -205,7 +207,9 @@ def create_gpu_optimizer(
     wanted = list(there) if device_ids is None else list(device_ids)
     missing = [index for index in wanted if index not in there]
     if missing:
-        log.warning("GPUs %s are not there (%d are): going on without", missing, len(there))
+        log.warning(
+            phrase("optimization.gpus_going_without", missing=missing, num_there=len(there))
+        )
     devices = [torch.device("cuda", i) for i in wanted if i in there] or [torch.device("cpu")]
     return GPUOptimizer(devices, _precision(mixed_precision, devices[0]), compile_model)
 

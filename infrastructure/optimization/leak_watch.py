@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infrastructure.core.hardware import MIB
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.allocations import LiveTensors
 
 WINDOW = 12  # readings
@@ -46,11 +47,13 @@ class Leak:
     lines: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        text = f"memory grows steadily, by {self.bytes_per_step / MIB:.2f} MiB a step"
+        text = phrase(
+            "optimization.memory_grows_steadily_mib", bytes_per_step=self.bytes_per_step / MIB
+        )
         if not self.lines:
-            return f"{text}; no Python object holds it: a library that keeps memory of its own"
+            return phrase("optimization.python_object_holds_library", text=text)
         where = "; ".join(f"{line} ({size / MIB:.1f} MiB)" for line, size in self.lines)
-        return f"{text}; what piled up was made at {where}"
+        return phrase("optimization.piled_up_made", text=text, where=where)
 
 
 @dataclass

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from infrastructure.core.messages import phrase
+
 LOWEST, HIGHEST = 1e-7, 1.0
 NUM_STEPS = 100
 SMOOTHING = 0.9
@@ -35,9 +37,13 @@ class RangeTest:
     def lines(self) -> list[str]:
         """For people."""
         if self.suggested is None:
-            return ["learning rate: the loss fell at no rate, so none is suggested"]
-        end = f"the loss explodes at {self.explodes_at:.2g}" if self.explodes_at else "no explosion"
-        return [f"learning rate: {self.suggested:.2g} is suggested ({end})"]
+            return [phrase("optimization.learning_rate_loss_fell")]
+        end = (
+            phrase("optimization.loss_explodes", explodes_at=self.explodes_at)
+            if self.explodes_at
+            else "no explosion"
+        )
+        return [phrase("optimization.learning_rate_suggested", suggested=self.suggested, end=end)]
 
 
 def range_test(

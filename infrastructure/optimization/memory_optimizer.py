@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import processor
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.checkpointing import (
     can_checkpoint,
     checkpoint_gradients,
@@ -80,7 +81,7 @@ class MemoryOptimizer:
         config = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]
-            self.applied.append("use_cache: off (it is of use in generation only)")
+            self.applied.append(phrase("optimization.use_cache_off_use"))
         mode = self._checkpointing_for(model, self._use)
         if mode != "off":
             checkpoint_gradients(model, mode)

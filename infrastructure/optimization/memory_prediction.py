@@ -14,6 +14,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory
+from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import allowed_bytes, resident_bytes
 
 MAX_MEMORY_PERCENT = 85.0
@@ -97,8 +98,8 @@ class MemoryBudget:
         limit = self.gpu_limit if on_gpu else self.cpu_limit
         unlimited = replace(self, cpu_limit=None, gpu_limit=None)
         if limit is None or self.limit_bytes(device) >= unlimited.limit_bytes(device):
-            return "take a machine with more memory"
-        of_gpu = "resources.gpu.memory_limit or memory.gpu_memory_fraction"
+            return phrase("optimization.take_machine_memory")
+        of_gpu = phrase("optimization.resources_gpu_memory_limit")
         name = of_gpu if on_gpu else "memory.cpu_memory_limit"
         return f"raise {name}, which allows {limit}"
 

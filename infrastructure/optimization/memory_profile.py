@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from infrastructure.core.hardware import MIB
+from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import peak_resident_bytes, resident_bytes
 from infrastructure.optimization.allocations import AllocationCounter
 
@@ -48,13 +49,21 @@ class MemoryProfile:
     def lines(self) -> list[str]:
         """The profile for a person."""
         lines = [
-            f"{self.name}: peak {_mib(self.peak_bytes)} ({_mib(self.rise_bytes)} above the start),"
-            f" {self.delta_bytes / MIB:+.1f} MiB left behind"
+            phrase(
+                "optimization.peak_above_start_mib",
+                name=self.name,
+                peak_bytes=_mib(self.peak_bytes),
+                rise_bytes=_mib(self.rise_bytes),
+                delta_bytes=self.delta_bytes / MIB,
+            )
         ]
         if self.gpu_peak_bytes:
             lines.append(
-                f"  GPU: peak {_mib(self.gpu_peak_bytes)}, {self.gpu_delta_bytes / MIB:+.1f} MiB"
-                " left behind"
+                phrase(
+                    "optimization.gpu_peak_mib_left",
+                    gpu_peak_bytes=_mib(self.gpu_peak_bytes),
+                    gpu_delta_bytes=self.gpu_delta_bytes / MIB,
+                )
             )
         return lines + [f"  {_mib(size)} by {line}" for line, size in self.top_allocations]
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 
 # Differences below this are this machine's mood.
 CLEARLY_FASTER = 1.03
@@ -166,7 +167,7 @@ class PipelineOptimizer:
                 raise
             refusal = "memory ran out"
         if measured is not None and measured.peak_bytes > self.budget_bytes:
-            refusal = "takes more memory than there is"
+            refusal = phrase("optimization.takes_memory")
         pays = measured is not None and not refusal and self._pays(measured, best)
         self.tried.append(Tried(key, value, measured, refusal, pays, best, self.num_tokens))
         self.report(self.tried[-1])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.hardware import MIB
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.allocations import kept_for_backward
 from infrastructure.optimization.checkpointing import can_checkpoint, can_do, checkpoint_gradients
 
@@ -123,14 +124,18 @@ def _about_activations(use: MemoryUse, micro_batch_size: int) -> Iterator[Recomm
         return
     for mode, less in use.checkpointed_bytes.items():
         setting = CHECKPOINTING_SETTING[mode]
-        cost = "up to a third more time" if mode == "all" else "up to a sixth more time"
+        cost = (
+            phrase("optimization.up_third_time")
+            if mode == "all"
+            else phrase("optimization.up_sixth_time")
+        )
         yield Recommendation(setting, kept - less, cost, True)
     if micro_batch_size > 1:
         half = micro_batch_size // 2
         yield Recommendation(
-            f"training.batch_size: {half} with twice the training.gradient_accumulation",
+            phrase("optimization.training_batch_size_twice", half=half),
             kept - kept * half // micro_batch_size,
-            "the same result, smaller pieces",
+            phrase("optimization.same_result_smaller_pieces"),
             True,
         )
 
@@ -149,7 +154,7 @@ def _about_optimizer(use: MemoryUse, name: str) -> Iterator[Recommendation]:
         yield Recommendation(
             f"model.lora_config (r={LORA_RANK})",
             moving - use.lora_bytes,
-            "trains matrices beside the weights instead of the weights",
+            phrase("optimization.trains_matrices_beside_weights"),
             False,
         )
 

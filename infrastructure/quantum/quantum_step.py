@@ -12,6 +12,7 @@ from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.core.errors import MissingPackageError, MissingSecretError, SamplerError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.quantum.formulated_problem import FormulatedProblem
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample
@@ -179,7 +180,7 @@ def _query(
     try:
         bqm = question.cut_to(max_variables)
         if deadline.is_over:
-            text = f"formulating took all of the {deadline.seconds:g} s that there were"
+            text = phrase("quantum.formulating_took_all", seconds=deadline.seconds)
             return _Answer("", failures=[text], info={"bound_hit": True})
         known = {key: value for key, value in given.items() if key in chain.parameters}
         sample_set = chain.sample(bqm, time_limit=deadline.seconds_left, **known)
@@ -211,7 +212,9 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
         least = answer.energy - ROUNDING * max(1.0, abs(answer.energy))
         if not names or question.alternatives[name] >= least:
             return answer
-        remarks = [f"{name} is better than what {answer.name} found: {answer.energy:.8g}"]
+        remarks = [
+            phrase("quantum.better_found", name=name, answer=answer.name, energy=answer.energy)
+        ]
     energy = question.alternatives[name]
     return _Answer(name, question.samples[name], energy, answer.failures, answer.info, remarks)
 

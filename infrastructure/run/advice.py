@@ -10,6 +10,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.config.measures import LOSS
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.run.checkpoint_paths import best_of, by_step
@@ -47,7 +48,7 @@ def advice_at_end(
     """
     longer = _longer(num_steps, num_epochs, is_cut_short)
     if freezes_new_weights:  # more of the same would not help
-        longer = "the same without --lora, which freezes new weights, or a trained --model"
+        longer = phrase("run.same_without_lora_freezes")
     was, now = before.get("eval_loss"), after.get("eval_loss")
     measured = now if best_metric == LOSS and isinstance(now, float) else None
     if best_metric != LOSS or measured is not None:
@@ -55,23 +56,28 @@ def advice_at_end(
         if earlier is not None:
             return [earlier]
     if is_cut_short and num_epochs < 1:
-        text = f"{num_steps} steps are few, less than one epoch; to train longer"
-        return [{"text": text, "command": "a higher --max-steps, or none"}]
+        text = phrase("run.steps_few_less_epoch", num_steps=num_steps)
+        return [{"text": text, "command": phrase("run.higher_max_steps_none")}]
     if num_steps < FEW_STEPS:
         return [
             {
-                "text": f"{num_steps} steps are few; to train longer, or to learn faster",
+                "text": phrase("run.steps_few_train_longer", num_steps=num_steps),
                 "command": longer,
             }
         ]
     if isinstance(was, float) and isinstance(now, float) and was > 0:
         if now > was * (1 + WORSE_SHARE):
-            text = f"The held-out loss rose, from {format_number(was)} to {format_number(now)}"
-            return [{"text": f"{text}; to learn more slowly", "command": "a lower --learning-rate"}]
+            text = phrase("run.held_out_loss_rose", was=format_number(was), now=format_number(now))
+            return [
+                {
+                    "text": phrase("run.learn_slowly", text=text),
+                    "command": "a lower --learning-rate",
+                }
+            ]
         if now > was:
             # by so little that neither a higher nor a lower rate is the likelier remedy
             digits = next((n for n in (4, 6) if format_number(was, n) != format_number(now, n)), 8)
-            text = f"The held-out loss rose a little, from {format_number(was, digits)} to"
+            text = phrase("run.held_out_loss_rose_little", was=format_number(was, digits))
             return [
                 {
                     "text": f"{text} {format_number(now, digits)}; to learn differently",
@@ -79,7 +85,7 @@ def advice_at_end(
                 }
             ]
         if now > was * (1 - HARDLY_SHARE):
-            text = f"The held-out loss hardly fell, from {format_number(was)} to"
+            text = phrase("run.held_out_loss_hardly_fell", was=format_number(was))
             return [
                 {
                     "text": f"{text} {format_number(now)}; to learn more",
@@ -88,7 +94,7 @@ def advice_at_end(
             ]
     exact = after.get("exact_match")
     if num_steps < FEW_WITHOUT_ANSWERS and isinstance(exact, Mapping) and exact.get("all") == 0:
-        text = f"No held-out answer is exactly right after {num_steps} steps; to learn more"
+        text = phrase("run.held_out_answer_exactly_right", num_steps=num_steps)
         return [{"text": text, "command": longer}]
     return []
 
@@ -116,19 +122,18 @@ def _better(
     name = name_of(metric.rpartition(":")[2]).title
     was, ended = (format_number(-n if is_greater else n) for n in (score, now))
     return {
-        "text": f"Of the saved steps, step {step} has the best held-out {name} ({was}), and the"
-        f" last one {ended}; the model of that step",
+        "text": phrase("run.saved_steps_step_best", step=step, name=name, was=was, ended=ended),
         "command": f"temper export {shlex.quote(_relative(run.path))}@{BEST} FOLDER",
     }
 
 
 def _longer(num_steps: int, num_epochs: int, is_cut_short: bool) -> str:
     if is_cut_short:  # more epochs would change nothing
-        return f"--max-steps {max(2 * num_steps, ENOUGH_STEPS)}, or a higher --learning-rate"
+        return phrase("run.max_steps_higher_learning_rate", max=max(2 * num_steps, ENOUGH_STEPS))
     if num_epochs < 1 or num_steps < 1:
-        return "more --epochs, or a higher --learning-rate"
+        return phrase("run.epochs_higher_learning_rate")
     epochs = max(2 * num_epochs, num_epochs * ceil_div(ENOUGH_STEPS, num_steps))
-    return f"--epochs {epochs}, or a higher --learning-rate"
+    return phrase("run.epochs_higher_learning_rate_2", epochs=epochs)
 
 
 def _relative(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from infrastructure.config.field_help import plain
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 
 Facts = Mapping[str, Any]
@@ -115,14 +116,16 @@ def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
     """The sentence for what stops a run from going on, with what to do."""
     acceptable = [d.name for d in refused if d.verdict is Verdict.CHANGES_THE_RESULT]
     never = [d.name for d in refused if d.verdict is Verdict.NEEDS_A_NEW_RUN]
-    remedies = ["bring it back as it was"]
+    remedies = [phrase("run.bring_back")]
     if acceptable and not never:
-        remedies.append(f"accept what comes of it with {judge.how_to_accept(acceptable)}")
+        remedies.append(phrase("run.accept_comes", acceptable=judge.how_to_accept(acceptable)))
     remedies += judge.other_remedies(refused)
     why = f" ({judge.why_never(never)})" if never else ""
-    return (
-        "since this checkpoint was saved, what decides the result has changed: "
-        f"{'; '.join(map(str, refused))}{why}: {', or '.join(remedies)}"
+    return phrase(
+        "run.since_checkpoint_saved_decides",
+        str="; ".join(map(str, refused)),
+        why=why,
+        remedies=", or ".join(remedies),
     )
 
 
@@ -150,7 +153,11 @@ def in_words(agreed: Sequence[Difference], step: int) -> list[str]:
     by_verdict = {verdict: [d for d in agreed if d.verdict is verdict] for verdict in Verdict}
     rounded = "; ".join(map(str, by_verdict[Verdict.ROUNDS_OTHERWISE]))
     return [
-        *([f"note: not bit-exact from step {step} on, because {rounded}"] if rounded else []),
+        *(
+            [phrase("run.note_bit_exact_step_because", step=step, rounded=rounded)]
+            if rounded
+            else []
+        ),
         *(f"accepted: {d}" for d in by_verdict[Verdict.CHANGES_THE_RESULT]),
     ]
 

@@ -16,6 +16,7 @@ from infrastructure.config.fingerprint import (
 from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.lookup import nearest
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
@@ -48,11 +49,7 @@ NEEDS_A_NEW_RUN = (
     "training.strategy",
     "training.layerwise_lr_decay",
 )
-OTHER_LABELS = (
-    "the run was begun by a version of Temper that marks otherwise which tokens are learnt; before"
-    " labels of version 2, tokens after the end of an answer could be learnt too: a new run is"
-    " advised"
-)
+
 CODE = "code"  # of the parts of somebody's own
 PARTS = "parts"
 # What names weights, which are compared themselves.
@@ -83,13 +80,13 @@ class ConfigurationJudge:
 
     def why_never(self, names: Sequence[str]) -> str:
         """A checkpoint has no place for them."""
-        return f"{', '.join(names)} cannot change within a run"
+        return phrase("run.cannot_change_within_run", names=", ".join(names))
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """A flag where one brings it back, and a new run."""
         flags = [f"--mixed-precision {d.was}" for d in refused if d.name == "precision"]
-        remedies = [f"give {flag} for the precision" for flag in flags]
-        return [*remedies, "start anew with `temper train DATA --new-run`"]
+        remedies = [phrase("run.give_precision", flag=flag) for flag in flags]
+        return [*remedies, phrase("run.start_anew_temper_train")]
 
 
 def recorded_grid(was: Facts) -> SizeGrid:
@@ -169,7 +166,11 @@ def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
         if name == "base_model" and not was["base_is_frozen"]:
             continue  # training all weights has overwritten it
         if before != now:
-            cause = OTHER_LABELS if name == "data" and _has_other_labels(was, current) else ""
+            cause = (
+                phrase("run.run_begun_version_temper")
+                if name == "data" and _has_other_labels(was, current)
+                else ""
+            )
             yield Difference(name, before, now, _judged_fact(name, before, now), cause)
 
 

@@ -10,6 +10,7 @@ from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.error_place import described
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
@@ -147,7 +148,7 @@ def seal(run: RunDirectory, summary: Summary) -> None:
         summary[SEAL] = seal_of(run.path)
         write_summary(run, summary)
     except OSError as error:
-        log.warning("%s was not written again: %r", run.summary_file, error)
+        log.warning(phrase("run.written_again", summary_file=run.summary_file, error=error))
 
 
 def write_report_of(run: RunDirectory) -> None:

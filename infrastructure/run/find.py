@@ -24,6 +24,7 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, InputE
 from infrastructure.core.files import make_directory
 from infrastructure.core.gpu_presence import has_no_gpu
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.records.run_list import run_folders
 from infrastructure.monitoring.records.run_owner import read_trainer, this_process
@@ -125,7 +126,7 @@ def _of_these_settings(
         except ValueError as error:
             recorded = settings_now(run, {})  # run.json is lost, and its versions know it, too
             if not recorded:
-                log.warning("run %s is passed over: %s", run.run_id, error)
+                log.warning(phrase("run.run_passed_over", run_id=run.run_id, error=error))
                 continue
         now = settings_now(run, recorded)
         loaded_by = Loading(recorded.get(BACKEND), backend_taken(now))

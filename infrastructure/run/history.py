@@ -19,6 +19,7 @@ from infrastructure.config.field_help import plain
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import is_secret_key, redact
 from infrastructure.monitoring.records.run_reader import objects_in
 from infrastructure.run.checkpoint_paths import by_step
@@ -180,7 +181,7 @@ def change_words(step: int, change: Change) -> str:
         return f"{text} after step {step}"
     if _is_shown(change["was"]) and _is_shown(change["is"]):
         was, now = plain(change["was"]), plain(change["is"])
-        return f"{change['name']} was {was} until step {step}, and is {now} since"
+        return phrase("run.until_step_since", change=change["name"], was=was, step=step, now=now)
     return f"{change['name']} changed after step {step}"
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from infrastructure.config.merging.plugin_names import OUR_PACKAGES, code_at
 from infrastructure.core.json_text import JsonValue
+from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import MAIN
 from infrastructure.core.redact import redact
 from infrastructure.run.compatibility import Difference, Facts, Verdict
@@ -329,7 +330,4 @@ def what_cannot_be_compared(unseen: Sequence[str]) -> list[str]:
     """Return the line that says at the start what a resumed run will have to take on trust."""
     if not unseen:
         return []
-    return [
-        f"note: cannot be compared when this run resumes: {'; '.join(dict.fromkeys(unseen))}:"
-        " keep it as it is"
-    ]
+    return [phrase("run.note_cannot_compared_when", unseen="; ".join(dict.fromkeys(unseen)))]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import is_utf8, make_directory, readable_path
+from infrastructure.core.messages import phrase
 
 
 def check_spelling(output_dir: Path) -> None:
@@ -45,5 +46,5 @@ def writable(output_dir: Path) -> Path:
             return output_dir
     except OSError as error:
         is_file = error.errno in (errno.EEXIST, errno.ENOTDIR)
-        why = "a file is there, or above it" if is_file else error.strerror
+        why = phrase("run.file_above") if is_file else error.strerror
         raise InputError("run.output_dir_cannot_written", output_dir=output_dir, why=why) from error

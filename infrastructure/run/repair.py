@@ -20,6 +20,7 @@ from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import file_sha256
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_list import RUN_FILE, run_folders
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import LOCK_FILE
@@ -36,7 +37,7 @@ def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[st
         try:
             repair = RunFileRepair(path, _stores(path, options)).restore(RUN_FILE)
         except (OSError, CheckpointError) as error:
-            report(f"note: run {path.name} has no readable {RUN_FILE}: {error}")
+            report(phrase("run.note_run_readable", path=path.name, run_file=RUN_FILE, error=error))
             continue
         if repair is not None:
             report(f"note: run {path.name}: {repair.text}")

@@ -28,8 +28,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.console import details
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
+from infrastructure.core.messages import phrase
 from infrastructure.core.waiting import within
-from infrastructure.monitoring.records.status_text import HERE_ONLY
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.progress_bar import byte_bar
@@ -81,10 +81,7 @@ class RunReplication:
         """
         missing = self.backup.check_place()
         if missing is not None:
-            self.report(
-                f"note: {missing}. backup.allow_missing_place is set: training begins without"
-                " copies, and they are made when it is there"
-            )
+            self.report(phrase("run.note_backup_allow_missing", missing=missing))
 
     def check_free_space(self, bytes_per_version: int, total_steps: int) -> None:
         """Say, before the first step, what a version takes and how many fit here and there.
@@ -151,7 +148,7 @@ class RunReplication:
     def line(self) -> str:
         """How the copies stand, as a sentence."""
         if not self.has_place:
-            return HERE_ONLY
+            return phrase("monitoring.checkpoints_lie_machine_setting")
         return self.backup.status().possible_loss(time.time()).text
 
     def wait(self, seconds: float) -> None:
@@ -174,9 +171,7 @@ class RunReplication:
             status = self.backup.finish(min(QUIET_SECONDS, seconds), look)
         if _is_over(status, newest, look):
             return status
-        self.report(
-            f"Waiting for the backup, at most {age_words(seconds)}; Ctrl-C does not wait for it"
-        )
+        self.report(phrase("run.waiting_backup_most_ctrl_c", seconds=age_words(seconds)))
         reported = ""
         with byte_bar("backup") as move_bar:
             while not _is_over(status, newest, look):
@@ -210,7 +205,7 @@ class RunReplication:
                 self.backup, self.run.path, seconds, wait=self._wait, record=recorded
             )
             return
-        self.completion = Completion(self.completion.published, "the wait for it was ended")
+        self.completion = Completion(self.completion.published, phrase("run.wait_ended"))
 
     def compare_anew(self) -> None:
         """What was confirmed before does not count: the place may have changed since."""
@@ -236,7 +231,7 @@ class RunReplication:
     def facts(self) -> CopyFacts:
         """For summary.json and the report."""
         if not self.has_place:
-            return {"text": HERE_ONLY}
+            return {"text": phrase("monitoring.checkpoints_lie_machine_setting")}
         status = self.backup.status()
         loss = status.possible_loss(time.time())
         known = {name: value for name, value in asdict(status).items() if value is not None}
@@ -253,7 +248,7 @@ class RunReplication:
         try:
             yield
         except KeyboardInterrupt:
-            self.report(f"Not waiting any longer; copying goes on by itself. {self.line()}")
+            self.report(phrase("run.waiting_any_longer_copying", line=self.line()))
 
 
 def _is_over(status: BackupStatus, newest: str, look: str) -> bool:

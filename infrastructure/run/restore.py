@@ -21,6 +21,7 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.records.run_list import FINAL, MAX_NAMED, RUN_FILE
 from infrastructure.run.checkpoint_paths import best_of, by_step
@@ -78,7 +79,9 @@ def readable(store: Store) -> Iterator[Manifest]:
         try:
             yield store.read(name)
         except CheckpointError as error:
-            log.warning("a version at %s is passed over: %s: %s", store.root, name[:12], error)
+            log.warning(
+                phrase("run.version_passed_over", root=store.root, name=name[:12], error=error)
+            )
 
 
 def restore_run(
@@ -154,10 +157,10 @@ def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
         here, there = best_of(store), best_of(remote)
         if there is None or (here is not None and here.stem == there.stem):
             return
-        with byte_bar("restoring the best checkpoint") as move_bar:
+        with byte_bar(phrase("run.restoring_best_checkpoint")) as move_bar:
             backup.restore_run(remote.read(there.stem).step, on_progress=move_bar)
     except (CheckpointError, StorageError, OSError) as error:
-        log.warning("the best checkpoint is not brought back: %s", redact(str(error)))
+        log.warning(phrase("run.best_checkpoint_brought_back", error=redact(str(error))))
 
 
 def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:
@@ -167,11 +170,11 @@ def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[s
         finished = finished_at(place, run.run_id, step)
         if finished is None:
             return
-        report(f"It lies finished there: {finished.url}")
+        report(phrase("run.lies_finished", url=finished.url))
         with byte_bar("restoring the model") as move_bar:
             finished.fetch(run.path, move_bar)
     except (OSError, DamagedFileError) as error:
-        log.warning("the end of run %s is not brought back: %s", run.run_id, redact(str(error)))
+        log.warning(phrase("run.end_run_brought_back", run_id=run.run_id, error=redact(str(error))))
 
 
 def named_run(place: Place, name: str | None) -> str:
@@ -185,7 +188,7 @@ def named_run(place: Place, name: str | None) -> str:
     known = answer_of(place, lambda: runs_at(place))
     run_id = folder_of(name).name if name else None
     if not known:
-        named = "" if run_id is None else f", so none that is called {run_id!r}"
+        named = "" if run_id is None else phrase("run.none_called", run_id=run_id)
         raise InputError("run.run_2", url=place.url, named=named, place=why_empty(place))
     if run_id is None:
         return known[-1]
@@ -243,7 +246,7 @@ def why_empty(place: Place) -> str:
         place.names(Path())
     except OSError as error:
         if isinstance(place, FolderPlace) and isinstance(error, FileNotFoundError):
-            return ": there is no such folder; is the path right, and mounted?"
+            return phrase("run.such_folder_path_right")
         return f": {redact(error.strerror or str(error))}"
     return ""
 

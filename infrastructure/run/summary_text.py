@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.user_text import note_user_values, user_text
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
@@ -21,7 +22,7 @@ from infrastructure.run.record_types import Summary
 MAX_EXAMPLE_LINES, MAX_LINE_CHARACTERS = 8, 400
 FEW_PROMPTS = 5  # of which each is worth more than 20 points
 SEES = "processor_config.json"  # in the folder of a model that pictures are given to
-HOW_TO_STOP = "; Ctrl-C saves and stops"
+
 RESULT = "result"  # among what is shown elsewhere
 
 
@@ -63,14 +64,14 @@ def _result_lines(summary: Summary) -> list[str]:
         *best_lines(summary),
         *changed_lines(summary),
         "",
-        table or "Nothing is held out, so nothing was measured; see data.validation_split",
+        table or phrase("run.nothing_held_out_nothing"),
     ]
     if (step := summary.get("held_out_changed_after")) is not None:
-        lines.append(f"(before is not comparable: other rows are held out since step {step:,})")
+        lines.append(phrase("run.before_comparable_other_rows", step=step))
     if num_questions := summary.get("num_questions"):
         lines.append(f"(exact match over {_of_held_out(num_questions, summary)})")
     if num_pairs := summary.get("num_pairs"):
-        lines.append(f"(ranked over {num_pairs:,} held-out pairs; a tie counts as wrong)")
+        lines.append(phrase("run.ranked_over_held_out_pairs", num_pairs=num_pairs))
     if example := summary.get("example"):
         lines += ["", "A held-out example", *_indented("prompt", example["prompt"], keeps_end=True)]
         lines += _indented("expected", example["expected"])
@@ -91,13 +92,13 @@ def early_lines(summary: Summary) -> list[str]:
     if not (is_finished and isinstance(steps, int) and isinstance(total, int) and steps < total):
         return []
     why = f": {reason}" if reason else ""
-    return [f"Finished early, at step {steps:,} of {total:,}{why}"]
+    return [phrase("run.finished_early_step", steps=steps, total=total, why=why)]
 
 
 def best_lines(summary: Summary) -> list[str]:
     """That the trained model is not of the last step; none where it is."""
     step = summary.get("final_step")
-    return [] if step is None else [f"The trained model is that of step {step:,}, the best one"]
+    return [] if step is None else [phrase("run.trained_model_step_best", step=step)]
 
 
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:
@@ -123,11 +124,12 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
     """How many rows were answered, and what decides that."""
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
-        few = ", too few to say much" if num_questions < FEW_PROMPTS else ""
+        few = phrase("run.too_few_say_much") if num_questions < FEW_PROMPTS else ""
         return f"{num_questions:,} held-out {'prompt' if num_questions == 1 else 'prompts'}{few}"
-    return (
-        f"{num_questions:,} of {num_held_out:,} held-out prompts: training.validation_prompts sets"
-        " how many, and long answers leave time for fewer"
+    return phrase(
+        "run.held_out_prompts_training_validation",
+        num_questions=num_questions,
+        num_held_out=num_held_out,
     )
 
 
@@ -138,7 +140,7 @@ def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary)
     if in_notebook and not sees:
         more = "" if system is None else f", system={system!r}"
         question = "your question\n\nits context" if has_context else "your question"
-        return f"colab.ask({model!r}, [{json.dumps(question)}]{more}) in a cell"
+        return phrase("run.colab_ask_cell", model=model, question=json.dumps(question), more=more)
     command = question_command(model, system, has_context=has_context)
     command += " --image FILE" if sees else ""
     return f"!{command} in a cell" if in_notebook else command
@@ -147,8 +149,8 @@ def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary)
 def _looking(run: str, in_notebook: bool) -> str:
     """How one gets to see the report."""
     if in_notebook:
-        return f"colab.show_report({run!r}) in a cell"
-    return f"open {run}/report.html in a browser"
+        return phrase("run.colab_show_report_cell", run=run)
+    return phrase("run.open_report_html_browser", run=run)
 
 
 def cost_lines(summary: Summary) -> list[str]:
@@ -157,7 +159,9 @@ def cost_lines(summary: Summary) -> list[str]:
     if cost is None:
         return []
     duration = format_duration(cost["seconds"])
-    return [f"Cost: {cost['text']} ({duration} at {cost['price_per_hour']} an hour)"]
+    return [
+        phrase("run.cost_hour", cost=cost["text"], duration=duration, cost_2=cost["price_per_hour"])
+    ]
 
 
 def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[str]:
@@ -168,7 +172,7 @@ def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[s
     ]
     if len(whole) <= MAX_EXAMPLE_LINES + 1:  # the note on one line would be as long as the line
         return _beside(name, whole)
-    more = [f"… ({len(whole) - MAX_EXAMPLE_LINES} more lines; the report has all)"]
+    more = [phrase("run.lines_report_all", num_whole=len(whole) - MAX_EXAMPLE_LINES)]
     shown = (
         [*more, *whole[-MAX_EXAMPLE_LINES:]] if keeps_end else [*whole[:MAX_EXAMPLE_LINES], *more]
     )

@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import GIB, Hardware, describe, detect
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.testing.installation import Installation, accepts
@@ -98,9 +99,9 @@ def verdict(findings: list[Diagnosis]) -> str:
     num_failed = sum(finding.level == "fail" for finding in findings)
     num_warned = sum(finding.level == "warn" for finding in findings)
     if num_failed:
-        return f"Not ready to train: {_counted(num_failed, 'problem')} to solve first."
+        return phrase("testing.ready_train_solve_first", num_failed=_counted(num_failed, "problem"))
     if num_warned:
-        return f"Ready to train. {_counted(num_warned, 'warning')} above, none of them in the way."
+        return phrase("testing.ready_train_above_none", num_warned=_counted(num_warned, "warning"))
     return "Ready to train."
 
 
@@ -122,7 +123,7 @@ def check_python(hardware: Hardware) -> Iterator[Diagnosis]:
         yield Diagnosis("fail", "Python", f"{hardware.python} is too old: {tested}")
     elif version > NEWEST_TESTED_PYTHON:
         yield Diagnosis(
-            "warn", "Python", f"{hardware.python} is newer than what was tried: {tested}"
+            "warn", "Python", phrase("testing.newer_tried", python=hardware.python, tested=tested)
         )
     else:
         yield Diagnosis("ok", "Python", f"{hardware.python}, {hardware.platform}")
@@ -140,10 +141,12 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
         "GPU": "warn" if hardware.nvidia_driver and not hardware.gpus else "ok",
     }
     remedies = {
-        "memory": "little: close other programs, or train a smaller model",
-        "disk": f"{_disk_wanted(hardware.disk_free_bytes)}: free some, or choose another place with"
-        " --output",
-        "GPU": "see whether `nvidia-smi` lists one; restart the container or the driver if not",
+        "memory": phrase("testing.little_close_other_programs"),
+        "disk": phrase(
+            "testing.free_some_choose_another",
+            disk_free_bytes=_disk_wanted(hardware.disk_free_bytes),
+        ),
+        "GPU": phrase("testing.see_whether_nvidia_smi_lists"),
     }
     for line in describe(hardware)[1:]:
         subject, _, text = line.partition(": ")
@@ -156,10 +159,12 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
 def _disk_wanted(free_bytes: int | None) -> str:
     """What is said of a run's checkpoints; what one takes, its own forecast says."""
     if _disk_level(free_bytes) == "fail":
-        return f"no run begins with less than {format_bytes(MINIMUM_DISK_BYTES)} for checkpoints"
-    return (
-        f"checkpoints of a large model take more than {format_bytes(LOW_DISK_BYTES)}, and a"
-        " training's forecast says how much before its first step"
+        return phrase(
+            "testing.run_begins_less_checkpoints",
+            minimum_disk_bytes=format_bytes(MINIMUM_DISK_BYTES),
+        )
+    return phrase(
+        "testing.checkpoints_large_model_take", low_disk_bytes=format_bytes(LOW_DISK_BYTES)
     )
 
 
@@ -173,7 +178,7 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
     """The packages that nothing works without: there, and inside the declared bounds."""
     needed = installation.requirements(DISTRIBUTION)
     if not needed:
-        text = "not installed as a package, so its versions cannot be compared"
+        text = phrase("testing.installed_package_versions_cannot")
         yield Diagnosis("warn", "temper", text, "pip install --no-deps -e . (in Temper's folder)")
     tested = {r.name: r for r in installation.requirements(DISTRIBUTION, extra="tested")}
     for requirement in needed:
@@ -181,14 +186,16 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
         remedy = _pip_line(tested.get(requirement.name, requirement))
         if version is None and requirement.name in READERS:
             purpose = READERS[requirement.name]
-            text = f"not installed, or its files are broken; needed for {purpose}"
+            text = phrase("testing.installed_files_broken_needed", purpose=purpose)
             yield Diagnosis("warn", requirement.name, text, remedy)
         elif version is None:
             yield Diagnosis(
-                "fail", requirement.name, "not installed, or its files are broken", remedy
+                "fail", requirement.name, phrase("testing.installed_files_broken"), remedy
             )
         elif not accepts(requirement, version):
-            text = f"{version} is outside what Temper works with ({requirement.specifier})"
+            text = phrase(
+                "testing.outside_temper_works", version=version, specifier=requirement.specifier
+            )
             yield Diagnosis("fail", requirement.name, text, remedy)
 
 
@@ -208,7 +215,11 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
     others = [r for r in wanted if r not in same[column]]
     differing = [r.name for r in others if installation.version(r.name) is not None]
     missing = [r.name for r in others if r.name not in differing]
-    text = f"{len(wanted) - len(others)} of {len(wanted)} packages have the version that Temper is"
+    text = phrase(
+        "testing.packages_version_temper",
+        num_wanted=len(wanted) - len(others),
+        num_wanted_2=len(wanted),
+    )
     text += f" tested with{TESTED_ON[column]}"
     text += f"; another version: {', '.join(differing)}" if differing else ""
     text += f"; not installed: {', '.join(missing)}" if missing else ""
@@ -218,10 +229,12 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
         version = installation.version(requirement.name)
         if version is None and requirement.name not in needed:
             purpose = NEEDED_FOR.get(requirement.name)
-            text = f"not installed; needed for {purpose}" if purpose else "not installed"
+            text = (
+                phrase("testing.installed_needed", purpose=purpose) if purpose else "not installed"
+            )
             yield Diagnosis("note", requirement.name, text, _pip_line(requirement))
         elif version is not None:
-            text = f"{version}; Temper is tested with {requirement.specifier}"
+            text = phrase("testing.temper_tested", version=version, specifier=requirement.specifier)
             yield Diagnosis("warn", requirement.name, text, _pip_line(requirement))
 
 
@@ -241,14 +254,14 @@ def check_torch_build(hardware: Hardware, installation: Installation) -> Iterato
         return
     build = f"built for CUDA {cuda}" if cuda else "a CPU build"
     if hardware.nvidia_driver and cuda is None:
-        text = f"{version} is {build} and there is an NVIDIA driver: the GPU stays idle"
+        text = phrase("testing.nvidia_driver_gpu_stays", version=version, build=build)
         remedy = f"pip install 'torch==={version.public}'"
         yield Diagnosis("warn", "PyTorch", text, remedy)
     else:
         yield Diagnosis("ok", "PyTorch", f"{version}, {build}")
     vision = installation.version("torchvision")
     if vision is not None and version.local == "cpu" and vision.local != "cpu":
-        text = f"{vision} is not built for this PyTorch, and importing unsloth fails on it"
+        text = phrase("testing.built_pytorch_importing_unsloth", vision=vision)
         yield Diagnosis("warn", "torchvision", text, "pip uninstall torchvision")
 
 
@@ -256,15 +269,15 @@ def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Diag
     """Combinations of packages that are known to fail."""
     torchao, peft = installation.version("torchao"), installation.version("peft")
     if torchao and peft and torchao < Version(OLDEST_TORCHAO_FOR_PEFT) and peft >= Version("0.19"):
-        text = f"peft {peft} refuses torchao {torchao}: no LoRA training"
+        text = phrase("testing.peft_refuses_torchao_lora", peft=peft, torchao=torchao)
         remedy = f"pip install 'torchao>={OLDEST_TORCHAO_FOR_PEFT}'"
         yield Diagnosis("fail", "torchao", text, remedy)
     if installation.version("triton") and not hardware.nvidia_driver:
-        text = "triton without a GPU makes TRL's and unsloth's kernels fail (0 active drivers)"
+        text = phrase("testing.triton_without_gpu_makes")
         yield Diagnosis("warn", "triton", text, "pip uninstall triton")
     newer_python = tuple(map(int, hardware.python.split(".")[:2])) >= (3, 12)
     if newer_python and installation.version("gputil") and not installation.version("setuptools"):
-        text = "imports distutils, which Python 3.12 and later have from setuptools alone"
+        text = phrase("testing.imports_distutils_python_later")
         yield Diagnosis("warn", "gputil", text, "pip install setuptools")
 
 
@@ -281,7 +294,9 @@ def check_unsloth(installation: Installation) -> Iterator[Diagnosis]:
                 "warn", package, f"{version} asks for {', '.join(requirements)}", UNSLOTH_LINE
             )
         else:
-            yield Diagnosis("ok", package, f"{version}, and all packages that it needs fit it")
+            yield Diagnosis(
+                "ok", package, phrase("testing.all_packages_needs_fit", version=version)
+            )
 
 
 def unmet_requirements(

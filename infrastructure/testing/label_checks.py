@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jinja2.exceptions import TemplateError
 
+from infrastructure.core.messages import phrase
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.data_pipeline import DataPipeline
@@ -39,7 +40,7 @@ SHOWN_BEFORE = 8  # tokens
 NUM_PROMPTS = 8
 ROOM_FOR_END = 8  # tokens that a template may write after an answer
 END_OF_ANSWERS = "end of answers"
-NO_TEXT = "this model reads no text"
+
 PROMPT, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
 PROBES: tuple[tuple[Turn, ...], ...] = (
     (PROMPT, ANSWER),
@@ -47,26 +48,34 @@ PROBES: tuple[tuple[Turn, ...], ...] = (
     (Turn("system", "Be 93."), PROMPT, ANSWER, Turn("user", "Ping 15?")),
 )
 LONGEST_PROBE = 4096  # tokens; templates write long preambles
-LOOK = "look at temper check DATA --preview, and at data.train_on and data.chat_template"
 
 
 def check_labels(subject: Subject) -> CheckResult:
     """Every example has tokens that are learnt, they reach the loss, and the model knows them."""
     if not subject.reads_text:
-        return CheckResult("labels", "skipped", NO_TEXT)
+        return CheckResult("labels", "skipped", phrase("testing.model_reads_text"))
     examples: list[TokenizedExample] = subject.candidates
     wrong = _first_wrong(subject, examples)
     learnt = sum(int(example.supervised.sum()) for example in examples)
     share = learnt / max(1, sum(len(example.input_ids) for example in examples))
     numbers = {"learnt_share": share, "num_examples": float(len(examples))}
     if wrong:
-        return CheckResult("labels", "fail", wrong, LOOK, numbers=numbers)
-    text = f"{100 * share:.0f} % of the tokens of {_examples(len(examples))} are learnt"
+        return CheckResult(
+            "labels", "fail", wrong, phrase("testing.look_temper_check_data"), numbers=numbers
+        )
+    text = phrase(
+        "testing.tokens_learnt", detail=100 * share, num_examples=_examples(len(examples))
+    )
     report = subject.data.report if isinstance(subject.data, DataPipeline) else None
     if report is not None and report.left_out:
         first = report.left_out[0]
-        text += f"; {first['rows']} rows lose a text: {first['what']} of {first['place']}"
-        remedy = "the model never reads it: give data.chat_template one that writes it"
+        text += phrase(
+            "testing.rows_lose_text",
+            first=first["rows"],
+            first_2=first["what"],
+            first_3=first["place"],
+        )
+        remedy = phrase("testing.model_never_reads_give")
         return CheckResult("labels", "warn", text, remedy, numbers=numbers)
     return CheckResult("labels", "pass", text, numbers=numbers)
 
@@ -75,22 +84,21 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
     num_tokens = token_embeddings(subject.model).num_embeddings
     for number, example in enumerate(examples, 1):
         if not example.supervised.any():
-            return f"example {number} has no token that is learnt"
+            return phrase("testing.example_token_learnt", number=number)
         if example.supervised[0]:
-            return f"example {number} learns its first token, which nothing predicts"
+            return phrase("testing.example_learns_first_token", number=number)
         if int(example.input_ids.max()) >= num_tokens or int(example.input_ids.min()) < 0:
-            return (
-                f"example {number} has token {int(example.input_ids.max())}, and the model"
-                f" knows {num_tokens}"
+            return phrase(
+                "testing.example_token_model_knows",
+                number=number,
+                max=int(example.input_ids.max()),
+                num_tokens=num_tokens,
             )
     if subject.objective is not None:
         return _hidden_wrong(subject, examples) or _learns_prompts(subject, examples)
     wanted, reached = _targets(subject, examples[: len(subject.sample)])
     if not np.array_equal(wanted, reached):
-        return (
-            f"of {wanted.size} tokens that are to be learnt {reached.size} reach the loss,"
-            " and they are not the same"
-        )
+        return phrase("testing.tokens_learnt_reach_loss", size=wanted.size, size_2=reached.size)
     return _learns_prompts(subject, examples)
 
 
@@ -103,11 +111,11 @@ def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str
         places, targets = batch["target_positions"].cpu(), batch["targets"].cpu()
         ids = torch.as_tensor(example.input_ids).long()
         if not torch.equal(ids[places], targets) or not example.supervised[places].all():
-            return f"example {number} is to predict tokens that are not its own or not learnt"
+            return phrase("testing.example_predict_tokens_own", number=number)
         if (batch["input_ids"][0].cpu()[places] == targets).any():
-            return f"example {number} shows tokens that it is to predict"
+            return phrase("testing.example_shows_tokens_predict", number=number)
         if not np.isin(targets.numpy(), subject.objective.vocabulary.ordinary).all():
-            return f"example {number} hides control tokens"
+            return phrase("testing.example_hides_control_tokens", number=number)
     return ""
 
 
@@ -132,14 +140,14 @@ def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> s
     if not isinstance(pipeline, DataPipeline) or not pipeline.evaluation_rows(1):
         return ""  # plain text, or nothing to tell it by
     if all(bool(example.supervised[1:].all()) for example in examples):
-        return "every token is learnt, the prompts too, although data.train_on is not all"
+        return phrase("testing.every_token_learnt_prompts")
     return ""
 
 
 def check_ends(subject: Subject) -> CheckResult:
     """The model learns to stop: the last token that is learnt is one that ends generation."""
     if not subject.reads_text:
-        return CheckResult(END_OF_ANSWERS, "skipped", NO_TEXT)
+        return CheckResult(END_OF_ANSWERS, "skipped", phrase("testing.model_reads_text"))
     examples: list[TokenizedExample] = subject.candidates
     stops = _stop_tokens(subject)
     ended = [e for e in examples if _learns_to_end(subject, e, stops)]
@@ -147,32 +155,35 @@ def check_ends(subject: Subject) -> CheckResult:
     names = ", ".join(repr(name) for name in sorted(stops.values())[:3])
     max_length = subject.adapter.data_config.max_length
     if not ended and any(len(example.input_ids) < max_length for example in examples):
-        text = f"no answer ends with a token that stops generation ({names})"
-        remedy = "the model would never learn to stop: give data.chat_template its end-of-turn"
+        text = phrase("testing.answer_ends_token_stops", names=names)
+        remedy = phrase("testing.model_never_learn_stop")
         return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
     if _none_ends(subject):
-        text = f"every answer is cut before its end ({names}) by data.max_length={max_length}"
-        remedy = (
-            "the model would never learn to stop: raise data.max_length, or shorten the answers"
-        )
+        text = phrase("testing.every_answer_cut_before", names=names, max_length=max_length)
+        remedy = phrase("testing.model_never_learn_stop_2")
         return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
     if len(ended) < len(examples):
-        text = f"{len(examples) - len(ended)} of {len(examples)} answers end without {names}"
-        remedy = "they were cut: raise data.max_length, or data.over_length quarantine"
+        text = phrase(
+            "testing.answers_end_without",
+            num_examples=len(examples) - len(ended),
+            num_examples_2=len(examples),
+            names=names,
+        )
+        remedy = phrase("testing.they_cut_raise_data")
         return CheckResult(END_OF_ANSWERS, "warn", text, remedy, numbers=numbers)
     if subject.objective is not None:
         if not np.isin(list(stops), subject.objective.vocabulary.ordinary).any():
-            text = f"{names} ends every answer and is never hidden"
-            remedy = "the model would never learn to stop: give data.chat_template its end-of-turn"
+            text = phrase("testing.ends_every_answer_never", names=names)
+            remedy = phrase("testing.model_never_learn_stop")
             return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
-        text = f"{_all_end(len(examples))} with {names}, and it is learnt"
+        text = phrase("testing.learnt", num_examples=_all_end(len(examples)), names=names)
         return CheckResult(END_OF_ANSWERS, "pass", text, numbers=numbers)
     wanted, reached = _targets(subject, ended[: len(subject.sample)])
     if np.isin(reached, list(stops)).sum() < np.isin(wanted, list(stops)).sum():
-        text = f"{names} ends every answer and does not reach the loss"
-        remedy = "usually the padding token is the same one, and was masked"
+        text = phrase("testing.ends_every_answer_does", names=names)
+        remedy = phrase("testing.usually_padding_token_same")
         return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
-    text = f"{_all_end(len(examples))} with {names}, and it is learnt"
+    text = phrase("testing.learnt", num_examples=_all_end(len(examples)), names=names)
     return CheckResult(END_OF_ANSWERS, "pass", text, numbers=numbers)
 
 
@@ -193,7 +204,7 @@ def _examples(number: int) -> str:
 
 
 def _all_end(num_answers: int) -> str:
-    return "the only answer ends" if num_answers == 1 else f"all {num_answers} answers end"
+    return phrase("testing.answer_ends") if num_answers == 1 else f"all {num_answers} answers end"
 
 
 def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
@@ -220,9 +231,9 @@ def check_answers(subject: Subject) -> CheckResult:
     where the text of a known answer stands; it does not ask what made the examples.
     """
     if not subject.reads_text:
-        return CheckResult("answers", "skipped", NO_TEXT)
+        return CheckResult("answers", "skipped", phrase("testing.model_reads_text"))
     if subject.adapter.data_config.train_on == "all":
-        return CheckResult("answers", "skipped", "everything is learnt, as data.train_on says")
+        return CheckResult("answers", "skipped", phrase("testing.everything_learnt_data_train"))
     examples: list[TokenizedExample] = subject.candidates
     tokenizer, data = subject.tokenizer, subject.adapter.data_config
     longest = max(data.max_length, LONGEST_PROBE)
@@ -234,19 +245,33 @@ def check_answers(subject: Subject) -> CheckResult:
     num_answers = sum(len(runs_of(example)) for example in examples)
     numbers = {"num_answers": float(num_answers), "num_without_end": float(num_cut)}
     if wrong_in_known := marks.wrong_in_known(encoder):
-        return CheckResult("answers", "fail", wrong_in_known, LOOK, numbers=numbers)
+        return CheckResult(
+            "answers",
+            "fail",
+            wrong_in_known,
+            phrase("testing.look_temper_check_data"),
+            numbers=numbers,
+        )
     if first_wrong:
         spelt = getattr(getattr(subject.data, "report", None), "special_text_rows", 0)
-        remedy = f"{spelt} rows spell special tokens: remove those" if spelt else LOOK
+        remedy = (
+            phrase("testing.rows_spell_special_tokens", spelt=spelt)
+            if spelt
+            else phrase("testing.look_temper_check_data")
+        )
         return CheckResult(
             "answers", "warn" if spelt else "fail", first_wrong, remedy, numbers=numbers
         )
-    text = f"{num_answers} answers are learnt, each with its end, and nothing between them"
+    text = phrase("testing.answers_learnt_each_end", num_answers=num_answers)
     if num_answers == 1:
-        text = "the only answer is learnt, " + ("and cut" if num_cut else "with its end")
+        text = phrase("testing.answer_learnt", detail="and cut" if num_cut else "with its end")
     elif num_cut:
-        were_cut = "1 was cut and has" if num_cut == 1 else f"{num_cut} were cut and have"
-        text = f"{num_answers} answers are learnt and nothing between them; {were_cut} no end"
+        were_cut = (
+            phrase("testing.cut") if num_cut == 1 else phrase("testing.cut_2", num_cut=num_cut)
+        )
+        text = phrase(
+            "testing.answers_learnt_nothing_between", num_answers=num_answers, were_cut=were_cut
+        )
     return CheckResult("answers", "pass", text, numbers=numbers)
 
 
@@ -302,16 +327,18 @@ class AnswerMarks:
             words = self._words(ids[start:end])
             for token in words:
                 if token in self.around:
-                    return f"{name} learns {self.names[token]!r}, which no answer holds"
+                    return phrase("testing.learns_answer_holds", name=name, names=self.names[token])
             for token, following in itertools.pairwise(words):
                 if token == following and token in self.ends:
-                    return f"{name} learns the end of an answer, {self.names[token]!r}, twice"
+                    return phrase(
+                        "testing.learns_end_answer_twice", name=name, names=self.names[token]
+                    )
             if not words or words[-1] in self.names:
                 continue
             rest = itertools.takewhile(lambda n: not example.supervised[n], range(end, len(ids)))
             after = next((ids[n] for n in rest if ids[n] in self.names), -1)
             if after in self.ends:
-                return f"{name} does not learn {self.names[after]!r}, which ends its answer"
+                return phrase("testing.does_learn_ends_answer", name=name, names=self.names[after])
         return ""
 
     def has_end(self, example: TokenizedExample) -> bool:
@@ -338,7 +365,7 @@ class AnswerMarks:
                 )
                 if is_learnt != is_wanted:
                     is_not = "" if is_learnt else "not "
-                    return f"of {name} what the {turn.role} says is {is_not}learnt"
+                    return phrase("testing.says_learnt", name=name, role=turn.role, is_not=is_not)
             unlike = (
                 "" if encoder.train_on == LAST_ANSWER else self._unlike_marks(example, turns, name)
             )
@@ -354,16 +381,31 @@ class AnswerMarks:
         triples = zip(example.input_ids.tolist(), ids, example.supervised, answered, strict=False)
         for token, other, is_learnt, is_marked in list(triples)[1:]:
             if token != other:
-                return f"{name} has other tokens than the chat template writes{self._lacking()}"
+                return phrase(
+                    "testing.other_tokens_chat_template", name=name, lacking=self._lacking()
+                )
             if is_learnt != is_marked:
-                what = "is learnt and not marked" if is_learnt else "is marked and not learnt"
-                return f"of {name} {self.tokenizer.decode([token])!r} {what} by the chat template"
+                what = (
+                    phrase("testing.learnt_marked")
+                    if is_learnt
+                    else phrase("testing.marked_learnt")
+                )
+                return phrase(
+                    "testing.chat_template",
+                    name=name,
+                    decode=self.tokenizer.decode([token]),
+                    what=what,
+                )
         return ""
 
     def _lacking(self) -> str:
         """The usual reason: marks that are special tokens of another tokenizer."""
         lacking = marks_without_token(self.template or "", self.tokenizer)
-        return f", whose {', '.join(lacking)} the tokenizer does not know" if lacking else ""
+        return (
+            phrase("testing.whose_tokenizer_does_know", lacking=", ".join(lacking))
+            if lacking
+            else ""
+        )
 
     def _words(self, tokens: Sequence[int]) -> list[int]:
         """The tokens without white space."""
@@ -426,11 +468,11 @@ def check_template(subject: Subject) -> CheckResult:
     """
     pipeline = subject.data
     if not subject.reads_text or not isinstance(pipeline, DataPipeline):
-        return CheckResult("prompts", "skipped", NO_TEXT)
+        return CheckResult("prompts", "skipped", phrase("testing.model_reads_text"))
     for number, example in enumerate(subject.candidates, 1):
         ids, bos = example.input_ids, subject.tokenizer.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
-            text = f"example {number} begins with the BOS token twice"
+            text = phrase("testing.example_begins_bos_token", number=number)
             return CheckResult("prompts", "fail", text, _remedy_for_bos(pipeline))
     return check_prompts(pipeline)
 
@@ -443,7 +485,7 @@ def _remedy_for_bos(pipeline: DataPipeline) -> str:
         is_templates = encoder.prompt_ids([Turn("user", "How much is 2 + 3?")])[:2] == [bos, bos]
     except FormatError:
         is_templates = True
-    where = "data.chat_template" if is_templates else "the rows: the chat template writes it"
+    where = "data.chat_template" if is_templates else phrase("testing.rows_chat_template_writes")
     return f"remove it from {where}"
 
 
@@ -455,10 +497,10 @@ def check_prompts(pipeline: DataPipeline) -> CheckResult:
     for ids, nearest in zip(prompts, _nearest_examples(pipeline, prompts), strict=True):
         if not begins_with(pipeline.tokenizer, nearest, ids):
             return _differ(pipeline, ids, nearest)
-    which = f"{len(prompts)} held-out prompts have"
+    which = phrase("testing.held_out_prompts", num_prompts=len(prompts))
     if len(prompts) == 1:
-        which = "the only held-out prompt has"
-    text = f"{which} the same tokens in training and in use"
+        which = phrase("testing.held_out_prompt")
+    text = phrase("testing.same_tokens_training_use", which=which)
     return CheckResult("prompts", "pass", text, numbers={"num_prompts": float(len(prompts))})
 
 
@@ -469,13 +511,13 @@ def _check_invented(pipeline: DataPipeline) -> CheckResult:
     (encoded,) = encoder.encode([Conversation(turns)])
     example = getattr(encoded, "example", None)
     if example is None:
-        text = "nothing is held out, and the template takes no plain question"
+        text = phrase("testing.nothing_held_out_template")
         return CheckResult("prompts", "skipped", text)
     ids = _prompt_in_use(pipeline, [{"role": "user", "content": turns[0].text}])
     ids = ids or encoder.prompt_ids(turns[:1])
     if not begins_with(pipeline.tokenizer, example.input_ids, ids):
         return _differ(pipeline, ids, example.input_ids)
-    return CheckResult("prompts", "pass", "a question has the same tokens in training and in use")
+    return CheckResult("prompts", "pass", phrase("testing.question_same_tokens_training"))
 
 
 def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> CheckResult:
@@ -483,22 +525,15 @@ def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> Che
     decode, common = pipeline.tokenizer.decode, num_common(taught, ids)
     used, trained = (list(map(int, one[common : common + 5])) for one in (ids, taught))
     before = decode(list(ids[max(0, common - SHOWN_BEFORE) : common]))
-    where = f"a prompt that is as in training up to {before!r} goes on with {decode(used)!r} in use"
+    where = phrase("testing.prompt_training_up_goes", before=before, used=decode(used))
     if _ends_with_space(pipeline):
-        text = (
-            f"{where}, and with {decode(trained)!r} in training: the generation prompt of the chat"
-            " template ends with a space, which the tokenizer joins to the answer's first word"
+        text = phrase(
+            "testing.training_generation_prompt_chat", where=where, trained=decode(trained)
         )
-        remedy = "take the space away from the end of the template's generation prompt"
+        remedy = phrase("testing.take_space_away_end")
         return CheckResult("prompts", "fail", text, remedy)
-    text = (
-        f"{where}, and with {decode(trained)!r} in training: the model would be asked otherwise"
-        " than it was taught"
-    )
-    remedy = (
-        "let the chat template write the same before an answer whether a generation prompt is added"
-        " or the answer follows"
-    )
+    text = phrase("testing.training_model_asked_otherwise", where=where, trained=decode(trained))
+    remedy = phrase("testing.let_chat_template_write")
     return CheckResult("prompts", "fail", text, remedy)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from infrastructure.core.messages import phrase
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Gradients, Subject, disable_randomness, preserve_subject
 from infrastructure.training.data.store.examples import TokenizedExample
@@ -12,7 +13,6 @@ from infrastructure.training.models.model_inputs import inner_model, relative_di
 from infrastructure.training.models.packing_check import leak_tolerance
 from infrastructure.training.models.token_functions import cross_entropy, own_loss
 
-NO_TEXT = "this model reads no text"
 # A model that knows nothing has the logarithm of its vocabulary; far above is a mistake.
 MAX_LOSS_FACTOR = 3.0
 
@@ -31,8 +31,8 @@ def check_loss(subject: Subject) -> CheckResult:
         value = float(loss_sum) / max(1, num_items)
         numbers = {"loss": value}
         if not math.isfinite(value):
-            text = f"the loss of the first examples is {value}"
-            remedy = "the model's weights or the number format are not usable: see temper doctor"
+            text = phrase("testing.loss_first_examples", value=value)
+            remedy = phrase("testing.model_weights_number_format")
             return CheckResult("loss", "fail", text, remedy, numbers=numbers)
         if not subject.reads_text:
             return CheckResult("loss", "pass", f"{value:.4g} per item", numbers=numbers)
@@ -60,18 +60,21 @@ def _against_reference(subject: Subject, value: float, num_items: int) -> CheckR
     difference = abs(value - expected) / max(abs(expected), 1e-9)
     numbers = {"loss": value, "expected_loss": expected, "relative_difference": difference}
     if num_items != expected_items or (difference > subject.tolerance and not _balances(subject)):
-        text = (
-            f"the loss is {value:.6g} over {num_items} tokens; by the model's logits it is"
-            f" {expected:.6g} over {expected_items}"
+        text = phrase(
+            "testing.loss_over_tokens_model",
+            value=value,
+            num_items=num_items,
+            expected=expected,
+            expected_items=expected_items,
         )
-        remedy = "the labels are shifted, masked or averaged otherwise than they should be"
+        remedy = phrase("testing.labels_shifted_masked_averaged")
         return CheckResult("loss", "fail", text, remedy, numbers=numbers)
     know_nothing = math.log(logits.shape[-1])
     if own is None and value > MAX_LOSS_FACTOR * know_nothing:
-        text = f"{value:.4g}, and a model that knows nothing has {know_nothing:.4g}"
-        remedy = "are these the right weights, and is this the model's own tokenizer?"
+        text = phrase("testing.model_knows_nothing", value=value, know_nothing=know_nothing)
+        remedy = phrase("testing.these_right_weights_model")
         return CheckResult("loss", "warn", text, remedy, numbers=numbers)
-    text = f"{value:.4g} per learnt token, as the model's outputs say"
+    text = phrase("testing.per_learnt_token_model", value=value)
     return CheckResult("loss", "pass", text, numbers=numbers)
 
 
@@ -88,7 +91,7 @@ def check_causality(subject: Subject) -> CheckResult:
     """
     name = "causality"
     if not subject.reads_text:
-        return CheckResult(name, "skipped", NO_TEXT)
+        return CheckResult(name, "skipped", phrase("testing.model_reads_text"))
     with preserve_subject(subject):
         disable_randomness(subject)
         example = max(subject.sample, key=lambda one: len(one.input_ids))
@@ -101,23 +104,23 @@ def check_causality(subject: Subject) -> CheckResult:
     numbers = {"leak": leak}
     if subject.objective is not None:
         if leak > leak_tolerance(first.dtype):
-            text = "tokens see those after them, as hidden tokens need"
+            text = phrase("testing.tokens_see_those_after")
             return CheckResult(name, "pass", text, numbers=numbers)
-        text = "no token sees those after it, and hidden tokens are predicted from both sides"
-        remedy = "the model passes its attention mask by"
+        text = phrase("testing.token_sees_those_after")
+        remedy = phrase("testing.model_passes_attention_mask")
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
     if leak > leak_tolerance(first.dtype):
-        text = f"logits change by {leak:.2g} with tokens that come after them"
-        remedy = "the model sees what it is to predict: its attention must be causal"
+        text = phrase("testing.logits_change_tokens_come", leak=leak)
+        remedy = phrase("testing.model_sees_predict_attention")
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    return CheckResult(name, "pass", "no token sees those after it", numbers=numbers)
+    return CheckResult(name, "pass", phrase("testing.token_sees_those_after_2"), numbers=numbers)
 
 
 def check_isolation(subject: Subject) -> CheckResult:
     """The examples of a batch do not see each other: together as alone, packed or padded."""
     name = "isolation"
     if not subject.reads_text:
-        return CheckResult(name, "skipped", NO_TEXT)
+        return CheckResult(name, "skipped", phrase("testing.model_reads_text"))
     layout = "packed" if getattr(subject.adapter, "packs", False) else "padded"
     with preserve_subject(subject):
         disable_randomness(subject)
@@ -129,16 +132,15 @@ def check_isolation(subject: Subject) -> CheckResult:
     leak = max(map(relative_difference, others[1:], together[1:]), default=0.0)
     numbers = {"relative_difference": difference, "leak": leak}
     if difference > subject.tolerance or leak > leak_tolerance(together[0].dtype):
-        text = (
-            f"{layout} examples see each other: their logits differ by {difference:.2g} from those"
-            f" of the same examples alone, and by {leak:.2g} with another neighbour"
+        text = phrase(
+            "testing.examples_see_each_other", layout=layout, difference=difference, leak=leak
         )
-        remedy = "train with data.packing false" if layout == "packed" else ""
+        remedy = phrase("testing.train_data_packing_false") if layout == "packed" else ""
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    text = "the only example has no other one to see"
+    text = phrase("testing.example_other_see")
     if len(examples) > 1:
         where = "one row" if layout == "packed" else "one batch"
-        text = f"{len(examples)} examples in {where} do not see each other"
+        text = phrase("testing.examples_do_see_each", num_examples=len(examples), where=where)
     return CheckResult(name, "pass", text, numbers=numbers)
 
 
@@ -166,30 +168,30 @@ def check_accumulation(subject: Subject) -> CheckResult:
             noise = gradient_difference(subject.gradients(examples, len(examples)), whole)
     numbers = {"relative_difference": difference, "noise": noise}
     if noise > subject.tolerance:
-        text = "the model draws random numbers that cannot be switched off"
+        text = phrase("testing.model_draws_random_numbers")
         return CheckResult("accumulation", "skipped", text, numbers=numbers)
     if _balances(subject):
-        text = "the experts' balancing loss is that of a micro-batch, so splitting changes it"
+        text = phrase("testing.experts_balancing_loss_micro_batch")
         return CheckResult("accumulation", "skipped", text, numbers=numbers)
     if difference > subject.tolerance:
-        text = f"in micro-batches of 1 the gradient is another one, by {difference:.2g}"
-        remedy = "losses must be divided by the items of the whole batch (batch['total_items'])"
+        text = phrase("testing.micro_batches_gradient_another", difference=difference)
+        remedy = phrase("testing.losses_divided_items_whole")
         return CheckResult("accumulation", "fail", text, remedy, numbers=numbers)
-    text = "there is one example, which cannot be split"
+    text = phrase("testing.example_cannot_split")
     if len(examples) > 1:
-        text = f"{len(examples)} examples at once and one by one give the same gradient"
+        text = phrase("testing.examples_once_give_same", num_examples=len(examples))
     return CheckResult("accumulation", "pass", text, numbers=numbers)
 
 
 def _unusable(actual: Gradients) -> CheckResult | None:
     if not actual.values:
-        text = "nothing that should train gets a gradient"
-        remedy = "the loss is cut off from the weights; with LoRA: do the inputs require gradients?"
+        text = phrase("testing.nothing_should_train_gets")
+        remedy = phrase("testing.loss_cut_off_weights")
         return CheckResult("accumulation", "fail", text, remedy)
     if actual.not_finite:
         names = f"{len(actual.not_finite)} parameters, first {actual.not_finite[0]}"
-        text = f"the gradient is not finite in {names}"
-        return CheckResult("accumulation", "fail", text, "see temper doctor and mixed_precision")
+        text = phrase("testing.gradient_finite", names=names)
+        return CheckResult("accumulation", "fail", text, phrase("testing.see_temper_doctor_mixed"))
     return None
 
 

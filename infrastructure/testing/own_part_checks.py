@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from infrastructure.core.messages import phrase
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject, preserve_subject, undone
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
@@ -34,7 +35,7 @@ def check_own_loss(subject: Subject) -> CheckResult:
         loss_sum, _ = subject.loss(subject.sample)
         loss_sum.backward()
     name = subject.trainer.training_config.loss
-    return CheckResult("own loss", "pass", f"{name} gives each token a number with a gradient")
+    return CheckResult("own loss", "pass", phrase("testing.gives_each_token_number", name=name))
 
 
 def check_own_metrics(subject: Subject) -> CheckResult:
@@ -75,5 +76,5 @@ def check_own_strategy(subject: Subject) -> CheckResult:
                 subject.loss(examples)
             trial.begin_step(1, examples)
             trial.take_form(model, optimizer, NOT_ENTERED)  # as going back to the start does
-    text = f"{type(strategy).__name__} has done a step of {total_steps}, which was undone"
+    text = phrase("testing.done_step_undone", name=type(strategy).__name__, total_steps=total_steps)
     return CheckResult("own strategy", "pass", text)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.messages import phrase
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import (
     Subject,
@@ -32,9 +33,11 @@ def check_weights(subject: Subject) -> CheckResult:
     named = [(n, p) for n, p in subject.model.named_parameters() if p.is_floating_point()]
     wrong = sorted(name for name, p in named if not bool(p.detach().isfinite().all()))
     if wrong:
-        remedy = "load the model from a good copy; see temper checkpoints verify"
+        remedy = phrase("testing.load_model_good_copy")
         return CheckResult("weights", "fail", f"{_some(wrong)} holds NaN or infinity", remedy)
-    return CheckResult("weights", "pass", f"all {len(named)} tensors are finite")
+    return CheckResult(
+        "weights", "pass", phrase("testing.all_tensors_finite", num_named=len(named))
+    )
 
 
 def check_trainable(subject: Subject) -> CheckResult:
@@ -46,11 +49,15 @@ def check_trainable(subject: Subject) -> CheckResult:
     numbers = {"trained_share": share, "num_trained": float(len(trained))}
     wrong = _wrong_in_lora(subject, trained) if has_lora(subject.model) else ""
     if not trained:
-        wrong = "nothing in the model trains"
+        wrong = phrase("testing.nothing_model_trains")
     if wrong:
-        remedy = "look at model.lora_config; freeze the base with requires_grad_(False)"
+        remedy = phrase("testing.look_model_lora_config")
         return CheckResult("trainable", "fail", wrong, remedy, numbers=numbers)
-    what = "LoRA and nothing of its base" if has_lora(subject.model) else f"{len(trained)} tensors"
+    what = (
+        phrase("testing.lora_nothing_base")
+        if has_lora(subject.model)
+        else f"{len(trained)} tensors"
+    )
     text = f"{what}, {100 * share:.3g} % of the weights"
     return CheckResult("trainable", "pass", text, numbers=numbers)
 
@@ -68,11 +75,11 @@ def is_lora(name: str) -> bool:
 def _wrong_in_lora(subject: Subject, trained: set[str]) -> str:
     base = sorted(name for name in trained if not is_lora(name))
     if base:
-        return f"{_some(base)} of the base would train too, which a LoRA would not save"
+        return phrase("testing.base_train_too_lora", base=_some(base))
     names = [name for name, _ in subject.model.named_parameters() if is_lora(name)]
     still = sorted(set(names) - trained)
     if still:
-        return f"{_some(still)} of the LoRA is frozen"
+        return phrase("testing.lora_frozen", still=_some(still))
     return _missing_targets(subject)
 
 
@@ -83,7 +90,7 @@ def _missing_targets(subject: Subject) -> str:
     within, base = subject.adapter.lora_within, inner_model(subject.model)
     paths = target_paths(base, wanted.target_modules, experts=wanted.experts, within=within)
     missing = sorted(paths - adapted_paths(base))
-    return f"{_some(missing)} should have a LoRA and has none" if missing else ""
+    return phrase("testing.should_lora_none", missing=_some(missing)) if missing else ""
 
 
 def _some(names: list[str]) -> str:
@@ -95,9 +102,9 @@ def check_start(subject: Subject) -> CheckResult:
     name = "start of LoRA"
     model: Any = subject.model
     if not has_lora(model) or not subject.reads_text:
-        return CheckResult(name, "skipped", "the model has no LoRA")
+        return CheckResult(name, "skipped", phrase("testing.model_lora"))
     if not hasattr(model, "disable_adapter") or subject.trainer.model_config.lora_config is None:
-        return CheckResult(name, "skipped", "the LoRA was trained before")
+        return CheckResult(name, "skipped", phrase("testing.lora_trained_before"))
     moved = [p for n, p in model.named_parameters() if "lora_B" in n and bool(p.detach().any())]
     if moved:
         begins = subject.trainer.model_config.lora_config.init_lora_weights
@@ -112,10 +119,10 @@ def check_start(subject: Subject) -> CheckResult:
     difference = relative_difference(logits, expected)
     numbers = {"relative_difference": difference}
     if difference > leak_tolerance(logits.dtype):
-        text = f"a LoRA that is new changes the logits by {difference:.2g}"
-        remedy = "its B matrices must begin at zero, and the base must be left alone"
+        text = phrase("testing.lora_new_changes_logits", difference=difference)
+        remedy = phrase("testing.matrices_begin_zero_base")
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    return CheckResult(name, "pass", "the model begins as its base", numbers=numbers)
+    return CheckResult(name, "pass", phrase("testing.model_begins_base"), numbers=numbers)
 
 
 def check_optimizer(subject: Subject) -> CheckResult:
@@ -131,19 +138,21 @@ def check_optimizer(subject: Subject) -> CheckResult:
     still = [group for group in optimizer.param_groups if not group["lr"] > 0]
     wrong = ""
     if lacking:
-        wrong = f"{_some(lacking)} should train, and the optimizer does not hold it"
+        wrong = phrase("testing.should_train_optimizer_does", lacking=_some(lacking))
     elif frozen:
-        wrong = f"{_some(frozen)} is frozen, and the optimizer holds it"
+        wrong = phrase("testing.frozen_optimizer_holds", frozen=_some(frozen))
     elif set(held) - set(named):
-        wrong = "the optimizer holds parameters that are not the model's"
+        wrong = phrase("testing.optimizer_holds_parameters_model")
     elif len(held) != len(set(held)):
-        wrong = "the optimizer holds a parameter twice"
+        wrong = phrase("testing.optimizer_holds_parameter_twice")
     elif still:
-        wrong = f"{len(still)} groups of the optimizer have no learning rate"
+        wrong = phrase("testing.groups_optimizer_learning_rate", num_still=len(still))
     if wrong:
-        remedy = "look at the strategy's parameter_groups"
+        remedy = phrase("testing.look_strategy_parameter_groups")
         return CheckResult("optimizer", "fail", wrong, remedy)
-    text = f"{type(optimizer).__name__} holds all {len(held)} tensors that train, and no other"
+    text = phrase(
+        "testing.holds_all_tensors_train", name=type(optimizer).__name__, num_held=len(held)
+    )
     return CheckResult("optimizer", "pass", text)
 
 
@@ -160,15 +169,20 @@ def check_steps(subject: Subject) -> CheckResult:
     wrong = ""
     if moved - trained:
         kept = sorted(moved - trained)
-        wrong = f"{_some(kept)} should stay as it is, and a step changed it"
+        wrong = phrase("testing.should_stay_step_changed", kept=_some(kept))
     elif stuck := sorted((trained & received) - moved):
-        wrong = f"{_some(stuck)} should train, gets a gradient, and did not move"
+        wrong = phrase("testing.should_train_gets_gradient", stuck=_some(stuck))
     elif untouched := sorted(n for n in trained - received - moved if "expert" not in n):
-        wrong = f"{_some(untouched)} should train and gets no gradient"
+        wrong = phrase("testing.should_train_gets_gradient_2", untouched=_some(untouched))
     if wrong:
-        remedy = "look at what is frozen, and at the strategy's parameter_groups"
+        remedy = phrase("testing.look_frozen_strategy_parameter")
         return CheckResult("steps", "fail", wrong, remedy, "integration", numbers)
-    text = f"{NUM_STEPS} steps moved {len(moved)} tensors and left {len(before) - len(moved)} alone"
+    text = phrase(
+        "testing.steps_moved_tensors_left",
+        num_steps=NUM_STEPS,
+        num_moved=len(moved),
+        num_before=len(before) - len(moved),
+    )
     return CheckResult("steps", "pass", text, "", "integration", numbers)
 
 
@@ -178,21 +192,26 @@ def check_learning(subject: Subject) -> CheckResult:
     Near a minimum large steps go too far, so smaller ones are tried before it is called a failure.
     """
     if not subject.reads_text:
-        text = "only a language model's loss must fall from step to step"
+        text = phrase("testing.language_model_loss_fall")
         return CheckResult("learning", "skipped", text, group="integration")
     highest = min(subject.learning_rate, MAX_LEARNING_RATE)
     visible = VISIBLE * subject.tolerance
     for rate in (highest, highest / 10, highest / 100):
         before, after = _loss_around(subject, rate)
         numbers = {"loss_before": before, "loss_after": after, "learning_rate": rate}
-        change = f"{NUM_LEARNING_STEPS} steps at {rate:.2g} took the loss from {before:.6g}"
+        change = phrase(
+            "testing.steps_took_loss",
+            num_learning_steps=NUM_LEARNING_STEPS,
+            rate=rate,
+            before=before,
+        )
         text = f"{change} to {after:.6g}"
         if math.isfinite(after) and before - after > visible * abs(before):
             return CheckResult("learning", "pass", text, "", "integration", numbers)
     if math.isfinite(after) and after - before <= visible * abs(before):
-        remedy = "the steps are too small to be seen: is the learning rate meant?"
+        remedy = phrase("testing.steps_too_small_seen")
         return CheckResult("learning", "warn", text, remedy, "integration", numbers)
-    remedy = "the gradient does not point down: look at the loss and the strategy"
+    remedy = phrase("testing.gradient_does_point_down")
     return CheckResult("learning", "fail", text, remedy, "integration", numbers)
 
 

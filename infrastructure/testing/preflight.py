@@ -14,6 +14,7 @@ from typing import Literal
 from infrastructure.core.error_place import caller_place, named
 from infrastructure.core.errors import PreflightError
 from infrastructure.core.hardware import detect
+from infrastructure.core.messages import phrase
 from infrastructure.testing.doctor import Diagnosis, check_machine, examine
 from infrastructure.testing.label_checks import (
     END_OF_ANSWERS,
@@ -89,13 +90,15 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
         message = named(error)
         where = caller_place(error)
         if is_out_of_memory(error):
-            result = CheckResult(name, "skipped", f"not enough memory to check it ({message})")
+            result = CheckResult(
+                name, "skipped", phrase("testing.enough_memory_check", message=message)
+            )
         elif isinstance(error, TokenFunctionError):
             result = CheckResult(name, "fail", str(error))
         elif where is not None:
             result = CheckResult(name, "fail", f"{message} at {where}", "mend it there")
         else:
-            result = CheckResult(name, "fail", f"could not be carried out: {message}")
+            result = CheckResult(name, "fail", phrase("testing.could_carried_out", message=message))
         release_traceback(error)
         gives_way = True
     if gives_way:
@@ -155,4 +158,6 @@ def _from_findings(name: str, findings: list[Diagnosis]) -> CheckResult:
             text = "; ".join(f"{finding.subject}: {finding.text}" for finding in matching)
             remedy = "; ".join(finding.remedy for finding in matching if finding.remedy)
             return CheckResult(name, level, text, remedy)
-    return CheckResult(name, "pass", f"{len(findings)} things looked at, nothing amiss")
+    return CheckResult(
+        name, "pass", phrase("testing.things_looked_nothing_amiss", num_findings=len(findings))
+    )

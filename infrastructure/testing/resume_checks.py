@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.messages import phrase
 from infrastructure.testing.parameter_checks import VISIBLE_LEARNING_RATE, take_steps
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import (
@@ -44,12 +45,12 @@ def check_resume(subject: Subject) -> CheckResult:
     optimizer, random state, schedule and loss are compared.
     """
     if subject.make_trainer is None:
-        text = "there is no way to make a second trainer"
+        text = phrase("testing.way_make_second_trainer")
         return CheckResult(RESUME, "skipped", text, group="integration")
     num_steps = STEPS_BEFORE + STEPS_AFTER
     batch_size = min(MAX_BATCH, subject.data.num_examples // num_steps)
     if batch_size < 1:
-        text = f"there are fewer than {num_steps} examples"
+        text = phrase("testing.fewer_examples", num_steps=num_steps)
         return CheckResult(RESUME, "skipped", text, group="integration")
     with preserve_subject(subject), tempfile.TemporaryDirectory() as folder:
         try:
@@ -57,7 +58,7 @@ def check_resume(subject: Subject) -> CheckResult:
             free_memory(subject.device)
             resumed = _resumed_end(subject.make_trainer(), checkpoint, batch_size)
         except CheckpointError as error:
-            text = f"the checkpoint cannot be gone on from: {error}"
+            text = phrase("testing.checkpoint_cannot_gone", error=error)
             return CheckResult(RESUME, "fail", text, group="integration")
     return _compared(resumed, expected, is_exact=subject.device.type == "cpu")
 
@@ -108,14 +109,17 @@ def _compared(resumed: End, expected: End, *, is_exact: bool) -> CheckResult:
         changed, others = [], [name for name in others if name != "loss"]
     numbers = {"num_compared": float(len(tensors)), "relative_difference": farthest}
     if differing := [*changed, *others]:
-        text = (
-            f"after {STEPS_BEFORE} steps, a checkpoint and {STEPS_AFTER} more, {len(differing)}"
-            f" parts are not as without the break, first {differing[0]}"
+        text = phrase(
+            "testing.after_steps_checkpoint_parts",
+            steps_before=STEPS_BEFORE,
+            steps_after=STEPS_AFTER,
+            num_differing=len(differing),
+            differing=differing[0],
         )
-        remedy = "something that decides the training is not in its checkpoint"
+        remedy = phrase("testing.something_decides_training_checkpoint")
         return CheckResult(RESUME, "fail", text, remedy, "integration", numbers)
-    how = f"to within {farthest:.2g}" if farthest else "to the same bits"
-    text = f"a new trainer went on from step {STEPS_BEFORE} {how}"
+    how = f"to within {farthest:.2g}" if farthest else phrase("testing.same_bits")
+    text = phrase("testing.new_trainer_went_step", steps_before=STEPS_BEFORE, how=how)
     return CheckResult(RESUME, "pass", text, "", "integration", numbers)
 
 
@@ -142,10 +146,10 @@ def check_saved_model(subject: Subject) -> CheckResult:
         difference = _difference(subject, loaded.model)
     numbers = {"relative_difference": difference}
     if difference > subject.tolerance:
-        text = f"saved and loaded again it is another model, by {difference:.2g}"
-        remedy = "what the adapter's save leaves out would be lost at the end of the run"
+        text = phrase("testing.saved_loaded_again_another", difference=difference)
+        remedy = phrase("testing.adapter_save_leaves_out")
         return CheckResult(SAVED, "fail", text, remedy, "integration", numbers)
-    text = "saved and loaded again, the trained model is the same"
+    text = phrase("testing.saved_loaded_again_trained")
     return CheckResult(SAVED, "pass", text, "", "integration", numbers)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.hardware import processor
+from infrastructure.core.messages import phrase
 from infrastructure.testing.baseline import Baselines, Comparison, compare
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import NUM_CANDIDATES, Subject, disable_randomness, undone
@@ -21,7 +22,6 @@ from infrastructure.training.strategies.trial import first_step
 NUM_WARM_UPS = 2
 NUM_REPEATS = 5
 MAX_MEASUREMENTS = 3
-SLOWER = "is something else running? --rebaseline takes today's times as the new measure"
 
 
 def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
@@ -42,14 +42,23 @@ def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
         numbers = {name: min(value, again[name]) for name, value in numbers.items()}
     shown = {**numbers, "tokens_per_second": _num_tokens(subject) / numbers["seconds_per_step"]}
     if slower := _slower(earlier, numbers):
-        return CheckResult("speed", "warn", _described(slower), SLOWER, "performance", shown)
+        return CheckResult(
+            "speed",
+            "warn",
+            _described(slower),
+            phrase("testing.something_else_running_rebaseline"),
+            "performance",
+            shown,
+        )
     baselines.keep(key, numbers, {"versions": installed_versions()})
-    text = f"{shown['tokens_per_second']:,.0f} tokens/s in a step of {_num_tokens(subject)} tokens"
+    text = phrase(
+        "testing.tokens_step_tokens", shown=shown["tokens_per_second"], subject=_num_tokens(subject)
+    )
     if earlier:
         text += ", " + ", ".join(f"{c.name} {c.ratio:.2f} x" for c in compare(earlier, numbers))
-        text += f" of the baseline ({len(earlier)} earlier measurements)"
+        text += phrase("testing.baseline_earlier_measurements", num_earlier=len(earlier))
     else:
-        text += "; kept as the baseline"
+        text += phrase("testing.kept_baseline")
     return CheckResult("speed", "pass", text, "", "performance", shown)
 
 
@@ -59,8 +68,13 @@ def _slower(earlier: list[dict[str, float]], numbers: dict[str, float]) -> list[
 
 def _described(slower: list[Comparison]) -> str:
     parts = [
-        f"{c.name} is {c.ratio:.2f} times the baseline of {c.baseline:.3g}"
-        f" (up to {c.allowed:.2f} is chance)"
+        phrase(
+            "testing.times_baseline_up_chance",
+            c=c.name,
+            ratio=c.ratio,
+            baseline=c.baseline,
+            allowed=c.allowed,
+        )
         for c in slower
     ]
     return "; ".join(parts)

@@ -17,6 +17,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.messages import phrase
 from infrastructure.testing.check_report import describe_subject, write_check_report
 from infrastructure.testing.own_part_checks import own_checks
 from infrastructure.testing.preflight import (
@@ -31,7 +32,6 @@ from infrastructure.testing.results import GROUPS, CheckResult, Group, has_faile
 from infrastructure.testing.speed_checks import check_speed
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.preparation.doubts import (
-    REMEDY,
     UnconfirmedDataError,
     check_meant,
 )
@@ -155,7 +155,7 @@ def doubts_about(data: DataConfig) -> list[CheckResult]:
     try:
         check_meant(data)
     except UnconfirmedDataError as error:
-        return [CheckResult("data", "fail", error.doubt, REMEDY)]
+        return [CheckResult("data", "fail", error.doubt, phrase("data.give_data_meant_set"))]
     return []
 
 

@@ -43,6 +43,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import gib, processor
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.core.messages import phrase
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.peak_memory import PeakMemory
@@ -407,11 +408,9 @@ class EnhancedTrainer:
         if not self._may_spread():
             return ""
         measurement, share = self.cost_measurement(), f"1/{size}"
-        spread = f"each of the {size} processes keeps {share} of weights, gradients and optimizer"
+        spread = phrase("training.each_processes_keeps_weights", size=size, share=share)
         if self.adapter.on_disk:
-            spread += (
-                "; none of them ever has all weights, so what the model writes is not measured"
-            )
+            spread += phrase("training.none_them_ever_all")
         if wanted != "auto":
             self.sharding = Sharding(wanted)
             return f"training.shard is {wanted}: {spread}"
@@ -419,14 +418,18 @@ class EnhancedTrainer:
         needed = measurement.fixed_bytes() + (on_disk or 0)
         there = measurement.budget.limit_bytes(self.device, size)
         if needed <= there and not self.adapter.on_disk:
-            return (
-                f"Each of the {size} processes holds weights, gradients and optimizer: they take"
-                f" {gib(needed)} of {gib(there)} (training.shard auto)"
+            return phrase(
+                "training.each_processes_holds_weights",
+                size=size,
+                needed=gib(needed),
+                there=gib(there),
             )
         self.sharding = Sharding.SHARD
-        return (
-            f"Weights, gradients and optimizer take {gib(needed)}, and a process has {gib(there)}:"
-            f" {spread} (training.shard auto)"
+        return phrase(
+            "training.weights_gradients_optimizer_take",
+            needed=gib(needed),
+            there=gib(there),
+            spread=spread,
         )
 
     def batch_plan(self) -> BatchPlan:
@@ -806,7 +809,10 @@ class EnhancedTrainer:
     def _note_smaller_evaluation(self, size: int, why: str) -> None:
         if self.state is not None:
             record_recovery(
-                self.state, RecoveryKind.OUT_OF_MEMORY, f"evaluated {size} examples at a time", why
+                self.state,
+                RecoveryKind.OUT_OF_MEMORY,
+                phrase("training.evaluated_examples_time", size=size),
+                why,
             )
 
     def identity(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.precision import training_device
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.serving.example_order import epoch_order
@@ -421,9 +422,11 @@ def check_runs(
     if parameter is None:
         raise InputError("training.layers_weights_nothing_train")
     with probing(model), torch.no_grad():
-        hidden = _run(model.embedding, inputs.to(parameter.device), "the embedding cannot be run")
+        hidden = _run(
+            model.embedding, inputs.to(parameter.device), phrase("training.embedding_cannot_run")
+        )
         for number, layer in enumerate(model.layers, 1):
-            what = f"layer {number} cannot be run"
+            what = phrase("training.layer_cannot_run", number=number)
             output = _run(layer, hidden, what)
             if not isinstance(output, torch.Tensor) or output.shape != hidden.shape:
                 made = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output)
@@ -434,7 +437,7 @@ def check_runs(
                     shape=tuple(hidden.shape),
                 )
             hidden = output
-        _run(model.head, hidden, "the head cannot be run")
+        _run(model.head, hidden, phrase("training.head_cannot_run"))
     on_device = targets.to(parameter.device) if isinstance(targets, torch.Tensor) else targets
     batch = {"inputs": inputs.to(parameter.device), "targets": on_device, "num_items": 1}
     with probing(model), torch.no_grad():

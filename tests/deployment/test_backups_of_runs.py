@@ -19,9 +19,9 @@ from infrastructure.config.field_help import choices
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import phrase
 from infrastructure.deployment import forecast
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.monitoring.records.status_text import HERE_ONLY
 from infrastructure.run import replication as run_copies
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.replication import (
@@ -123,15 +123,17 @@ def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
 
 def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
     run, lines = deploy(small_config(tmp_path, max_steps=1))
-    assert HERE_ONLY in lines
-    assert [line for line in lines if "backup" in line] == [HERE_ONLY]
-    assert HERE_ONLY in (run / "report.html").read_text()
+    assert phrase("monitoring.checkpoints_lie_machine_setting") in lines
+    assert [line for line in lines if "backup" in line] == [
+        phrase("monitoring.checkpoints_lie_machine_setting")
+    ]
+    assert phrase("monitoring.checkpoints_lie_machine_setting") in (run / "report.html").read_text()
 
 
 def test_backups_that_are_off_are_off(tmp_path: Path, place: Path) -> None:
     config = with_place(tmp_path, place, max_steps=1)
     config.enable_backups = False
-    assert HERE_ONLY in deploy(config)[1]
+    assert phrase("monitoring.checkpoints_lie_machine_setting") in deploy(config)[1]
     assert not place.exists()
 
 

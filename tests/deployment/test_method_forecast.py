@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.messages import phrase
 from infrastructure.deployment import method_forecast
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.forecast import NO_PIECES, Forecast
+from infrastructure.deployment.forecast import Forecast
 from infrastructure.deployment.forecasting import forecast
 from infrastructure.deployment.method_forecast import evaluations_left, saves_left
 from infrastructure.optimization.batch_size import DoesNotFitError
@@ -112,7 +113,7 @@ def test_no_smaller_pieces_are_promised_where_there_are_none() -> None:
         measure_seconds=0.0,
         has_smaller_pieces=False,
     )
-    assert NO_PIECES in shown.problems()[0]
+    assert phrase("deployment.training_stop_finished_steps") in shown.problems()[0]
 
 
 @pytest.mark.parametrize(

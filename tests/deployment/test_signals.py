@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from infrastructure.core import stop_signals
+from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import (
-    STOP_COMMAND,
     StopSignal,
     interrupt_on_signals,
     reason_of,
@@ -48,7 +48,10 @@ def test_temper_stop_is_known_from_other_signals(
     with stop_on_signals(state, run_path=tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
     if is_for_this_process:
-        assert (state.stop_reason, state.stop_message) == (StopReason.COMMAND, STOP_COMMAND)
+        assert (state.stop_reason, state.stop_message) == (
+            StopReason.COMMAND,
+            phrase("system.stopped_temper_stop"),
+        )
     else:
         assert (state.stop_reason, state.stop_message) == (
             StopReason.SIGNAL,

@@ -19,6 +19,7 @@ from infrastructure.backup.backends.place_identity import FOLDER, has_id, ids_at
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
 from infrastructure.backup.format.hashing import Digest, new_digest
 from infrastructure.core.errors import InputError, StorageError
+from infrastructure.core.messages import phrase
 
 PROBE = "probe-"
 SERVER_HASHES = ("sha256", "md5")  # one of which most servers compute themselves
@@ -131,7 +132,7 @@ class Place(FileOperations, abc.ABC):
                 folder below a mount that went away.
         """
         if self.identity is not None and not has_id(self, self.identity):
-            actual = "another place" if ids_at(self) else "a folder without its marker"
+            actual = "another place" if ids_at(self) else phrase("backup.folder_without_marker")
             raise OSError(
                 errno.ENOTCONN,
                 f"{self.url} is {actual}, not the place that this run is copied to: is the right"
@@ -185,7 +186,7 @@ class Place(FileOperations, abc.ABC):
     def advice(self, error: OSError) -> str:
         """One sentence: what a person can do about `error`, whoever asks; the copier goes on by
         itself when that is done."""
-        return f"check that {self.url} can be reached"
+        return phrase("backup.check_reached", url=self.url)
 
     def caution(self, run_directory: Path) -> str | None:
         """One sentence on what this place does not protect `run_directory` from; None: nothing."""

@@ -12,10 +12,11 @@ from typing import Any
 from infrastructure.backup.backends.base import Place
 from infrastructure.core.error_place import described
 from infrastructure.core.errors import TemperError
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 
 STREAMS = ("read", "read_into", "read_back")
-MEND = "mend it there, and go on with the run, which reads it anew"
+
 CALLS = (
     *("identify", "require_identity", "probe", "sweep", "confirm"),
     *("size", "names", "write", "create", "remove", "free_bytes", "make_directory", "sync_file"),
@@ -48,7 +49,7 @@ def held_to_contract(place: Place, make_error: Callable[[str], Exception] = Back
 def sentence(url: str, error: Exception) -> str:
     """What is told of an error that no place may raise."""
     raised = described(error)
-    return redact(f"backup.place {url}: its backend raised {raised}; a place raises OSError")
+    return redact(phrase("backup.backup_place_backend_raised", url=url, raised=raised))
 
 
 def _replace(place: Place, name: str, method: Callable[..., Any]) -> None:
@@ -76,7 +77,11 @@ def _held_advice(place: Place, make_error: Callable[[str], Exception]) -> Callab
     advice = _held_call(place, place.advice, make_error)
 
     def call(error: OSError) -> str:
-        return MEND if isinstance(error, BackendError) else str(advice(error))
+        return (
+            phrase("backup.mend_go_run_reads")
+            if isinstance(error, BackendError)
+            else str(advice(error))
+        )
 
     return call
 

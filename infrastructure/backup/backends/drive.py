@@ -18,6 +18,7 @@ from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.mounts import MOUNTS, mount_of
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
 from infrastructure.core.errors import StorageError
+from infrastructure.core.messages import phrase
 
 ID_ATTRIBUTE = "user.drive.id"
 NOT_UPLOADED = "local"
@@ -128,10 +129,7 @@ class DrivePlace(FolderPlace):
             return None  # not mounted: the copier will say so
         if has_ids:
             return None
-        return (
-            f"{self.anchor} does not say which files were uploaded: backups are copied there but"
-            " never count as safe, and none is removed"
-        )
+        return phrase("backup.does_say_files_uploaded", anchor=self.anchor)
 
     def names(self, directory: Path) -> list[str]:
         try:
@@ -181,7 +179,7 @@ class DrivePlace(FolderPlace):
 
     def _require_not_seen(self, directory: Path) -> None:
         if directory in self._seen:
-            reason = "was there before: Drive has lost its connection"
+            reason = phrase("backup.before_drive_lost_connection")
             raise OSError(errno.ENOTCONN, f"{self.at(directory)} {reason}")
 
 

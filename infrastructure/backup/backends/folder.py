@@ -15,6 +15,7 @@ from infrastructure.backup.format.file_operations import Buffer, FileOperations
 from infrastructure.backup.format.hashing import available_hash
 from infrastructure.core.files import paths_below, remove_if_unlocked
 from infrastructure.core.lock import is_held
+from infrastructure.core.messages import phrase
 
 Result = TypeVar("Result")
 
@@ -91,13 +92,10 @@ class FolderPlace(Place):
 
     def caution(self, run_directory: Path) -> str | None:
         if (mount := self._program) is not None:
-            return (
-                f"{self.url} is mounted by a program ({mount.kind}), which may keep files on this"
-                " machine for a while: no reading back shows whether they are safe"
-            )
+            return phrase("backup.mounted_program_keep_files", url=self.url, kind=mount.kind)
         with contextlib.suppress(OSError):  # not mounted: the copier will say so
             if self.anchor.stat().st_dev == run_directory.stat().st_dev:
-                return f"{self.url} is on the same disk as the run: both die with it"
+                return phrase("backup.same_disk_run_both", url=self.url)
         return None
 
     def read(self, path: Path) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from infrastructure.backup.backends.base import Content, Evidence, Place, requir
 from infrastructure.backup.backends.remote_errors import as_os_errors, status_of
 from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
 from infrastructure.core.errors import InputError, StorageError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact_urls
 
@@ -111,7 +112,7 @@ class HubPlace(Place):
             with self.plain_errors(self.url):
                 is_private = self._is_private()
             if not is_private:
-                return f"{self.url} is public: everybody can read the backups there"
+                return phrase("backup.public_everybody_read_backups", url=self.url)
         return None
 
     def identify(self, known: str | None = None) -> str:
@@ -188,7 +189,7 @@ class HubPlace(Place):
                 try:
                     self.api.create_commit(
                         *(repo, added),
-                        commit_message="Claim the next version",
+                        commit_message=phrase("backup.claim_next_version"),
                         repo_type=kind,
                         parent_commit=head,
                     )
@@ -219,7 +220,9 @@ class HubPlace(Place):
                 self.api.create_commit(
                     self.repo_id,
                     operations,
-                    commit_message=f"Back up a training: {len(operations)} files",
+                    commit_message=phrase(
+                        "backup.back_up_training_files", num_operations=len(operations)
+                    ),
                     repo_type=self.repo_type,
                 )
 
@@ -308,15 +311,17 @@ class HubPlace(Place):
     ) -> str | None:
         """One sentence; None: the client's own is as good."""
         if number in (errno.ENOTCONN, errno.ETIMEDOUT):
-            answer = "does not answer" if status is None else f"has a fault of its own ({status})"
-            needed = "" if has_token else "; to write there, a token is missing, too: hf auth login"
+            answer = (
+                "does not answer" if status is None else phrase("backup.fault_own", status=status)
+            )
+            needed = "" if has_token else phrase("backup.write_token_missing_too")
             return f"the Hub at {self.api.endpoint} {answer}{needed}"
         if number == errno.EACCES and not has_token:
-            return "no token of the Hub is on this machine"
+            return phrase("backup.token_hub_machine")
         if number == errno.EACCES and status == 403:
-            return f"the token may not do that in {self.repo_id}"
+            return phrase("backup.token_do", repo_id=self.repo_id)
         if number == errno.EACCES:
-            return "the Hub does not accept the token"
+            return phrase("backup.hub_does_accept_token")
         if number == errno.ENOENT and is_missing:
-            return f"the Hub has no {self.repo_type} {self.repo_id} that this token may see"
+            return phrase("backup.hub_token_see", repo_type=self.repo_type, repo_id=self.repo_id)
         return None

@@ -20,6 +20,7 @@ from infrastructure.backup.format.file_operations import FileOperations
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import as_object, as_text, parse_json
+from infrastructure.core.messages import phrase
 
 FOLDER = Path(".temper-place")
 ID = re.compile(r"[0-9a-f]{32}")
@@ -118,6 +119,6 @@ class PlaceRecord:
                 if isinstance(place_id, str):
                     yield url, place_id
         except DamagedFileError as error:  # as if it were the first contact
-            log.warning("%s; the place is taken for what it is now", error)
+            log.warning(phrase("backup.place_taken_now", error=error))
         except OSError:
             return

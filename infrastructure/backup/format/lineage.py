@@ -16,6 +16,7 @@ from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import make_directory
 from infrastructure.core.json_text import as_integer, as_list, as_text
+from infrastructure.core.messages import phrase
 
 FILE = "lineage.json"
 MOST_NAMES = 256  # a place holds far fewer; older ones count by their sequence
@@ -48,7 +49,7 @@ class Lineage:
         except FileNotFoundError:
             pass
         except (DamagedFileError, KeyError, TypeError, ValueError) as error:
-            log.warning("%s; what lies at the place is compared with the versions here", error)
+            log.warning(phrase("backup.lies_place_compared_versions", error=error))
 
     @property
     def known(self) -> frozenset[str]:

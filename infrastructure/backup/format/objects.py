@@ -18,6 +18,7 @@ from infrastructure.backup.format.hashing import HEX_HASH, hash_of
 from infrastructure.backup.format.manifest import MAX_MANIFEST_BYTES, Pack
 from infrastructure.backup.format.packs import size_of
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.messages import phrase
 
 # What to hash, piece by piece, and the memory in which it then lies as a whole (or nothing).
 Contents = tuple[Iterable[Buffer], Buffer]
@@ -215,7 +216,7 @@ class ObjectFiles:
                 if hash_of(hash_name, pieces) == pack.hash:
                     self._trusted[pack.hash] = path, self.operations.size(path)
                     return whole
-                problem, cause = "is damaged: its bytes have changed", None
+                problem, cause = phrase("backup.damaged_bytes_changed"), None
             except FileNotFoundError as error:
                 if problem == "is missing":  # in both forms: who reads a mount may look once more
                     cause = error

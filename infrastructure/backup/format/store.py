@@ -29,6 +29,7 @@ from infrastructure.backup.format.manifest import (
 from infrastructure.backup.format.objects import ObjectFiles
 from infrastructure.backup.format.packs import PACK_BYTES, TensorBytes, cut, decode, encode
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.messages import phrase
 
 Result = TypeVar("Result")
 
@@ -275,7 +276,7 @@ class Store:
 
     def _refusal(self, error: OSError) -> StorageError:
         return StorageError(
-            f"no version was written to {self.root}: {error}; the versions before it are whole"
+            phrase("backup.version_written_versions_before", root=self.root, error=error)
         )
 
     def remove_all_but(self, kept: Collection[str]) -> list[str]:

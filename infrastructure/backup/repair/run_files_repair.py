@@ -26,6 +26,7 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.core.files import atomic_write, file_sha256
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.line_file import rotated
+from infrastructure.core.messages import phrase
 
 log = logging.getLogger(__name__)
 
@@ -113,12 +114,14 @@ class RunFileRepair:
             yield from self._file(path)
         for path in sorted(self.seal.keys() - known.keys() - {REPORT_FILE, MODEL_SUMS}):
             if _hash_of(self._read(path)) != self.seal[path]:
-                text = f"{path} was damaged after the run had ended, and no checkpoint holds it"
+                text = phrase("backup.damaged_after_run_ended", path=path)
                 yield Repair(path, Outcome.LOST, text)
         try:
             read_record(self.directory / SUMMARY_FILE)
         except DamagedFileError as error:
-            yield Repair(SUMMARY_FILE, Outcome.LOST, f"{error}: the end of the run is made anew")
+            yield Repair(
+                SUMMARY_FILE, Outcome.LOST, phrase("backup.end_run_made_anew", error=error)
+            )
         except FileNotFoundError:
             pass
 
@@ -127,7 +130,7 @@ class RunFileRepair:
         try:
             return pieces_of(self.manifests[0]) if self.manifests else {}
         except CheckpointError as error:  # of another version of temper
-            log.warning("the run's files are not compared: %s", error)
+            log.warning(phrase("backup.run_files_compared", error=error))
             return {}
 
     def names(self, prefix: str) -> list[str]:
@@ -145,22 +148,22 @@ class RunFileRepair:
         copy, step = self._copy(path)
         problem = _problem(path, current, copy, self._is_rotated(path))
         if problem is None and sealed is not None:
-            problem = "does not hold what was written to it"
+            problem = phrase("backup.does_hold_written_4")
         if problem is None:
             return
         if copy is None:
-            text = f"{path} {problem}, and no checkpoint holds it"
+            text = phrase("backup.checkpoint_holds", path=path, problem=problem)
             yield Repair(path, Outcome.LOST, text)
             return
         whole, num_unreadable = _put_together(path, copy, current)
         with atomic_write(self.directory / path) as file:
             file.write(whole)
-        text = f"{path} {problem}: brought back from the checkpoint of step {step}"
+        text = phrase("backup.brought_back_checkpoint_step", path=path, problem=problem, step=step)
         if num_unreadable:
-            text += f"; {num_unreadable} later lines could not be read"
+            text += phrase("backup.later_lines_could_read", num_unreadable=num_unreadable)
         is_whole = _hash_of(whole) == sealed if sealed is not None else not num_unreadable
         if sealed is not None and not is_whole:
-            text += "; some of what was added after that step is lost"
+            text += phrase("backup.some_added_after_step")
         yield Repair(path, Outcome.REPAIRED if is_whole else Outcome.IN_PART, text)
 
     def _is_rotated(self, path: str) -> bool:
@@ -213,15 +216,15 @@ def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: b
     if copy is None:
         return None
     if kind is Kind.ONCE:
-        return None if current == copy else "is not what was written"
+        return None if current == copy else phrase("backup.written")
     if kind is Kind.LIST:
-        return None if _continues(current, copy) else "is not what was written"
+        return None if _continues(current, copy) else phrase("backup.written")
     if kind is Kind.TABLE:
-        return None if _has_rows(current, copy) else "has lost or changed lines"
+        return None if _has_rows(current, copy) else phrase("backup.lost_changed_lines")
     if not current.startswith(copy):
-        return None if is_rotated else "has lost or changed what was in it"
+        return None if is_rotated else phrase("backup.lost_changed")
     if kind is Kind.LINES and _sorted_out(current[len(copy) :])[1]:
-        return "has lines that cannot be read"
+        return phrase("backup.lines_cannot_read")
     return None
 
 
@@ -231,7 +234,7 @@ def _problem_of_record(current: bytes, copy: bytes | None) -> str | None:
     except DamagedFileError as error:
         return str(error)
     if copy is not None and not has_checksum(current) and has_checksum(copy):
-        return "has lost its checksum"
+        return phrase("backup.lost_checksum")
     return None
 
 

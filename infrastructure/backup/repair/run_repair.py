@@ -14,6 +14,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.upload import fetch_objects, fetch_version
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.messages import phrase
 
 # Objects of versions that nothing goes on from now are read as a whole up to so many bytes; beyond,
 # only their sizes are compared.
@@ -92,11 +93,11 @@ class StoreRepair:
             manifest = self._require_remote().read(confirmed)
             fetch_version(self._require_remote(), confirmed, self.local, do_nothing)
         except (CheckpointError, OSError) as error:
-            text = f"{what} was copied to {self.where}, and is gone from here: {self._why(error)}"
+            text = phrase("backup.copied_gone", what=what, where=self.where, error=self._why(error))
             yield Repair(what, Outcome.LOST, text)
             return
         names.insert(0, confirmed)
-        text = f"the checkpoint of step {manifest.step} was gone: brought back from {self.where}"
+        text = phrase("backup.checkpoint_step_gone_brought", step=manifest.step, where=self.where)
         yield Repair(what, Outcome.REPAIRED, text)
 
     def _manifest(self, name: str, error: CheckpointError) -> Repair:
@@ -139,17 +140,21 @@ class StoreRepair:
         for manifest in serving:
             if not any(self._is_elsewhere(pack, manifest) for pack in manifest.packs):
                 break
-            what = f"parts of the checkpoint of step {manifest.step} that other machines wrote"
+            what = phrase("backup.parts_checkpoint_step_other", step=manifest.step)
             try:
                 fetch_objects(self._require_remote(), manifest, self.local, run_files=False)
             except (CheckpointError, StorageError, OSError) as error:
-                reason = reason or f"{what}: {self._why(error)}; this checkpoint cannot serve"
+                reason = reason or phrase(
+                    "backup.checkpoint_cannot_serve", what=what, error=self._why(error)
+                )
                 continue
             if not reason:
                 text = f"{what} were fetched from {self.where}"
                 return Repair(f"step {manifest.step}", Outcome.REPAIRED, text)
             break
-        return Repair("parts of other machines", Outcome.LOST, reason) if reason else None
+        return (
+            Repair(phrase("backup.parts_other_machines"), Outcome.LOST, reason) if reason else None
+        )
 
     def _is_elsewhere(self, pack: Pack, manifest: Manifest) -> bool:
         """Whether another machine has written an object, and it is not here."""
@@ -181,9 +186,9 @@ class StoreRepair:
             self.local.objects.write_pack([data], manifest.hash_name)
         except (CheckpointError, StorageError, OSError) as failure:
             consequence = (
-                "this checkpoint cannot serve"
+                phrase("backup.checkpoint_cannot_serve_2")
                 if pack in manifest.needed_packs
-                else "no training needs it to go on"
+                else phrase("backup.training_needs_go")
             )
             text = f"{error} ({held}); {self._why(failure)}; {consequence}"
             return Repair(what, Outcome.LOST, text)
@@ -211,7 +216,7 @@ class StoreRepair:
             return self._silence
         if isinstance(error, StorageError) or self.remote is None or self._silence is not None:
             return str(error)
-        return f"at {self.where} it is damaged, too"
+        return phrase("backup.damaged_too", where=self.where)
 
 
 def contents_of(pack: Pack, manifest: Manifest) -> list[str]:

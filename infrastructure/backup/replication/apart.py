@@ -17,6 +17,7 @@ from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.upload import ObjectUpload
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 
 NUM_ATTEMPTS = 4
@@ -97,6 +98,6 @@ def _copy(upload: ObjectUpload, link: RemoteSession, sleep: Callable[[float], No
         else:
             if upload.are_confirmed:
                 return
-            problem = "it has confirmed nothing for long"
+            problem = phrase("backup.confirmed_nothing_long")
         sleep(FIRST_WAIT_SECONDS * 2**attempt)
     raise StorageError("backup.message", url=link.place.url, problem=problem)

@@ -32,6 +32,7 @@ from infrastructure.backup.replication.status import FENCED, RETRYING, BackupSta
 from infrastructure.backup.replication.upload import Upload
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_urls
 
 IDLE_SECONDS = 1.0  # between two looks at the local store
@@ -211,11 +212,8 @@ class Copier:
         refused = self._refused_name(name or "")
         error, advice = self._error or (self._damage(refused) or self._loss(holding), None)
         if self._stranger is not None:
-            error = f"version {self._stranger[:12]} at the place was written by another training"
-            advice = (
-                "this training copies nothing there: end one of the two; give this one another"
-                " backup.place or name, or bring back what lies there with temper backup restore"
-            )
+            error = phrase("backup.version_place_written_another", stranger=self._stranger[:12])
+            advice = phrase("backup.training_copies_nothing_end")
         return BackupStatus(
             place=redact_urls(self.link.place.url),
             state=self._state(),
@@ -420,18 +418,20 @@ class Copier:
             return self._local_error
         if self._refused_folders:
             return next(iter(self._refused_folders.values()))
-        return name and f"version {name[:12]} is not copied: {self._refused[name]}"
+        return name and phrase("backup.version_copied", name=name[:12], refused=self._refused[name])
 
     def _loss(self, holding: Collection[str]) -> str | None:
         """Return a sentence on the newest confirmed version that has lost a file since."""
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
-            why = redact(problems[0]) if problems else "one of its files is missing or different"
-            here = "it is copied again"
+            why = redact(problems[0]) if problems else phrase("backup.files_missing_different")
+            here = phrase("backup.copied_again")
             if name not in self._local_manifests:
-                here = "this machine does not hold it any more, so it cannot be copied again"
-            return f"version {name[:12]} is not whole at the destination any more: {why}; {here}"
+                here = phrase("backup.machine_does_hold_any")
+            return phrase(
+                "backup.version_whole_destination_any", name=name[:12], why=why, here=here
+            )
         return None
 
     def _refused_name(self, confirmed: str) -> str | None:
@@ -539,7 +539,7 @@ class Copier:
         self._done_at_failure = self.link.num_done
         if isinstance(error, BackendError):
             self._on_fault(error)
-        rewritten = "it is written again"
+        rewritten = phrase("backup.written_again")
         advice = self.link.place.advice(error) if isinstance(error, OSError) else rewritten
         self._error = (redact(str(error)), redact(advice))
         longest = min(

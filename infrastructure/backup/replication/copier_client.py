@@ -11,6 +11,7 @@ from dataclasses import asdict
 from infrastructure.backup.replication.copier_process import LOOK, CopierSettings
 from infrastructure.backup.replication.folder_upload import Publication
 from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact_urls
 
 MODULE = "infrastructure.backup.replication.copier_process"
@@ -84,7 +85,7 @@ class CopierClient:
             self._process = HelperProcess(MODULE, stdin=subprocess.PIPE)
         except OSError as error:  # no memory, too many processes
             self._process = None
-            self._fail(f"it could not be started: {error}")
+            self._fail(phrase("backup.could_started", error=error))
             return
         self._has_failed = False
         self._send(json.dumps(asdict(self.settings)))
@@ -153,14 +154,15 @@ class CopierClient:
         self.num_failures += 1
         self.failure = how
         if self.num_failures < MANY_FAILURES:
-            log.warning("the process that copies backups: %s; it is started again", how)
+            log.warning(phrase("backup.process_copies_backups_started", how=how))
         elif self.num_failures == MANY_FAILURES:
             log.error(
-                "the process that copies backups cannot run (%d times in a row: %s): nothing is"
-                " copied to %s; it is tried again from time to time",
-                self.num_failures,
-                how,
-                redact_urls(self.settings.place),
+                phrase(
+                    "backup.process_copies_backups_cannot",
+                    num_failures=self.num_failures,
+                    how=how,
+                    place=redact_urls(self.settings.place),
+                ),
             )
 
     def _send(self, line: str) -> None:

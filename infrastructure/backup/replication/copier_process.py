@@ -38,6 +38,7 @@ from infrastructure.backup.writer.writer_process import LOCK_FILE
 from infrastructure.core.error_place import described
 from infrastructure.core.kept_traceback import keep_traceback, traceback_file
 from infrastructure.core.lock import Lock, is_held
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import ignore_stop_signals
 
@@ -219,7 +220,7 @@ def main() -> None:
     except Exception as error:  # of this process only the last line is shown
         settings.keep_traceback(error)
         path = traceback_file(error)
-        kept = "" if path is None else f"; its traceback is in {path}"
+        kept = "" if path is None else phrase("backup.traceback", path=path)
         raise SystemExit(redact(f"{described(error)}{kept}")) from error
 
 

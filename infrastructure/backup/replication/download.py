@@ -10,6 +10,7 @@ from infrastructure.backup.replication.object_reader import Progress
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.upload import fetch_version
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.messages import phrase
 
 T = TypeVar("T")
 NUM_ATTEMPTS = 6
@@ -43,7 +44,9 @@ def fetch_newest(
                 return name
         except CheckpointError as error:
             damage.append(f"{name[:12]}: {error}")
-            log.warning("skipping a damaged version at %s: %s", link.place.url, damage[-1])
+            log.warning(
+                phrase("backup.skipping_damaged_version", url=link.place.url, damage=damage[-1])
+            )
     what = "version" if step is None else f"version of step {step}"
     details = "".join(f"; {text}" for text in damage)
     raise CheckpointError(
@@ -79,7 +82,7 @@ def _fetch(
             lambda: fetch_version(link.store, name, local, on_progress, run_files=False),
             sleep,
         )
-        log.warning("some of the run's small files are damaged at %s: %s", link.place.url, error)
+        log.warning(phrase("backup.some_run_small_files", url=link.place.url, error=error))
     return True
 
 

@@ -18,6 +18,7 @@ from infrastructure.backup.replication.remote_session import UploadedFile
 from infrastructure.core.checksums import SUMS, parse_sums, write_sums
 from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError, StorageError
 from infrastructure.core.files import whole_directory
+from infrastructure.core.messages import phrase
 
 STORE_NAMES = ("objects", "versions", "claims", "tmp", "lock")
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.2, 15.0
@@ -238,7 +239,7 @@ def compare(place: Place, target: Path, sums: Mapping[str, str]) -> Iterator[str
             yield f"{target / name} is missing"
             continue
         if actual != digest:
-            yield f"{target / name} does not hold what was written to it"
+            yield phrase("backup.does_hold_written_5", target=target / name)
 
 
 def fetch_folder(

@@ -21,6 +21,7 @@ from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 
 GRACE_SECONDS = 3600.0
 OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
@@ -183,9 +184,9 @@ def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[
     waiting = len(pruning.unnamed_since)
     sentences = [f"{num_removed} versions removed at {link.place.url}"]
     if waiting:
-        sentences.append(f"{waiting} objects there have no name; a prune in an hour removes them")
+        sentences.append(phrase("backup.objects_name_prune_hour", waiting=waiting))
     elif before:
-        sentences.append(f"{before} objects without a name removed there")
+        sentences.append(phrase("backup.objects_without_name_removed", before=before))
     return sentences
 
 

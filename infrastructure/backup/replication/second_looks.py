@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from infrastructure.backup.replication.remote_session import RemoteSession, UploadedFile
 from infrastructure.core.errors import StorageError
+from infrastructure.core.messages import phrase
 
 LOOK_AGAIN_SECONDS = 600.0  # between two looks at a file
 MOST_LOOKS_PER_HOUR = 1000  # over all files; with more than 166 of them, each waits longer
@@ -76,7 +77,7 @@ class SecondLooks:
 
     def _give_up(self, file: UploadedFile) -> None:
         file.confirmed_at = None
-        file.problem = f"{self.link.place.url}/{file.path} is not to be seen any more"
+        file.problem = phrase("backup.seen_any", url=self.link.place.url, file=file.path)
 
 
 def _due_at(file: UploadedFile, period: float) -> float:

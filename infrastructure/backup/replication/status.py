@@ -14,6 +14,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lock import is_held
+from infrastructure.core.messages import phrase
 
 UNKNOWN, OFF, STARTING, GONE = "unknown", "off", "starting", "gone"
 FINISHED, LEFT, DOWN, RETRYING = "finished", "left", "down", "retrying"
@@ -113,7 +114,7 @@ class BackupStatus:
         for it."""
         if self.advice is None:
             return ""
-        goes_on = "; copying then goes on by itself" if self.state == RETRYING else ""
+        goes_on = phrase("backup.copying_then_goes_itself") if self.state == RETRYING else ""
         return f" ({self.advice}{goes_on})"
 
     def seen(self, now: float) -> str | None:
@@ -122,9 +123,11 @@ class BackupStatus:
         if self.present_at is None or self.compared_at is None or self.compared_by is None:
             return None
         present, compared = (age_words(now - at) for at in (self.present_at, self.compared_at))
-        return (
-            f"all its files were there {present} ago; their bytes were compared {compared} ago"
-            f" ({self.compared_by})"
+        return phrase(
+            "backup.all_files_ago_their",
+            present=present,
+            compared=compared,
+            compared_by=self.compared_by,
         )
 
     def has_looked(self, token: str) -> bool:
@@ -155,7 +158,7 @@ class BackupStatus:
 
     def _confirmed(self, now: float) -> str:
         if self.confirmed_at is None or self.saved_at is None:
-            return "nothing is confirmed yet"
+            return phrase("backup.nothing_confirmed_yet")
         text = f"step {self.confirmed_step} confirmed {age_words(now - self.confirmed_at)} ago"
         if self.confirmed_at - self.saved_at > LATE_SECONDS:
             text += f" (saved {age_words(now - self.saved_at)} ago)"
@@ -164,7 +167,9 @@ class BackupStatus:
     def _on_its_way(self) -> str:
         if self.in_flight_step is not None:
             percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
-            return f" (step {self.in_flight_step} on its way, {min(99, percent)} %)"
+            return phrase(
+                "backup.step_way", in_flight_step=self.in_flight_step, min=min(99, percent)
+            )
         if self.in_flight_folder is not None:
             percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
             return f" ({self.in_flight_folder}/ on its way, {min(99, percent)} %)"
@@ -178,10 +183,10 @@ def short_words(status: BackupStatus, now: float) -> str:
     if status.state == FENCED:
         return "backup: fenced"
     if status.state == DOWN:
-        return "backup: nothing is copied"
+        return phrase("backup.backup_nothing_copied")
     failing = ", copying fails" if status.state == RETRYING else ""
     if status.saved_at is None:
-        return f"backup: nothing confirmed yet{failing}"
+        return phrase("backup.backup_nothing_confirmed_yet", failing=failing)
     age = age_words(now - status.saved_at)
     return f"backup: step {status.confirmed_step}, {age} old{failing}"
 

@@ -12,6 +12,7 @@ from infrastructure.backup.format.tensor_bytes import NAMES, to_bytes
 from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer, split_optimizer
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError, InputError
+from infrastructure.core.messages import phrase
 
 WRITER = "BackupSystem"
 MAX_LISTED = 10
@@ -93,12 +94,14 @@ def _model_mismatches(state: ModelState, model: torch.nn.Module) -> Iterator[str
     saved = {**state.tensors.get("model", {}), **state.values["model"]}
     living = model.state_dict()
     for name in sorted(saved.keys() - living.keys()):
-        yield f"model: {name} is in the checkpoint and not in this model"
+        yield phrase("backup.model_checkpoint_model", name=name)
     for name in sorted(living.keys() - saved.keys()):
-        yield f"model: {name} is in this model and not in the checkpoint"
+        yield phrase("backup.model_model_checkpoint", name=name)
     for name in sorted(living.keys() & saved.keys()):
         if _form(saved[name]) != _form(living[name]):
-            yield f"model: {name} is {_form(saved[name])} there and {_form(living[name])} here"
+            yield phrase(
+                "backup.model", name=name, saved=_form(saved[name]), living=_form(living[name])
+            )
 
 
 def _form(value: object) -> str:
@@ -113,12 +116,12 @@ def _optimizer_mismatches(
 ) -> Iterator[str]:
     name = type(optimizer).__name__
     if state.values["optimizer_class"] != name:
-        yield f"optimizer: {state.values['optimizer_class']} there and {name} here"
+        yield phrase("backup.optimizer", values=state.values["optimizer_class"], name=name)
         return
     saved = [len(group["params"]) for group in merged["param_groups"]]
     living = [len(group["params"]) for group in optimizer.param_groups]
     if saved != living:
-        yield f"optimizer: its groups hold {saved} parameters there and {living} here"
+        yield phrase("backup.optimizer_groups_hold_parameters", saved=saved, living=living)
         return
     indices = [index for group in merged["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -126,8 +129,13 @@ def _optimizer_mismatches(
         for key, value in merged["state"].get(index, {}).items():
             if key.startswith("exp_avg") and value.shape != parameter.shape:
                 yield (
-                    f"optimizer: {key} of parameter {index} is {list(value.shape)} there and"
-                    f" {list(parameter.shape)} here"
+                    phrase(
+                        "backup.optimizer_parameter",
+                        key=key,
+                        index=index,
+                        shape=list(value.shape),
+                        shape_2=list(parameter.shape),
+                    )
                 )
 
 

@@ -14,6 +14,7 @@ from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import atomic_write
+from infrastructure.core.messages import phrase
 
 PIECE_BYTES = 256 * 1024
 LARGEST_BYTES = 64 * 1024**2  # of one file; a run writes no larger one beside its checkpoints
@@ -56,7 +57,7 @@ def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list
         try:
             pieces = {name: bytes(t.data) for name, t in store.load(manifest, names=names)}
         except CheckpointError as error:
-            lost.append(f"{path} is not brought back: {error}")
+            lost.append(phrase("backup.brought_back", path=path, error=error))
             continue
         data = joined_pieces(path, pieces)
         with atomic_write(directory / path) as file:

@@ -22,6 +22,7 @@ from infrastructure.core.errors import StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 
 MODULE = "infrastructure.backup.writer.writer_process"
 
@@ -76,9 +77,7 @@ class BackgroundWriter:
         answer = self._answer()
         if answer is None:
             log.warning(
-                "the process that writes checkpoints is gone: %s; this one is written here, and the"
-                " training waits for it",
-                self._fate(),
+                phrase("backup.process_writes_checkpoints_gone", fate=self._fate()),
             )
             answer = commit_message(self.root, self.retention, self._copy.memory, *place)
         if "error" in answer:
@@ -90,7 +89,7 @@ class BackgroundWriter:
         try:
             self.collect(wait=True)
         except StorageError as error:
-            log.warning("the last checkpoint was not written: %s", error)
+            log.warning(phrase("backup.last_checkpoint_written", error=error))
         if self._helper is not None and self._helper.stdin is not None:
             self._helper.stdin.close()
             self._helper.wait()
@@ -131,8 +130,8 @@ class BackgroundWriter:
 
     def _fate(self) -> str:
         if self._helper is None:
-            return "it could not be started"
-        return self._helper.fate(ENDS_SECONDS) or "it does not answer"
+            return phrase("backup.could_started_2")
+        return self._helper.fate(ENDS_SECONDS) or phrase("backup.does_answer")
 
     def _start(self) -> HelperProcess:
         descriptor = self._copy.descriptor

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT, TrainingConfig
+from infrastructure.core.messages import phrase
 
 
 def added_weights_refusals(
@@ -19,24 +20,16 @@ def added_weights_refusals(
         return
     key = f"training.enabled_extensions {', '.join(names)}"
     if training.method != SFT:
-        yield (
-            f"{key} adds weights to the model, which TRL's trainers (training.method ="
-            f" {training.method}) neither train nor save: leave it out, or train with method sft"
-        )
+        yield (phrase("config.adds_weights_model_trl", key=key, method=training.method))
     if training.compile_mode is not None:
-        yield (
-            f"{key} changes while it is read, which torch.compile would not see: leave"
-            " training.compile_mode out"
-        )
+        yield (phrase("config.changes_while_read_torch", key=key))
     yield from _in_a_model(key, model, training)
 
 
 def on_several_processes(names: Collection[str], num_processes: object) -> str:
     """Why extensions of these names, which add weights, train in one process only."""
-    return (
-        f"num_processes = {num_processes}: {', '.join(names)} of training.enabled_extensions may"
-        " learn besides by gradients, which are all that processes share: give num_processes = 1,"
-        " or leave it out"
+    return phrase(
+        "config.num_processes_training_enabled", num_processes=num_processes, names=", ".join(names)
     )
 
 
@@ -54,25 +47,14 @@ def saved_weights_refusals(
 
 def _in_a_model(key: str, model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     if model.backend == "unsloth":
-        yield (
-            f"{key} hangs on layers that model.backend unsloth has patched: set model.backend"
-            " transformers"
-        )
+        yield (phrase("config.hangs_layers_model_backend", key=key))
     if training.strategy_for(model) in STACKWISE:
         yield (
-            f"{key} hangs on a whole model, and training.strategy"
-            f" {training.strategy_for(model)} trains a stack of layers at a time: train with"
-            " strategy standard or finetune"
+            phrase("config.hangs_whole_model_training", key=key, model=training.strategy_for(model))
         )
     if training.time_step_masking:
-        yield (
-            f"{key} reads what comes before a token, and training.time_step_masking hides tokens"
-            " in both directions: leave one of them out"
-        )
+        yield (phrase("config.reads_comes_before_token", key=key))
     if model.quantization_aware is not None:
-        yield (
-            f"{key}: model.quantization_aware saves a second, rounded model, which cannot hold"
-            " weights of extensions: leave one of them out"
-        )
+        yield (phrase("config.model_quantization_aware_saves", key=key))
     if training.mixed_precision == "fp8":
-        yield f"{key}: training.mixed_precision fp8 has no such layers: give bf16"
+        yield phrase("config.training_mixed_precision_fp", key=key)

@@ -36,6 +36,7 @@ from infrastructure.config.sections.training_config import (
 )
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
@@ -80,15 +81,15 @@ def several_processes(
     if num_processes in (1, "auto") or device == "cpu":
         return
     if device.startswith("cuda:"):
-        yield (
-            f"num_processes = {num_processes} takes a GPU for each process, and device = {device}"
-            " names one: say device cuda"
-        )
+        yield (phrase("config.num_processes_takes_gpu", num_processes=num_processes, device=device))
     named = (cuda_visible_devices or "").split(",")
     if cuda_visible_devices and len(named) < int(num_processes):
         yield (
-            f"num_processes = {num_processes} takes a GPU for each process, and"
-            f" cuda_visible_devices names {len(named)}: name as many"
+            phrase(
+                "config.num_processes_takes_gpu_2",
+                num_processes=num_processes,
+                num_named=len(named),
+            )
         )
 
 
@@ -100,9 +101,9 @@ def place_among_runs(place: str | None, output_dir: str) -> Iterator[str]:
     runs = Path(output_dir).expanduser().absolute()
     if Path(os.path.normpath(folder)).is_relative_to(os.path.normpath(runs)):
         yield (
-            f"backup.place = {format_value(place)} lies in output_dir ({output_dir}), where the"
-            " runs are: copies there are lost with them; name a folder elsewhere, best on another"
-            " disk"
+            phrase(
+                "config.backup_place_lies_output", place=format_value(place), output_dir=output_dir
+            )
         )
 
 
@@ -115,29 +116,23 @@ def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -
     """
     is_new = model.name == "embedded" and model.lora_config is not None
     if is_new and "model.lora_config" not in settings:
-        yield (
-            f"{place} switches LoRA on, which freezes the model's own weights, and those of the"
-            " embedded model are new and random: leave it out to train all of them, or name a"
-            " trained model as model.name; where it is meant, give model.lora_config, too"
-        )
+        yield (phrase("config.switches_lora_freezes_model", place=place))
 
 
 def lora_beside_new_weights(model: ModelConfig, is_model_named: bool) -> Iterator[str]:
     """A sentence where LoRA is to train beside weights that are new because no model was named."""
     if model.name == "embedded" and model.lora_config is not None and not is_model_named:
-        yield (
-            "LoRA freezes the model's own weights, and without model.name those are new and"
-            " random: the model will hardly learn. Name a trained model as model.name, or leave"
-            " LoRA out"
-        )
+        yield (phrase("config.lora_freezes_model_own"))
 
 
 def testing_off(enable_testing: bool, testing_interval: float | None) -> Iterator[str]:
     """A sentence where checks are asked for again and again, and switched off."""
     if testing_interval is not None and not enable_testing:
         yield (
-            f"testing_interval = {format_value(testing_interval)} has no effect, because"
-            " enable_testing is off: switch that on, or leave it out"
+            phrase(
+                "config.testing_interval_effect_because",
+                testing_interval=format_value(testing_interval),
+            )
         )
 
 
@@ -154,10 +149,7 @@ def _attention(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
 
 def _unmeasured(config: HasSections) -> Iterator[str]:
     if config.training.compile_mode == "auto" and not config.enable_gpu_optimization:
-        yield (
-            "training.compile_mode auto measures whether compiling pays, and"
-            " enable_gpu_optimization is off: switch that on, or name a mode"
-        )
+        yield (phrase("config.training_compile_mode_auto"))
 
 
 def _no_best(training: TrainingConfig) -> Iterator[str]:
@@ -166,21 +158,17 @@ def _no_best(training: TrainingConfig) -> Iterator[str]:
     if name not in MEASURES and name not in own:
         known = [*MEASURES, *own]
         yield (
-            f"training.best_metric: {unknown_name('measure', name, known)}; one of your own goes"
-            " into training.metrics, too"
+            phrase(
+                "config.training_best_metric_your",
+                unknown_name=unknown_name("measure", name, known),
+            )
         )
     elif name not in MEASURES and training.best_metric_mode == "auto":
-        yield (
-            f"training.best_metric {name} is a metric of your own: say with"
-            " training.best_metric_mode min or max which way is better"
-        )
+        yield (phrase("config.training_best_metric_metric", name=name))
     if training.best_needs_answers and training.validation_prompts == 0:
-        yield (
-            f"training.best_metric {name} is of answers, and training.validation_prompts is 0:"
-            " answer some prompts, or choose by the loss"
-        )
+        yield (phrase("config.training_best_metric_answers", name=name))
     if name in OF_TORCHMETRICS and not is_installed("torchmetrics"):
-        yield f"training.best_metric {name} needs a package: pip install torchmetrics"
+        yield phrase("config.training_best_metric_needs", name=name)
 
 
 def _nothing_to_decide(config: HasSections) -> Iterator[str]:
@@ -188,39 +176,20 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
     if not _has_quantum_step(config):
         return
     if config.quantum.problem == DATA_SELECTION and config.data.streaming:
-        yield (
-            "quantum.problem data_selection looks at examples before the training, and"
-            " data.streaming reads them while it goes on: switch one of them off"
-        )
+        yield (phrase("config.quantum_problem_data_selection"))
     answers = (SAMPLER, *BASELINES[config.quantum.problem])
     if config.quantum.answer not in answers:
         yield f"quantum.answer: {unknown_name('answer', config.quantum.answer, answers)}"
     if config.quantum.problem == DATA_SELECTION and config.quantum.data_budget == 1:
-        yield (
-            "quantum.data_budget 1 keeps every example, and there is nothing to choose: give a"
-            " smaller share, or leave the quantum step out"
-        )
+        yield (phrase("config.quantum_data_budget_keeps"))
     if config.quantum.problem == RANK_ALLOCATION and config.quantum.rank_budget == 1:
-        yield (
-            "quantum.rank_budget 1 keeps every component, and there is nothing to choose: give a"
-            " smaller share, or leave the quantum step out"
-        )
+        yield (phrase("config.quantum_rank_budget_keeps"))
     if _comes_too_late(config):
-        yield (
-            "quantum.background answers while the training goes on, another choice of examples"
-            " counts from the next epoch on, and training.num_epochs is 1: switch it off, or train"
-            " longer"
-        )
+        yield (phrase("config.quantum_background_answers_while"))
     if config.quantum.target == "validation" and not config.data.holds_out:
-        yield (
-            "quantum.target validation takes the held-out rows, and nothing is held out: set"
-            " data.validation_split or data.eval_path, or take the target pool"
-        )
+        yield (phrase("config.quantum_target_validation_takes"))
     if config.quantum.problem == RANK_ALLOCATION and config.model.lora_config is None:
-        yield (
-            "quantum.problem rank_allocation chooses among the components of LoRA, and there is no"
-            " model.lora_config: give one, or another problem"
-        )
+        yield (phrase("config.quantum_problem_rank_allocation"))
 
 
 def _curriculum(config: HasSections) -> Iterator[str]:
@@ -229,25 +198,13 @@ def _curriculum(config: HasSections) -> Iterator[str]:
     if training.strategy != CURRICULUM:
         return
     if config.data.streaming:
-        yield (
-            "training.strategy curriculum sorts the examples before the training, and"
-            " data.streaming reads them while it goes on: switch it off"
-        )
+        yield (phrase("config.training_strategy_curriculum_sorts"))
     if _has_quantum_step(config) and config.quantum.problem == DATA_SELECTION:
-        yield (
-            "training.strategy curriculum and quantum.problem data_selection both choose the"
-            " examples of an epoch: leave one of them out"
-        )
+        yield (phrase("config.training_strategy_curriculum_quantum"))
     if training.early_stopping_patience is not None:
-        yield (
-            "training.early_stopping_patience could end a curriculum before its last stage: leave"
-            " it out"
-        )
+        yield (phrase("config.training_early_stopping_patience"))
     if training.curriculum_by == "task" and len(training.curriculum_order) < 2:
-        yield (
-            "training.curriculum_by task takes a stage for each task: name two or more of them in"
-            " training.curriculum_order, from easy to hard"
-        )
+        yield (phrase("config.training_curriculum_task_takes"))
 
 
 def _quantization_aware(config: HasSections) -> Iterator[str]:
@@ -257,19 +214,15 @@ def _quantization_aware(config: HasSections) -> Iterator[str]:
         return
     key = f"model.quantization_aware {model.quantization_aware}"
     if model.lora_config is not None:
-        yield (
-            f"{key} rounds the weights that train, and model.lora_config trains matrices beside"
-            " them: leave one of them out"
-        )
+        yield (phrase("config.rounds_weights_train_model", key=key))
     if model.quantization is not None:
         yield (
-            f"{key} rounds the weights that train, and model.quantization {model.quantization}"
-            " freezes them: leave one of them out"
+            phrase("config.rounds_weights_train_model_2", key=key, quantization=model.quantization)
         )
     if model.backend == "unsloth":
-        yield f"{key} is torchao's, and model.backend unsloth has layers of its own: leave it out"
+        yield phrase("config.torchao_model_backend_unsloth", key=key)
     if training.strategy_for(model) in STACKWISE:
-        yield f"{key} rounds all layers, and stack-wise training has forms of its own: leave it out"
+        yield phrase("config.rounds_all_layers_stack_wise", key=key)
 
 
 def _lora_variants(config: HasSections) -> Iterator[str]:
@@ -279,43 +232,27 @@ def _lora_variants(config: HasSections) -> Iterator[str]:
         return
     key = "model.lora_config"
     if lora.init_lora_weights == "pissa" and quantization is not None:
-        yield (
-            f"{key}.init_lora_weights pissa takes a part out of the weights, which"
-            f" model.quantization {quantization} has rounded already: take loftq with 4bit, or"
-            " leave model.quantization out"
-        )
+        yield (phrase("config.init_lora_weights_pissa", key=key, quantization=quantization))
     if lora.init_lora_weights == "pissa" and config.model.name == "embedded":
-        yield (
-            f"{key}.init_lora_weights pissa begins with the largest part of trained weights, and"
-            " the embedded model is new: name a trained model, or leave it out"
-        )
+        yield (phrase("config.init_lora_weights_pissa_2", key=key))
     if lora.init_lora_weights == "loftq" and quantization != "4bit":
-        yield (
-            f"{key}.init_lora_weights loftq makes up for what 4 bits have rounded: give"
-            " model.quantization 4bit, or leave it out"
-        )
+        yield (phrase("config.init_lora_weights_loftq", key=key))
     if lora.use_dora and lora.init_lora_weights != "default":
         yield (
-            f"{key}.use_dora measures the weights' lengths before {lora.init_lora_weights} changes"
-            " them: leave one of them out"
+            phrase(
+                "config.use_dora_measures_weights",
+                key=key,
+                init_lora_weights=lora.init_lora_weights,
+            )
         )
     if lora.init_lora_weights == "pissa" and lora.dropout:
-        yield (
-            f"{key}.init_lora_weights pissa puts the largest part of the weights into LoRA, and"
-            f" {key}.dropout would drop from it: leave one of them out"
-        )
+        yield (phrase("config.init_lora_weights_pissa_3", key=key))
     named = [name for name, is_on in variants_of(lora).items() if is_on]
     if config.model.backend == "unsloth" and named:
-        yield (
-            f"{key}.{named[0]} is by PEFT alone, and model.backend unsloth has LoRA matrices of"
-            " its own: set model.backend transformers, or leave it out"
-        )
+        yield (phrase("config.peft_alone_model_backend", key=key, named=named[0]))
     is_ranked = _has_quantum_step(config) and config.quantum.problem == RANK_ALLOCATION
     if is_ranked and (lora.use_dora or lora.init_lora_weights != "default"):
-        yield (
-            "quantum.problem rank_allocation takes components of LoRA away, and with"
-            f" {key}.{named[0]} they hold a part of the model itself: leave one of them out"
-        )
+        yield (phrase("config.quantum_problem_rank_allocation_2", key=key, named=named[0]))
 
 
 def _missing_samplers(config: HasSections) -> Iterator[str]:
@@ -338,24 +275,17 @@ def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterato
     longest = model.embedded.max_positions
     if model.name == "embedded" and data.max_length > longest:
         yield (
-            f"data.max_length {data.max_length} is more than the embedded model can see: "
-            f"raise model.embedded.max_positions ({longest}) or lower data.max_length"
+            phrase("config.data_max_length_embedded", max_length=data.max_length, longest=longest)
         )
 
 
 def _balance_of_a_stream(data: DataConfig) -> Iterator[str]:
     if data.streaming and data.balance_by:
-        yield (
-            "data.balance_by draws from all rows at once, which data.streaming cannot: set one of"
-            " the two"
-        )
+        yield (phrase("config.data_balance_draws_all"))
 
 
 def _web_addresses(config: HasSections) -> Iterator[str]:
     for key in ("model.name", "data.path", "data.eval_path"):
         value = attrgetter(key)(config)
         if value is not None and _URL.match(value):
-            yield (
-                f"{key} = {format_value(value)} is a web address: download it and give the path,"
-                " or give its OWNER/NAME on the Hugging Face Hub"
-            )
+            yield (phrase("config.web_address_download_give", key=key, value=format_value(value)))

@@ -11,6 +11,7 @@ from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec, schema_of, value_at
 from infrastructure.config.types import UsedWhen
+from infrastructure.core.messages import phrase
 
 SourceOf = Callable[[str], Source]
 
@@ -63,4 +64,10 @@ def _unmet(config: ConfigSection, spec: FieldSpec) -> UsedWhen | None:
 
 def _sentence(spec: FieldSpec, unmet: UsedWhen, value: object, source_of: SourceOf) -> str:
     place = source_of(spec.key).place
-    return f"{spec.key} = {format_value(value)} ({place}) has no effect, because {unmet.otherwise}"
+    return phrase(
+        "config.effect_because",
+        spec=spec.key,
+        value=format_value(value),
+        place=place,
+        otherwise=unmet.otherwise,
+    )

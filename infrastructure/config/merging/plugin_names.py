@@ -30,6 +30,7 @@ from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import RegisteredName, names_in
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import file_sha256
+from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import (
     is_address,
     look_in_folder_of,
@@ -98,13 +99,16 @@ def unknown_plugins(
         if origin is not None and origin.package is not None:
             of_package.setdefault(origin.package, []).append(f"{key} ({name})")
         elif origin is not None and origin.file is not None and (lost := _lost_file(origin)):
-            yield f"this run needs {origin.file} for {key} ({name}), and {lost}"
+            yield phrase("config.run_needs", file=origin.file, key=key, name=name, lost=lost)
         else:
             yield f"{key}: {problem} ({source_of(key).place})"
     for package, needed_by in of_package.items():
         yield (
-            f"this run needs the package {package} for {', '.join(needed_by)}, and it is not"
-            f" installed here: pip install {package}"
+            phrase(
+                "config.run_needs_package_installed",
+                package=package,
+                needed_by=", ".join(needed_by),
+            )
         )
 
 
@@ -179,7 +183,7 @@ def find_where_they_were(recorded: Origins) -> list[str]:
     for origin in _origins_of_files(recorded):
         if missing_module("part", str(origin.address)) and _lost_file(origin) is None:
             look_in_folder_of(Path(str(origin.file)), str(origin.address).partition(":")[0])
-            sentences.append(f"{origin.address} is taken from {origin.file}, as it was there")
+            sentences.append(phrase("config.taken", address=origin.address, file=origin.file))
     return sentences
 
 
@@ -195,8 +199,8 @@ def _lost_file(origin: Origin) -> str | None:
         if file_sha256(file) == origin.sha256:
             return None
     except OSError:
-        return f"that file is not there: go on from the folder that holds {file.name}"
-    return "that file has changed since: bring it back, or go on from its folder with --accept code"
+        return phrase("config.file_go_folder_holds", file=file.name)
+    return phrase("config.file_changed_since_bring")
 
 
 def as_json(origins: Origins) -> dict[str, object]:

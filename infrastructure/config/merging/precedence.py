@@ -22,6 +22,7 @@ from infrastructure.config.sections.stackwise_config import QLoRA
 from infrastructure.config.sections.training_config import EPOCHS_OR_STEPS
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 
 _RHYTHMS = {f"training.{a}": f"training.{b}" for a, b in EPOCHS_OR_STEPS.items()}
 # Of each setting the one that it switches off, by key.
@@ -173,8 +174,9 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
         if not is_of_preset(setting) and setting.value != holds.value:
             places.setdefault(holds.source.place, []).append(setting.source.place)
     return [
-        f"{preset} goes before {', '.join(dict.fromkeys(others))}; to keep one of them give it"
-        " where the preset is named"
+        phrase(
+            "config.goes_before_keep_them", preset=preset, others=", ".join(dict.fromkeys(others))
+        )
         for preset, others in places.items()
     ]
 
@@ -255,15 +257,23 @@ def _switch_partners_off(settings: dict[str, Setting], problems: list[Configurat
             off = Setting(EXCLUDING[key], None, settings[key].source)
             settings[off.key] = off
         elif partner.value is not None and key in _RHYTHMS:
-            problems.append(_disagreement(settings[key], partner, "epochs and steps exclude"))
+            problems.append(
+                _disagreement(settings[key], partner, phrase("config.epochs_steps_exclude"))
+            )
 
 
 def _disagreement(one: Setting, other: Setting, why: str) -> ConfigurationError:
     if why.startswith("epochs"):
-        why = f"{one.key} counts epochs and {other.key} steps of the same thing"
+        why = phrase("config.counts_epochs_steps_same", one=one.key, other=other.key)
     return ConfigurationError(
-        f"{one.source.place} says {format_value(one.value)} and {other.source.place} says "
-        f"{format_value(other.value)}, but {why}: give one of them"
+        phrase(
+            "config.says_says_but_give",
+            place=one.source.place,
+            one=format_value(one.value),
+            place_2=other.source.place,
+            other=format_value(other.value),
+            why=why,
+        )
     )
 
 

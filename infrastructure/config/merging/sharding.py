@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from infrastructure.config.field_help import format_value
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import SFT, TrainingConfig
+from infrastructure.core.messages import phrase
 
 SPREADS = ("yes", "offload")
 STRATEGIES = ("standard", "finetune")
@@ -28,17 +29,18 @@ def sharding_refusals(
         return
     name = f"training.shard = {training.shard}"
     if not has_others:
-        yield (
-            f"{name} has no effect, because one process trains: give num_processes 2 or more, or"
-            " leave it out"
-        )
+        yield (phrase("config.effect_because_process_trains", name=name))
         return
     for reason in why_not_spread(model, training):
         yield f"{name}: {reason}"
     if testing_interval is not None:
         yield (
-            f"{name}: testing_interval = {format_value(testing_interval)} checks on one process"
-            f" what all compute together: leave it out, or {WHOLE}"
+            phrase(
+                "config.testing_interval_checks_process",
+                name=name,
+                testing_interval=format_value(testing_interval),
+                whole=WHOLE,
+            )
         )
 
 
@@ -48,72 +50,58 @@ def why_not_spread(model: ModelConfig, training: TrainingConfig) -> Iterator[str
     yield from _optimizers(training)
     strategy = training.strategy_for(model)
     if training.method != SFT:
-        yield f"training.method = {training.method} is trained by TRL's own trainer: leave it out"
+        yield phrase("config.training_method_trained_trl", method=training.method)
     if strategy not in STRATEGIES:
-        yield (
-            f"training.strategy = {strategy} may compute with parts of the model, or change what"
-            f" trains, and a spread model is one whole: use standard or finetune, or {WHOLE}"
-        )
+        yield (phrase("config.training_strategy_compute_parts", strategy=strategy, whole=WHOLE))
     if training.unfreeze_interval:
-        yield (
-            "training.unfreeze_interval changes in the middle what trains, which a spread model"
-            f" has fixed: leave it out, or {WHOLE}"
-        )
+        yield (phrase("config.training_unfreeze_interval_changes", whole=WHOLE))
     if training.extensions:
         yield (
-            f"training.enabled_extensions = {format_value(training.extensions)} read or change"
-            f" whole weights and gradients in one process: leave them out, or {WHOLE}"
+            phrase(
+                "config.training_enabled_extensions_read",
+                extensions=format_value(training.extensions),
+                whole=WHOLE,
+            )
         )
     if model.adapter not in ADAPTERS:
-        yield (
-            f"model.adapter = {model.adapter} has a model whose parts are not known: use standard,"
-            f" or {WHOLE}"
-        )
+        yield (phrase("config.model_adapter_model_whose", adapter=model.adapter, whole=WHOLE))
     if training.best_needs_answers:
         yield (
-            f"training.best_metric = {training.best_metric} is of what the model writes, and one"
-            f" process has no whole model to write with: choose eval_loss, or {WHOLE}"
+            phrase(
+                "config.training_best_metric_model", best_metric=training.best_metric, whole=WHOLE
+            )
         )
     if training.batch_size == "auto":
-        yield (
-            "training.batch_size = auto is measured with all of the training in one process: give"
-            " a number"
-        )
+        yield (phrase("config.training_batch_size_auto"))
 
 
 def _formats(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     if model.quantization is not None:
         yield (
-            f"model.quantization = {model.quantization} cannot be spread: what describes the"
-            " weights of bitsandbytes stays behind, and kept as bf16 they come back changed without"
-            f" a word: leave it out, or {WHOLE}"
+            phrase(
+                "config.model_quantization_cannot_spread",
+                quantization=model.quantization,
+                whole=WHOLE,
+            )
         )
     if model.quantization_aware is not None:
-        yield (
-            "model.quantization_aware rounds whole weights, and each process has a part: leave it"
-            f" out, or {WHOLE}"
-        )
+        yield (phrase("config.model_quantization_aware_rounds", whole=WHOLE))
     if model.backend == "unsloth":
-        yield (
-            f"model.backend = unsloth patches layers that are whole: use transformers, or {WHOLE}"
-        )
+        yield (phrase("config.model_backend_unsloth_patches", whole=WHOLE))
     if training.compile_mode is not None:
-        yield (
-            f"training.compile_mode = {training.compile_mode} was never shown with a spread model:"
-            " leave it out"
-        )
+        yield (phrase("config.training_compile_mode_never", compile_mode=training.compile_mode))
     if training.mixed_precision == "fp8":
-        yield "training.mixed_precision = fp8 was never shown with a spread model: use bf16"
+        yield phrase("config.training_mixed_precision_fp_2")
 
 
 def _optimizers(training: TrainingConfig) -> Iterator[str]:
     if training.optimizer in ("adamw_8bit", "paged_adamw", "paged_adamw_8bit"):
         yield (
-            f"training.optimizer = {training.optimizer} of bitsandbytes reads beyond the part of a"
-            f" weight that a process has: use adamw, or {WHOLE}"
+            phrase(
+                "config.training_optimizer_bitsandbytes_reads",
+                optimizer=training.optimizer,
+                whole=WHOLE,
+            )
         )
     elif training.optimizer == "adamw_offload":
-        yield (
-            "training.optimizer = adamw_offload moves whole weights to main memory: use adamw with"
-            " training.shard offload, which moves each part"
-        )
+        yield (phrase("config.training_optimizer_adamw_offload"))

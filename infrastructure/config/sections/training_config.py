@@ -40,6 +40,7 @@ from infrastructure.config.types import (
     TimeLimit,
     UsedWhen,
 )
+from infrastructure.core.messages import phrase
 
 SFT = "sft"  # the method that is Temper's own loop; every other one is a trainer of TRL
 BY_REWARD = ("grpo", "rloo")
@@ -565,7 +566,10 @@ class TrainingConfig(StackwiseFields):
 
 def both_units(epochs: str, steps: str, values: object) -> str:
     """The sentence for one rhythm that was given in epochs and in steps."""
-    return (
-        f"training.{epochs} ({getattr(values, epochs)} epochs) and training.{steps} "
-        f"({getattr(values, steps)} steps) are two units of the same thing: give one of them"
+    return phrase(
+        "config.training_epochs_training_steps",
+        epochs=epochs,
+        values=getattr(values, epochs),
+        steps=steps,
+        values_2=getattr(values, steps),
     )

@@ -17,6 +17,7 @@ from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.schema import Schema, schema_of
 from infrastructure.config.sources.flags import flag_names
 from infrastructure.core.lookup import nearest
+from infrastructure.core.messages import phrase
 
 PREFIX = "TEMPER_"
 VARIABLES = {
@@ -73,7 +74,9 @@ def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str
     names = _plain_names(schema)
     known = {*VARIABLES, *DISABLING, *OTHER_VARIABLES, *SET_BY_SYSTEMS}
     return [
-        f"the environment variable {variable} sets nothing here; {' or '.join(right)} does"
+        phrase(
+            "config.environment_variable_sets_nothing", variable=variable, right=" or ".join(right)
+        )
         for variable, text in sorted(environment.items())
         if text and variable in names and variable not in known
         for right in [[_right_name(key) for key in names[variable]]]
@@ -140,7 +143,7 @@ def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Settin
             continue
         if variable not in known:
             meant = nearest(variable, known)
-            hint = f"did you mean {meant}?" if meant else "`temper config` lists all keys"
+            hint = f"did you mean {meant}?" if meant else phrase("config.temper_config_lists_all")
             raise ConfigurationError(
                 "config.unknown_environment_variable", variable=variable, hint=hint
             )

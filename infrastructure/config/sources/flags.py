@@ -22,6 +22,7 @@ from infrastructure.config.schema import FieldSpec, Schema, schema_of
 from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.types import split_commas
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 
 # Names too general to stand alone, and the names that the specifications give.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -57,7 +58,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "training.validation_frequency": ("--eval-steps",),
 }
 PRESET_FLAG = f"--{PRESET}"
-SEVERAL = " Several: with commas, or the flag again; what has a comma itself in double quotes."
+
 _OWN_NAME = {"", "model", "data", "training"}
 SETTINGS_DEST = "config_flags"
 
@@ -128,7 +129,7 @@ def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | No
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML file with settings (default: .config/training_config.yaml where it exists)",
+        help=phrase("config.yaml_file_settings_default"),
     )
     groups: dict[str, object] = {}
     for key, spec in schema_of(DeploymentConfig).fields.items():
@@ -151,8 +152,7 @@ def add_preset_flag(parser: argparse.ArgumentParser) -> None:
         dest=SETTINGS_DEST,
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help=f"settings that go together; what else is given goes before them. {purposes}."
-        f" {NO_PRESET}: none of these",
+        help=phrase("config.settings_go_together_else", purposes=purposes, no_preset=NO_PRESET),
     )
 
 
@@ -283,4 +283,5 @@ def help_text(spec: FieldSpec) -> str:
     default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
     numeric = kinds(spec.info.annotation) & {int, float}
     takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""
-    return f"{spec.description}{takes}{SEVERAL if _is_list(spec) else ''} (default: {default})"
+    several = phrase("config.several_commas_flag_again") if _is_list(spec) else ""
+    return f"{spec.description}{takes}{several} (default: {default})"

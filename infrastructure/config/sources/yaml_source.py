@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from infrastructure.config.base import ConfigurationError
+from infrastructure.core.messages import phrase
 
 MAX_BYTES = 256 << 10
 MAX_VALUES = 5000
@@ -118,7 +119,7 @@ def _inside(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _too_deep(where: str) -> str:
-    return f"{where}: nested deeper than {MAX_DEPTH} levels: no configuration is"
+    return phrase("config.nested_deeper_levels_configuration", where=where, max_depth=MAX_DEPTH)
 
 
 def _text(path: Path) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.css import COLOURS, RULES
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
 from infrastructure.monitoring.drawing.html_page import (
@@ -99,7 +100,7 @@ class Page:
         """The document with `look` in it. `now`: unix time of this machine, for ages."""
         parts = [element("div", look.sections.get(name, ""), id=name) for name in SECTIONS]
         warning = element("div", "", id="lost", role="status")
-        foot = element("footer", "Temper reads the run's files and changes nothing.")
+        foot = element("footer", phrase("monitoring.temper_reads_run_files"))
         attributes = {
             "data-now": f"{now:.1f}",
             "data-next": f"{look.next_seconds:g}",

@@ -7,6 +7,7 @@ counts up. So a part is the same text until something has happened.
 from collections.abc import Sequence
 from pathlib import Path
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.html import Markup, element, joined, raw_markup, table
 from infrastructure.monitoring.records.run_rows import RunRow
@@ -60,7 +61,7 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
 def no_run(folder: str) -> dict[str, Markup]:
     """The page before there is a run."""
     title = element("h1", "No run yet")
-    text = f"Nothing is in {folder} yet. The first run shows here by itself when it begins."
+    text = phrase("monitoring.nothing_yet_first_run", folder=folder)
     how = element("p", "Start one with ", element("code", "temper train DATA"), css_class="soft")
     return {"head": element("header", title, element("p", text, css_class="lead"), how)}
 
@@ -99,9 +100,9 @@ def _possible_loss(view: RunView) -> list[Markup]:
     known = view["backup"]
     if view["is_over"] or known["place"] is None:
         return []
-    name, step, saved_at = "Would be lost now", known["confirmed_step"], known["saved_at"]
+    name, step, saved_at = phrase("monitoring.lost_now"), known["confirmed_step"], known["saved_at"]
     if step is None or saved_at is None:
-        return [make_tile(name, "everything", more="nothing is confirmed yet")]
+        return [make_tile(name, "everything", more=phrase("monitoring.nothing_confirmed_yet"))]
     return [make_tile(name, moment(saved_at, "age"), more=f"step {step} is safe")]
 
 
@@ -131,10 +132,14 @@ def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
     headings = ("run", "", "step", "loss", "held out")
     parts = [table(headings, rows[:MAX_OPEN_RUNS], "numbers runs")]
     if earlier := rows[MAX_OPEN_RUNS:]:
-        most = f" (the newest {MAX_RUNS} of {len(runs)} are listed)" if len(runs) > MAX_RUNS else ""
+        most = (
+            phrase("monitoring.newest_listed", max_runs=MAX_RUNS, num_runs=len(runs))
+            if len(runs) > MAX_RUNS
+            else ""
+        )
         label = element("summary", f"{len(earlier)} earlier runs{most}")
         parts.append(element("details", label, table((), earlier, "numbers runs")))
-    return section("Runs in this folder", *parts)
+    return section(phrase("monitoring.runs_folder"), *parts)
 
 
 def _run_row(row: RunRow, shown: str) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.dashboard.page import Page
 from infrastructure.monitoring.dashboard.snapshots import Looks
 
@@ -63,7 +64,7 @@ class Dashboard:
         except (OSError, OverflowError) as error:
             why = WHY_NOT.get(getattr(error, "errno", None) or 0)
             if isinstance(error, OverflowError):
-                why = "ports are numbers from 0 to 65535"
+                why = phrase("monitoring.ports_numbers")
             raise InputError(
                 "monitoring.dashboard_cannot_listen_port",
                 host=host,
@@ -151,7 +152,9 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         query = parse_qs(address.query)
         if not dashboard.admits(self.headers.get("Host", ""), query.get("token", [""])[-1]):
-            self._send_text(HTTPStatus.FORBIDDEN, "Open the address that temper dashboard printed.")
+            self._send_text(
+                HTTPStatus.FORBIDDEN, phrase("monitoring.open_address_temper_dashboard")
+            )
             return
         run = query.get("run", [None])[-1]
         try:
@@ -160,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif address.path == "/look":
                 self._send_look(run)
             else:
-                self._send_text(HTTPStatus.NOT_FOUND, "There is nothing here.")
+                self._send_text(HTTPStatus.NOT_FOUND, phrase("monitoring.nothing"))
         except ValueError as error:
             self._send_text(HTTPStatus.NOT_FOUND, str(error))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.dashboard.page import Look
 from infrastructure.monitoring.dashboard.sections import no_run, sections_of
 from infrastructure.monitoring.drawing.formatting import format_share
@@ -110,9 +111,11 @@ class Looks:
             return look_at(run, self._rows.read())
         except Exception as error:  # one page for whatever is wrong with the files
             if path not in self._warned:
-                logger.warning("run %s cannot be shown: %r", path, error)
+                logger.warning(phrase("monitoring.run_cannot_shown", path=path, error=error))
             self._warned.add(path)
-            message = f"This run cannot be shown: {type(error).__name__}: {error}"
+            message = phrase(
+                "monitoring.run_cannot_shown_2", name=type(error).__name__, error=error
+            )
             sections = {"notices": element("section", message, css_class="notice")}
             return Look(f"{path.name} · Temper", "", sections, ENDED_LOOK_SECONDS)
 

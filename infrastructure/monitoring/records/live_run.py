@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import EVALUATION, WIDE, PointsByKey, holes
 from infrastructure.monitoring.drawing.downsampling import BoundedPoints
 from infrastructure.monitoring.drawing.metrics_file import Record
@@ -192,7 +193,11 @@ class LiveRun:
     def problems(self) -> list[str]:
         """What could not be read, and which numbers are none, one sentence each."""
         damaged = [
-            f"{file.num_unreadable} lines of {file.path.name} are damaged and left out."
+            phrase(
+                "monitoring.lines_damaged_left_out",
+                num_unreadable=file.num_unreadable,
+                file=file.path.name,
+            )
             for file in (self._metrics, self._errors)
             if file.num_unreadable
         ]

@@ -11,6 +11,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import require_listable
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.user_text import user_text
 
 RUN_FILE = "run.json"
@@ -18,9 +19,9 @@ MAX_NAMED = 3  # runs that a wrong name may have meant
 OF_A_MODEL = ("config.json", "adapter_config.json", "temper_model.json")  # one lies in each
 FINAL = "final"  # in a finished run: the trained model
 ROUNDED = ("final-int4", "final-int8_int4")  # the same, rounded, of model.quantization_aware
-ONE_VERSION = "{name} is a checkpoint, and this is about a whole run: give {run}"
-_ALL_RUNS = "; all of them: temper list"
-NOT_HERE = "no folder of that name here"  # how a refusal of a model begins
+
+
+# how a refusal of a model begins
 VERSIONS, VERSION_SUFFIX = "versions", ".json"  # a checkpoint's manifest: checkpoints/versions/NAME
 TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
 _KEPT_NAME = re.compile(
@@ -214,7 +215,7 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        match = re.match(rf"model '([^']+)': {NOT_HERE}", str(error))
+        match = re.match(rf"model '([^']+)': {phrase('monitoring.folder_name')}", str(error))
         meant = Path(match[1] if match else "")
         folder = meant.parent if len(meant.parts) > 1 else output_dir
         runs = runs_in(folder)
@@ -225,7 +226,11 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
         known = unknown_name("run", meant.name, _names(runs, meant.name), MAX_NAMED)
         why = str(error).removeprefix(f"model {match[1]!r}: ").partition(" (give ")[0]
         raise InputError(
-            "monitoring.nor_model", folder=folder, known=known, all_runs=_ALL_RUNS, why=why
+            "monitoring.nor_model",
+            folder=folder,
+            known=known,
+            all_runs=phrase("monitoring.all_them_temper_list"),
+            why=why,
         ) from None
 
 
@@ -262,14 +267,14 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
                 return named.resolve()
         run, version = split_version(name)
         if version is not None and _is_run(run, output_dir):
-            raise ValueError(ONE_VERSION.format(name=name, run=run))
+            raise ValueError(phrase("monitoring.checkpoint_about_whole_run", name=name, run=run))
         wrong = run if "@" in given.name else name
         known = unknown_name("run or checkpoint", wrong, _names(runs, wrong), MAX_NAMED)
-        restore = "; a copy comes back with: temper backup restore RUN --place PLACE"
+        restore = phrase("monitoring.copy_comes_back_temper")
         raise NoSuchRunError(
             "monitoring.message",
             output_dir=output_dir,
             known=known,
-            detail=_ALL_RUNS if by_name else restore,
+            detail=phrase("monitoring.all_them_temper_list") if by_name else restore,
         )
     return by_name[name].resolve()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue, parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import clip
 from infrastructure.monitoring.drawing.metrics_file import FINITE_AGAIN
 from infrastructure.monitoring.records.run_list import FINAL
@@ -219,12 +220,12 @@ def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            facts.problems.append(f"{name} could not be read: {error}.")
+            facts.problems.append(phrase("monitoring.could_read", name=name, error=error))
             continue
         if isinstance(content, list if name == CHECKS_FILE else dict):
             facts.files[name] = content
         else:
-            facts.problems.append(f"{name} is not what a run writes; it is left out.")
+            facts.problems.append(phrase("monitoring.run_writes_left_out", name=name))
     return facts
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import PointsByKey
 from infrastructure.monitoring.drawing.formatting import (
     clip,
@@ -58,7 +59,7 @@ from infrastructure.monitoring.records.status_text import (
 
 MAX_COMMAND_CHARACTERS = 4000
 HELD_OUT, METHOD, SFT = "data.eval_path", "training.method", "sft"
-ON_OTHER_ROWS = "Measure it on rows that it was not trained on: DATA has questions and answers"
+
 SEES = "processor_config.json"  # in the folder of a model that pictures are given to
 WHAT_LIES_WHERE = {
     "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
@@ -386,7 +387,7 @@ def _of_training(run: LiveRun) -> str:
     steps = next((row.get("was") for row in rows if row.get("what") == "peak_memory_bytes"), None)
     if whole is None or not isinstance(steps, int | float) or steps > 0.99 * whole:
         return ""
-    return f"with measuring and answering; {format_bytes(steps)} while training"
+    return phrase("monitoring.measuring_answering_while_training", steps=format_bytes(steps))
 
 
 def _headline(
@@ -458,10 +459,10 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     steps, final = [], directory / "final"
     if facts.status != FINISHED:
         if is_of_a_script(facts.run):
-            steps.append(("Started again, its own script goes on where it stopped", ""))
+            steps.append((phrase("monitoring.started_again_own_script"), ""))
         else:
             command = f"temper train-resume {_quoted(directory)}"
-            steps.append(("Go on where it stopped", command))
+            steps.append((phrase("monitoring.go_where_stopped"), command))
     advice = objects_in(facts.summary.get("advice"))
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
     if final.exists() and writes_text(final):  # a model of scores is neither asked nor measured
@@ -469,11 +470,17 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
             steps.append(("Ask the model", _question_to(str(final), facts.summary)))
         held_out, method = (config.get(key, (None, ""))[0] for key in (HELD_OUT, METHOD))
         is_measurable = held_out and method in (None, SFT)  # other methods have rows of their own
-        data, what = (_quoted(held_out), "Measure it") if is_measurable else ("DATA", ON_OTHER_ROWS)
+        data, what = (
+            (_quoted(held_out), "Measure it")
+            if is_measurable
+            else ("DATA", phrase("monitoring.measure_rows_trained_data"))
+        )
         steps.append((what, f"temper train-eval {_quoted(final)} {data}"))
     if (facts.directory / "tensorboard").exists():
         logs = directory / "tensorboard"
-        steps.append(("See the numbers in TensorBoard", f"tensorboard --logdir {_quoted(logs)}"))
+        steps.append(
+            (phrase("monitoring.see_numbers_tensorboard"), f"tensorboard --logdir {_quoted(logs)}")
+        )
     return steps
 
 

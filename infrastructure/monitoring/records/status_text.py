@@ -5,12 +5,12 @@ from pathlib import Path
 
 from infrastructure.core.hub import json_of
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_share
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_from, continuations
 
-HERE_ONLY = "Checkpoints lie on this machine only; the setting backup.place copies them elsewhere"
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
 EXPANDED = frozenset('"$`\\!')  # by a shell, between double quotes
 STATE_WORDS = {
@@ -54,7 +54,7 @@ def state_words(run: LiveRun) -> str:
     text, went_on = STATE_WORDS[run.state], continuations(run.facts)
     if not run.has_ended:
         text += f" ({run.trainer})" if run.trainer is not None else ""
-        text += "; nothing new was written for long" if run.is_silent else ""
+        text += phrase("monitoring.nothing_new_written_long") if run.is_silent else ""
         return clip(text + _went_on_words(went_on), MAX_STATE_CHARACTERS) + "."
     text += f" at step {run.step:,}" if run.step is not None else ""
     text += _duration_words(run, is_first=not went_on)
@@ -69,8 +69,8 @@ def _reason(run: LiveRun) -> object:
     if run.state != "interrupted":
         return run.facts.summary.get("reason")
     if place := brought_back_from(run.facts.run):
-        return f"it was brought back from {place}, and has not gone on yet"
-    return "the process that trained it is gone"
+        return phrase("monitoring.brought_back_gone_yet", place=place)
+    return phrase("monitoring.process_trained_gone")
 
 
 def _duration_words(run: LiveRun, is_first: bool) -> str:
@@ -78,11 +78,17 @@ def _duration_words(run: LiveRun, is_first: bool) -> str:
     out."""
     seconds = run.facts.summary.get("seconds")
     if not is_first and run.seconds_trained:
-        return f", all its steps took {format_duration(run.seconds_trained)}"
+        return phrase(
+            "monitoring.all_steps_took", seconds_trained=format_duration(run.seconds_trained)
+        )
     if not isinstance(seconds, int | float):
         return ""
     duration = format_duration(seconds)
-    return f", after {duration}" if is_first else f", {duration} after it last went on"
+    return (
+        f", after {duration}"
+        if is_first
+        else phrase("monitoring.after_last_went", duration=duration)
+    )
 
 
 def _went_on_words(continuations: list[JsonObject]) -> str:
@@ -96,8 +102,8 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
     back = f"; brought back from {', '.join(places)}" if places else ""
     step = newest.get("step")
-    start = f"its checkpoint of step {step}" if step else "its beginning"
-    return f"; gone on {often} after {what}, from {start}{back}"
+    start = phrase("monitoring.checkpoint_step", step=step) if step else "its beginning"
+    return phrase("monitoring.gone_after", often=often, what=what, start=start, back=back)
 
 
 def progress_words(run: LiveRun) -> str:
@@ -126,17 +132,19 @@ def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
     """
     known = run.copies
     if "place" not in known or not known["place"]:
-        return HERE_ONLY
+        return phrase("monitoring.checkpoints_lie_machine_setting")
     place, step, saved_at = (known.get(key) for key in ("place", "confirmed_step", "saved_at"))
     newest = known.get("newest_step")
     if step is None:
-        text = f"backup: nothing is confirmed yet at {place}"
+        text = phrase("monitoring.backup_nothing_confirmed_yet", place=place)
     else:
-        text = f"backup: step {step} is safe at {place}"
+        text = phrase("monitoring.backup_step_safe", step=step, place=place)
         if isinstance(saved_at, int | float) and is_trained:
-            text += f"; {format_duration(max(0.0, now - saved_at))} of work would be lost now"
+            text += phrase(
+                "monitoring.work_lost_now", max=format_duration(max(0.0, now - saved_at))
+            )
         elif isinstance(newest, int) and newest != step:
-            text += f"; step {newest} lies on this machine only"
+            text += phrase("monitoring.step_lies_machine", newest=newest)
     if problem := known.get("problem"):
         text += f"; NOT SAFE YET: {problem}"
     elif error := known.get("error"):

@@ -6,6 +6,7 @@ first was made before the training.
 
 from collections.abc import Mapping, Sequence
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_number
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
@@ -38,7 +39,7 @@ def checks(view: RunView) -> Markup:
     items = [element("li", _round(one)) for one in rounds]
     details = element("details", element("summary", "every check"), _table(rows))
     listed = element("ul", *items[-MAX_ROUNDS:])
-    return section("Checked before and while training", listed, details)
+    return section(phrase("monitoring.checked_before_while_training"), listed, details)
 
 
 def _round(one: Mapping[str, object]) -> Markup:

@@ -3,6 +3,7 @@ compares."""
 
 from collections.abc import Mapping, Sequence
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_duration,
@@ -26,7 +27,7 @@ QUESTIONS = {
     "block_selection": "Which blocks of the model train until the next answer?",
     "rank_allocation": "Which components of the LoRA matrices stay?",
 }
-ENERGY = "Every possible answer has a number, its energy: the lower, the better."
+
 DECIDED = {
     "data_selection": "Chosen to train on",
     "block_selection": "Chosen to train",
@@ -53,7 +54,7 @@ def quantum_steps(view: RunView) -> Markup:
         comparison_table(compared),
         element(
             "details",
-            element("summary", "How it was decided"),
+            element("summary", phrase("monitoring.how_decided")),
             element("p", f"{question} {_last(answered, records)}"),
             _pictures(answered),
             _steps(records),
@@ -86,21 +87,22 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     with_it, without = losses.get("quantum"), losses.get("none")
     cost = sum(_numbers([record.get("seconds") for record in answered]))
     if is_number(with_it) and is_number(without):
-        paid = "It paid" if with_it < without else "It did not pay"
-        losses_text = f"held-out loss {format_number(with_it)}, without it {format_number(without)}"
+        paid = "It paid" if with_it < without else phrase("monitoring.did_pay")
+        losses_text = phrase(
+            "monitoring.held_out_loss_without",
+            with_it=format_number(with_it),
+            without=format_number(without),
+        )
         return f"{paid}: {losses_text}, for {format_duration(cost)}."
     newest = answered[-1]
     energy, plain = newest.get("energy"), mapping_of(newest.get("alternatives"))
     best = min(_numbers(list(plain.values())), default=None)
     if not is_number(energy) or best is None:
-        return f"It took {format_duration(cost)}; whether it paid was not measured."
+        return phrase("monitoring.took_whether_paid_measured", cost=format_duration(cost))
     if baseline_is_as_good(newest):
-        why = "a simple rule chooses as well"
-        return f"It took {format_duration(cost)} and gained nothing: {why}."
-    return (
-        f"It took {format_duration(cost)} and found a better answer than the simple methods;"
-        " whether the model is better for it was not measured."
-    )
+        why = phrase("monitoring.simple_rule_chooses_well")
+        return phrase("monitoring.took_gained_nothing", cost=format_duration(cost), why=why)
+    return phrase("monitoring.took_found_better_answer", cost=format_duration(cost))
 
 
 def comparison_table(compared: Mapping[str, object]) -> Markup:
@@ -118,21 +120,38 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
     ]
     if not rows:
         return NOTHING
-    heading = element("h3", "The same training with other answers, at equal steps")
-    columns = ("trained on", "held-out loss", "steps", "quantum steps took", "all of it took")
+    heading = element("h3", phrase("monitoring.same_training_other_answers"))
+    columns = (
+        "trained on",
+        "held-out loss",
+        "steps",
+        "quantum steps took",
+        phrase("monitoring.all_took"),
+    )
     return element("div", heading, table(columns, rows, "numbers"))
 
 
 def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
     """How often there was an answer, and whose the newest is."""
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
-    without = f"{_times(skipped)} there was no answer" if skipped else ""
+    without = phrase("monitoring.answer", skipped=_times(skipped)) if skipped else ""
     if not answered:
         return f"{without}: {clip(str(records[-1].get('why', '')), 600)}"
     who = str(answered[-1].get("answered_by", ""))
     last = "last " * (len(answered) > 1)
-    text = f"It was answered {_times(len(answered)).lower()}, {last}by {who}."
-    return clip(" ".join([ENERGY, text, *([f"{without}."] if without else [])]), 800)
+    text = phrase(
+        "monitoring.answered", num_answered=_times(len(answered)).lower(), last=last, who=who
+    )
+    return clip(
+        " ".join(
+            [
+                phrase("monitoring.every_possible_answer_number"),
+                text,
+                *([f"{without}."] if without else []),
+            ]
+        ),
+        800,
+    )
 
 
 def _times(number: int) -> str:
@@ -159,11 +178,14 @@ def _energies(record: Mapping[str, object]) -> Markup:
     }
     picture = energy_picture(chance, {**others, who: float(energy)}, who)
     better = sum(value > energy for value in chance) / len(chance)
-    caption = (
-        f"The answer is better than {format_share(better)} of {len(chance)} answers by chance;"
-        " thin lines are the answers of simple methods"
+    caption = phrase(
+        "monitoring.answer_better_answers_chance",
+        better=format_share(better),
+        num_chance=len(chance),
     )
-    heading = element("h3", f"Energies of answers at step {record.get('step')}, lower is better")
+    heading = element(
+        "h3", phrase("monitoring.energies_answers_step_lower", get=record.get("step"))
+    )
     return element("figure", heading, picture, element("figcaption", caption))
 
 
@@ -175,7 +197,7 @@ def _density(answered: Sequence[Mapping[str, object]]) -> Markup:
     ]
     if not rows:
         return NOTHING
-    caption = "The training data in its order, in parts; the darker, the more of a part is chosen"
+    caption = phrase("monitoring.training_data_order_parts")
     heading = element("h3", "What was chosen")
     return element("figure", heading, density_picture(rows), element("figcaption", caption))
 
@@ -190,14 +212,14 @@ def _blocks(answered: Sequence[Mapping[str, object]]) -> Markup:
     if not answers or not names:
         return NOTHING
     heading = element("h3", "Which blocks train")
-    caption = "A column for each answer, the first layers above"
+    caption = phrase("monitoring.column_each_answer_first")
     return element("figure", heading, block_picture(names, answers), element("figcaption", caption))
 
 
 def _steps(records: Sequence[Mapping[str, object]]) -> Markup:
     columns = (
         *("step", "epoch", "who answered", "yes-or-no choices", "energy", "best simple method"),
-        *("average by chance", "took", "of that the solver"),
+        *("average by chance", "took", phrase("monitoring.solver")),
     )
     rows = [_step(record) for record in records[-MAX_STEPS:]]
     return table(columns, rows, "stack")
@@ -248,7 +270,9 @@ def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
     remarks = [*list_of(newest.get("failures")), *list_of(newest.get("remarks"))]
     lines = [clip(str(one), 400) for one in remarks]
     if dropped := list_of(newest.get("dropped")):
-        lines.append(clip(f"left out, for example: {', '.join(map(str, dropped))}", 1000))
+        lines.append(
+            clip(phrase("monitoring.left_out_example", str=", ".join(map(str, dropped))), 1000)
+        )
     return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
 from infrastructure.monitoring.drawing.html import Markup, joined, table
 from infrastructure.monitoring.records.run_view import RunView, mapping_of
@@ -34,7 +35,7 @@ def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
 def _name(row: Mapping[str, Any]) -> str:
     """What is compared; of a run that went on, from where both times count."""
     if row["what"] == "seconds" and row.get("first_step"):
-        return f"time from step {row['first_step']:,}, where it went on, to the end"
+        return phrase("monitoring.time_step_where_went", row=row["first_step"])
     return NAMES[row["what"]]
 
 

@@ -2,6 +2,7 @@
 steps."""
 
 from infrastructure.core.json_text import JsonObject, as_integer, as_list, as_number, as_object
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.charts import Chart, figure
 from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import clip, format_duration
@@ -40,7 +41,7 @@ def _pauses(known: Machine) -> Markup:
         return NOTHING
     how_long = format_duration(sum(end - begin for begin, end in pauses))
     # how often it stopped is told above: a pause is a long silence, and a short one is none
-    text = f"It lay still for {how_long} in all: these curves leave that time out."
+    text = phrase("monitoring.lay_still_all_these", how_long=how_long)
     return element("p", text, css_class="soft")
 
 
@@ -49,8 +50,8 @@ def machine_use(view: RunView) -> Markup:
     known = view["machine"]
     is_quiet = known["is_watched"] and not view["alerts"]
     return section(
-        "The machine while it trained",
-        element("p", "No alert was raised.", css_class="soft") if is_quiet else NOTHING,
+        phrase("monitoring.machine_while_trained"),
+        element("p", phrase("monitoring.alert_raised"), css_class="soft") if is_quiet else NOTHING,
         machine_figures(view),
         table(COLUMNS, known["rows"], "numbers machine") if known["rows"] else NOTHING,
         _profile(known["profile"]),
@@ -64,8 +65,8 @@ def _profile(profile: JsonObject) -> Markup:
         first, last, trace = profile["first_step"], profile["last_step"], profile["trace"]
     except (TypeError, KeyError):
         return NOTHING
-    heading = element("h3", f"Where the time of steps {first} to {last} went")
-    where = element("p", f"All of it: {trace}, for ui.perfetto.dev", css_class="soft")
+    heading = element("h3", phrase("monitoring.where_time_steps_went", first=first, last=last))
+    where = element("p", phrase("monitoring.all_ui_perfetto_dev", trace=trace), css_class="soft")
     columns = ("operation", "calls", "processor", "GPU")
     return element("div", heading, table(columns, cells, "numbers"), where)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infrastructure.config.merging.precedence import EXCLUDING
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import charts_of, curves, single_numbers
 from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import blank, clip
@@ -152,11 +153,11 @@ def errors(view: RunView) -> Markup:
         rows.append([clip(str(text), MAX_TEXT_CHARACTERS) for text in (*texts, of_rows)])
     if not rows:
         return NOTHING
-    headings = ("step", "what", "in its own words", "what was done", "rows")
+    headings = ("step", "what", phrase("monitoring.own_words"), "what was done", "rows")
     earlier = view["num_errors"] - len(rows)
     more = element("p", f"and {earlier:,} earlier ones", css_class="soft") if earlier else ""
     is_over = view["state"] == FINISHED
-    title = "What it got over" if is_over else "What went wrong and what was done"
+    title = phrase("monitoring.got_over") if is_over else phrase("monitoring.went_wrong_done")
     return section(title, table(headings, rows, "stack"), more)
 
 
@@ -225,10 +226,10 @@ def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
     charts = charts_of(view["curves"], view["evaluated"], num_buckets)
     figures, numbers = curves(charts), single_numbers(charts)
     if not figures and not numbers:
-        waits = "Before the first step the model and the data are prepared and measured."
-        text = f"No step has been logged yet. {waits}"
+        waits = phrase("monitoring.before_first_step_model")
+        text = phrase("monitoring.step_been_logged_yet", waits=waits)
         if view["is_over"]:
-            text = "No step was logged: the training ended before the first that was to be."
+            text = phrase("monitoring.step_logged_training_ended")
         return section("Curves", element("p", text, css_class="soft"))
     small = element("div", *figures[1:], css_class="columns") if figures[1:] else NOTHING
     return section("Curves", *figures[:1], small, numbers)
@@ -264,7 +265,7 @@ def data(view: RunView) -> Markup:
     parts = _data_parts(view["data"])
     earlier = []
     for step, report in view["earlier_data"]:
-        summary = element("summary", f"What it was trained on until step {step}")
+        summary = element("summary", phrase("monitoring.trained_until_step", step=step))
         earlier.append(element("details", summary, *_data_parts(report)))
     if earlier and parts:
         text = f"Since step {view['earlier_data'][-1][0]}:"
@@ -320,9 +321,11 @@ def _limited(
 
 def _preview(html: str) -> Markup:
     if len(html) > MAX_PREVIEW_CHARACTERS:
-        return element("p", "The preview is too large for this page.", css_class="soft")
+        return element("p", phrase("monitoring.preview_too_large_page"), css_class="soft")
     box = element("div", clean_markup(html), css_class="preview")
-    return element("details", element("summary", "What the model sees: the first examples"), box)
+    return element(
+        "details", element("summary", phrase("monitoring.model_sees_first_examples")), box
+    )
 
 
 def configuration(view: RunView) -> Markup:
@@ -384,7 +387,10 @@ def safety(view: RunView) -> Markup:
     """What of the work is where, and what would be lost if this machine died."""
     known = view["backup"]
     if known["place"] is None:
-        return section("Where your work is", element("p", f"{known['text']}.", css_class="soft"))
+        return section(
+            phrase("monitoring.where_your_work"),
+            element("p", f"{known['text']}.", css_class="soft"),
+        )
     rows: list[tuple[str, object]] = [("copied to", element("code", known["place"]))]
     step, newest = known["confirmed_step"], known["newest_step"]
     moments = [
@@ -392,19 +398,23 @@ def safety(view: RunView) -> Markup:
         for word, at in (("saved", known["saved_at"]), ("confirmed", known["confirmed_at"]))
         if at is not None
     ]
-    safe = "nothing is confirmed yet" if step is None else joined([f"step {step}", *moments])
+    safe = (
+        phrase("monitoring.nothing_confirmed_yet")
+        if step is None
+        else joined([f"step {step}", *moments])
+    )
     rows.append(("safe there", safe))
     if known["present_at"] is not None and known["compared_at"] is not None:
         compared = [", bytes compared ", moment(known["compared_at"])]
         how = f" ({known['compared_by']})" if known["compared_by"] else ""
         rows.append(("seen there", joined([moment(known["present_at"]), *compared, how])))
     if newest is not None and newest != step:
-        rows.append(("on this machine only", f"step {newest}"))
+        rows.append((phrase("monitoring.machine"), f"step {newest}"))
     if known["published"] is not None:
         rows.append(("the trained model", element("code", known["published"])))
     if known["problem"] is not None:
         rows.append(("what is wrong", clip(known["problem"], MAX_TEXT_CHARACTERS)))
-    return section("Where your work is", table((), rows, "stack names"))
+    return section(phrase("monitoring.where_your_work"), table((), rows, "stack names"))
 
 
 def next_steps(view: RunView) -> Markup:
@@ -414,4 +424,4 @@ def next_steps(view: RunView) -> Markup:
         for what, line in view["next_steps"]
         for part in (element("p", what), *([element("pre", line)] if line else []))
     ]
-    return section("How to go on", *lines)
+    return section(phrase("monitoring.how_go"), *lines)

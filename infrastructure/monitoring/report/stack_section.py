@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import PointsByKey
 from infrastructure.monitoring.drawing.downsampling import Points
 from infrastructure.monitoring.drawing.formatting import (
@@ -29,7 +30,7 @@ ORDERS = {
     "rackwise": "All stacks train in each step, with one loss.",
     "sequential": "One stack trains after the other.",
 }
-GROWING = "The model grows: all layers that are there train."
+
 
 Plan = dict[str, object]
 
@@ -48,7 +49,7 @@ def stack_section(view: RunView) -> Markup:
     keys = _keys(bars)
     if any("feature decoder" in mapping_of(phase.get("parameters")) for phase, _ in phases):
         keys.append(
-            element("span", "below the top the loss is that of features", css_class=NO_MARK)
+            element("span", phrase("monitoring.below_top_loss_features"), css_class=NO_MARK)
         )
     caption = element("figcaption", *keys)
     return section(
@@ -121,11 +122,15 @@ def _between(points: Points, first: float, last: float) -> Points:
 
 def _lead(plan: Mapping[str, object]) -> str:
     stacks = len(list_of(plan.get("stacks")))
-    description = GROWING if _grows(plan) else ORDERS.get(str(plan.get("kind")), "")
+    description = (
+        phrase("monitoring.model_grows_all_layers")
+        if _grows(plan)
+        else ORDERS.get(str(plan.get("kind")), "")
+    )
     parts = {str(k): _whole(v) for k, v in mapping_of(plan.get("parameters")).items()}
     total = sum(parts.values()) or 1
     named = [f"{clip(part, 60)} {format_share(count / total)}" for part, count in parts.items()]
-    shape = f"{stacks} stacks, {_layers_of(plan)} layers in all."
+    shape = phrase("monitoring.stacks_layers_all", stacks=stacks, plan=_layers_of(plan))
     return f"{shape} {description} Of {total:,} parameters: " + ", ".join(named) + "."
 
 
@@ -138,14 +143,14 @@ def _grows(plan: Mapping[str, object]) -> bool:
 def _keys(bars: list[Bar]) -> list[Markup]:
     keys = [("trains", "key cell")]
     if any(bar.adapts for bar in bars):
-        keys.append(("low-rank matrices train beside it", "key adapted"))
-    keys.append(("is run, and stays as it is", "key frozen"))
+        keys.append((phrase("monitoring.low_rank_matrices_train_beside"), "key adapted"))
+    keys.append((phrase("monitoring.run_stays"), "key frozen"))
     if not all(bar.has_begun for bar in bars):
         keys.append(("pale: planned", NO_MARK))
     if any(bar.held_out for bar in bars):
         keys.append(("held-out loss", "key held-out"))
     if any(bar.label.startswith("t ") for bar in bars):
-        keys.append(("t: time step of the masks", NO_MARK))
+        keys.append((phrase("monitoring.time_step_masks"), NO_MARK))
     return [element("span", text, css_class=key) for text, key in keys]
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.drawing.html import Markup, raw_markup, table
 from infrastructure.monitoring.records.run_view import RunView
@@ -37,5 +38,5 @@ def stages(view: RunView) -> Markup:
         (one.name, format_duration(one.seconds), f"{100 * one.seconds / total:.0f} %", one.what)
         for one in whole
     ]
-    since = ", since it last went on" if view["num_sessions"] > 1 else ""
-    return section(f"What took how long{since}", table(COLUMNS, rows, "stages"))
+    since = phrase("monitoring.since_last_went") if view["num_sessions"] > 1 else ""
+    return section(phrase("monitoring.took_how_long", since=since), table(COLUMNS, rows, "stages"))

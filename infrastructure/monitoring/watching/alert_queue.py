@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.watching.alerts import Alert
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class AlertQueue:
         try:
             self._waiting.put_nowait(alert)
         except queue.Full:
-            self._settle("too many alerts wait for it")
+            self._settle(phrase("monitoring.too_many_alerts_wait"))
 
     def pause(self, seconds: float) -> None:
         """Called by `post`: wait as long as the other side has asked for."""
@@ -68,7 +69,7 @@ class AlertQueue:
         with self._lock:
             num_left, self._num_left = self._num_left, 0
         for _ in range(num_left):
-            self._lose("the run ended before it had taken them")
+            self._lose(phrase("monitoring.run_ended_before_taken"))
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -99,6 +100,6 @@ class AlertQueue:
 
     def _lose(self, why: str) -> None:
         if not self.num_lost:
-            logger.warning("an alert did not get to the %s: %s", self._name, why)
+            logger.warning(phrase("monitoring.alert_did_get", name=self._name, why=why))
         with self._lock:
             self.num_lost, self.why_lost = self.num_lost + 1, why

@@ -6,6 +6,7 @@ training wants, so these two are information.
 """
 
 from infrastructure.config.sections.resource_config import AlertThresholds
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.watching.alerts import AlertRule
 
 BUSY_SAMPLES = 15  # half a minute of the default interval
@@ -18,7 +19,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "cpu_percent",
             "cpu_percent",
             limits.cpu_percent,
-            "the processor is {value:.0f} % busy (limit {limit:g} %): what else runs here waits",
+            phrase("monitoring.processor_value_busy_limit"),
             severity="info",
             num_samples=BUSY_SAMPLES,
         ),
@@ -26,8 +27,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "memory_percent",
             "memory_percent",
             limits.memory_percent,
-            "main memory is {value:.0f} % full (limit {limit:g} %): the system may soon end this "
-            "run; fewer data workers or data.streaming take less",
+            phrase("monitoring.main_memory_value_full"),
             severity="critical",
             num_samples=2,
         ),
@@ -35,8 +35,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "disk_free",
             "disk_free_bytes",
             limits.disk_free * 1e6,
-            "{value_mib} are free on the disk of the run (limit {limit_mib}): checkpoints may "
-            "soon not fit; free some, or lower training.keep_checkpoints",
+            phrase("monitoring.value_mib_free_disk"),
             severity="critical",
             is_lower=True,
         ),
@@ -44,22 +43,19 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "checkpoint_age",
             "checkpoint_age_seconds",
             limits.checkpoint_age,
-            "the newest checkpoint is {value:.0f} s old (limit {limit:g} s): a crash now would "
-            "lose that much; lower training.checkpoint_seconds",
+            phrase("monitoring.newest_checkpoint_value_old"),
         ),
         AlertRule(
             "backup_age",
             "backup_age_seconds",
             limits.backup_age,
-            "the newest confirmed backup is {value:.0f} s old (limit {limit:g} s): see temper "
-            "backup status",
+            phrase("monitoring.newest_confirmed_backup_value"),
         ),
         AlertRule(
             "copier_failures",
             "copier_failures",
             limits.copier_failures,
-            "the process that copies backups ended {value:.0f} times in a row (limit {limit:g}): "
-            "nothing is copied; see temper backup status",
+            phrase("monitoring.process_copies_backups_ended"),
             severity="critical",
         ),
     ]
@@ -72,7 +68,7 @@ def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
             "gpu_utilization",
             "utilization_percent",
             limits.gpu_utilization,
-            "{subject} is {value:.0f} % busy (limit {limit:g} %): it is fully used",
+            phrase("monitoring.subject_value_busy_limit"),
             severity="info",
             num_samples=BUSY_SAMPLES,
         ),
@@ -80,16 +76,14 @@ def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
             "gpu_memory_percent",
             "memory_percent",
             limits.gpu_memory_percent,
-            "the memory of {subject} is {value:.0f} % full (limit {limit:g} %): a longer batch may "
-            "not fit; lower training.batch_size or set training.gradient_checkpointing",
+            phrase("monitoring.memory_subject_value_full"),
             num_samples=2,
         ),
         AlertRule(
             "gpu_temperature",
             "temperature_celsius",
             limits.gpu_temperature,
-            "{subject} has {value:.0f} °C (limit {limit:g} °C): it will slow down; look at its "
-            "cooling",
+            phrase("monitoring.subject_value_limit_limit"),
             num_samples=2,
         ),
     ]
@@ -102,30 +96,26 @@ def training_rules(limits: AlertThresholds) -> list[AlertRule]:
             "training_time_per_step",
             "seconds_per_step",
             limits.training_time_per_step,
-            "a step takes {value:.1f} s (limit {limit:g} s)",
+            phrase("monitoring.step_takes_value_limit"),
             num_samples=3,
         ),
         AlertRule(
             "gradient_norm",
             "gradient_norm",
             limits.gradient_norm,
-            "the norm of the gradient is {value:.3g} (limit {limit:g}): where it stays so, the"
-            " training may diverge; lower training.learning_rate or training.max_grad_norm",
+            phrase("monitoring.norm_gradient_value_limit"),
         ),
         AlertRule(
             "data_wait_percent",
             "data_wait_percent",
             limits.data_wait_percent,
-            "{value:.0f} % of a step is waiting for data (limit {limit:g} %): raise "
-            "data.num_workers or data.prefetch_factor",
+            phrase("monitoring.value_step_waiting_data"),
             num_samples=5,
         ),
         AlertRule(
             "tied_steps",
             "num_tied_steps",
             limits.tied_steps,
-            "for {value:.0f} steps all answers to each prompt have had the same rewards (limit"
-            " {limit:g}): nothing is learned from them; take prompts that are neither too easy nor"
-            " too hard, or rewards with more values",
+            phrase("monitoring.value_steps_all_answers"),
         ),
     ]

@@ -13,6 +13,7 @@ from typing import Protocol
 from infrastructure.config import registries
 from infrastructure.core.console_log import SHOWN
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import refuse_missing, require
 from infrastructure.core.registry import Registry
@@ -157,7 +158,7 @@ def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.
             check_address(_secret(environment, name, VARIABLE))
         elif name == "apprise":
             _secret(environment, name, APPRISE)
-            refuse_missing("apprise", "the alert sink 'apprise'")
+            refuse_missing("apprise", phrase("monitoring.alert_sink_apprise"))
 
 
 def _secret(environment: Mapping[str, str], sink: str, variable: str) -> str:

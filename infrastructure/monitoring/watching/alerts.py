@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from infrastructure.core.messages import phrase
+
 State = Literal["raised", "ended"]
 Severity = Literal["info", "warning", "critical"]
 CLEAR_SHARE = 0.05  # of the limit; so far must a number be within it for the incident to be over
@@ -51,7 +53,13 @@ class AlertRule:
         """What an alert says to a person."""
         if state == "ended":
             about = f"{subject}: " if subject else ""
-            return f"{about}{self.name} is within its limit again ({value:.4g}, {self.limit:.4g})"
+            return phrase(
+                "monitoring.within_limit_again",
+                about=about,
+                name=self.name,
+                value=value,
+                limit=self.limit,
+            )
         return self.message.format(
             subject=subject,
             value=value,

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.monitoring.watching.alert_queue import AlertQueue
 from infrastructure.monitoring.watching.alerts import Alert, Severity
@@ -64,4 +65,4 @@ class AppriseAlerts:
             )
         except Exception as error:  # of the address's own library; its text may hold the address
             return f"it failed ({type(error).__name__})"
-        return "" if is_sent else "at least one address did not take it"
+        return "" if is_sent else phrase("monitoring.least_address_did_take")

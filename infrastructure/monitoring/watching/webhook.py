@@ -15,6 +15,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.watching.alert_queue import AlertQueue
 from infrastructure.monitoring.watching.alerts import Alert
 
@@ -115,11 +116,14 @@ class WebhookAlerts:
             except urllib.error.HTTPError as error:
                 why, may_retry = f"it answered {error.code}", error.code == 429 or error.code >= 500
                 if 300 <= error.code < 400:
-                    why += f", which sends to another host: put its new address into {VARIABLE}"
+                    why += phrase("monitoring.sends_another_host_put", variable=VARIABLE)
                 wait_seconds = _seconds_until(error.headers.get("Retry-After"), wait_seconds)
                 error.close()
             except (OSError, http.client.HTTPException) as error:
-                why, may_retry = f"it cannot be reached ({type(error).__name__})", True
+                why, may_retry = (
+                    phrase("monitoring.cannot_reached", name=type(error).__name__),
+                    True,
+                )
             if not may_retry or not left:
                 return why
             self._queue.pause(min(wait_seconds, LONGEST_WAIT_SECONDS))

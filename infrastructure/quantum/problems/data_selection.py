@@ -22,6 +22,7 @@ import numpy as np
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.choice import MARGIN, Choice
 from infrastructure.quantum.problems.problem import Sample, Training
@@ -64,7 +65,9 @@ class DataSelection(Choice):
         units = unit_rows(gradients, ids, "example")
         goal = units if target is None else unit_rows(target)
         if goal.shape[1] != units.shape[1]:
-            sizes = f"{goal.shape[1]} numbers, those of the examples {units.shape[1]}"
+            sizes = phrase(
+                "quantum.numbers_those_examples", shape=goal.shape[1], shape_2=units.shape[1]
+            )
             raise InputError("quantum.target_gradients_they_same", sizes=sizes)
         direction, self.rho = target_mean(goal, is_sample=target is not None)
         self.relevance = units.astype(np.float64) @ direction
@@ -135,7 +138,7 @@ def unit_rows(gradients: Array, ids: Sequence[int] | None = None, what: str = "t
     wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if len(wrong):
         named = [int(ids[i]) if ids is not None else int(i) for i in wrong[:5]]
-        how = "zero or not finite"
+        how = phrase("quantum.zero_finite")
         raise InputError(
             "quantum.gradients_first_leave_them",
             num_wrong=len(wrong),

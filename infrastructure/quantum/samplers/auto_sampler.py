@@ -7,6 +7,7 @@ from typing import ClassVar
 import dimod
 
 from infrastructure.config.sampler_needs import MOST_COUNTED
+from infrastructure.core.messages import phrase
 from infrastructure.quantum.samplers.bqm_arrays import vectors_of
 from infrastructure.quantum.samplers.dense_problem import matrix_fits
 
@@ -74,19 +75,19 @@ def choose(
     """The name of the sampler for a problem, and why it."""
     n, m = bqm.num_variables, bqm.num_interactions
     density = 2 * m / max(1, n * (n - 1))
-    shape = f"{n} variables, {100 * density:.3g} % of their pairs interact"
+    shape = phrase("quantum.variables_their_pairs_interact", n=n, detail=100 * density)
     if n <= MOST_COUNTED:
-        return EXACT, f"{n} variables: all assignments are counted through"
+        return EXACT, phrase("quantum.variables_all_assignments_counted", n=n)
     if num_ones is not None:
-        return DENSE, f"the number of ones is given, and its moves keep it ({shape})"
+        return DENSE, phrase("quantum.number_ones_given_moves", shape=shape)
     if _may_be_tree(bqm) and not has_no_time_for_a_tree(bqm, time_limit, num_ones):
         width = treewidth_at_most(bqm, MOST_TREEWIDTH)
         if width is not None:
-            return TREE, f"the treewidth is at most {width}: the optimum can be computed ({shape})"
+            return TREE, phrase("quantum.treewidth_most_optimum_computed", width=width, shape=shape)
     fits = matrix_fits(n)
     if fits and (n <= DENSE_VARIABLES or density >= LEAST_DENSITY):
-        return DENSE, f"a matrix of it fits into memory ({shape})"
-    why = "sparse" if fits else "too large for a matrix"
+        return DENSE, phrase("quantum.matrix_fits_into_memory", shape=shape)
+    why = "sparse" if fits else phrase("quantum.too_large_matrix")
     return ANNEALING, f"{why} ({shape})"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import dimod
 
 from infrastructure.core.errors import InputError, SamplerError
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 
 TIME_LIMIT = "time_limit"
@@ -81,7 +82,7 @@ class FallbackSampler(dimod.Sampler):
                 sample_set = self._query(sampler, bqm, parameters)
             except Exception as error:  # whatever a solver raises, the next one is asked
                 self.failures.append(f"{name}: {redact(repr(error))}")
-                log.warning("a sampler failed, and the next one is asked: %s", self.failures[-1])
+                log.warning(phrase("quantum.sampler_failed_next_asked", failures=self.failures[-1]))
                 continue
             self.answered_by = name
             return sample_set

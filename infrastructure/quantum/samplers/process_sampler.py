@@ -20,6 +20,7 @@ import numpy as np
 from infrastructure.core.errors import SamplerError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import JsonObject, as_text
+from infrastructure.core.messages import phrase
 from infrastructure.core.user_text import note_user_values
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.samplers import messages as wire
@@ -113,7 +114,9 @@ class ProcessSampler(dimod.Sampler):
         except BaseException as error:
             self.close()  # whatever it is doing is no longer wanted
             if isinstance(error, TimeoutError):
-                text = f"{self.name} had no answer after {deadline.seconds:g} s and was ended"
+                text = phrase(
+                    "quantum.answer_after_ended", name=self.name, seconds=deadline.seconds
+                )
                 raise SamplerError(text) from None
             if isinstance(error, EOFError | OSError | ValueError):
                 raise SamplerError("quantum.process_died", name=self.name, error=error) from error

@@ -7,6 +7,7 @@ import torch
 
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.messages import phrase
 from infrastructure.run.checkpoint_paths import best_of, step_of
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.models.model_inputs import is_sharded
@@ -28,11 +29,11 @@ def take_best(model: torch.nn.Module, checkpoints: Path, last_step: int) -> int:
     if best is None or step_of(best) == last_step:
         return last_step
     if is_sharded(model):
-        log.warning("the trained model is of the last step: no process holds all of the best one")
+        log.warning(phrase("checkpoints.trained_model_last_step"))
         return last_step
     try:
         load_trainable_state(model, load_checkpoint(best).tensors["model"])
     except CheckpointError as error:
-        log.warning("the trained model is of the last step, and not the best one: %s", error)
+        log.warning(phrase("checkpoints.trained_model_last_step_2", error=error))
         return last_step
     return step_of(best)

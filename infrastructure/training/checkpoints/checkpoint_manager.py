@@ -25,6 +25,7 @@ from infrastructure.backup.writer.shared_buffer import State, size_of_state
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.run.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.chunked_version import KEY, tensors_of
 from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
@@ -112,7 +113,7 @@ class CheckpointManager:
         try:
             return self.run_files()
         except OSError as error:  # they are not what a training goes on from
-            log.warning("the run's files are not in this checkpoint: %s", error)
+            log.warning(phrase("checkpoints.run_files_checkpoint", error=error))
             return {}
 
     def note_committed(self, name: str) -> None:
@@ -195,10 +196,10 @@ class CheckpointManager:
             log.warning("skipping a damaged checkpoint: %s", text)
         if name is not None:
             return self.store.manifest_path(name)
-        reason, advice = "; ".join(damage), "bring a whole one back (temper backup restore)"
+        reason, advice = "; ".join(damage), phrase("checkpoints.bring_whole_back_temper")
         if not damage:
-            reason = "no checkpoint was saved yet"
-            advice = "lower checkpoint_frequency where runs do not live long"
+            reason = phrase("checkpoints.checkpoint_saved_yet")
+            advice = phrase("checkpoints.lower_checkpoint_frequency_where")
         raise CheckpointError(
             "checkpoints.nothing_resume_start_new",
             root=self.store.root,

@@ -15,7 +15,7 @@ from infrastructure.training.core.state import StopReason
 MEAN_SECONDS_BETWEEN_FAILURES = 3 * 3600.0
 SHORTEST_SECONDS, LONGEST_SECONDS = 10.0, 1800.0
 REQUEST_FILE = "save_now"
-DEADLINE_IS_NEAR = "the deadline is near"  # what people read of such a stop
+# what people read of such a stop
 # Of the time to a deadline, at most half a minute, for what is done after the last save.
 DEADLINE_SHARE, DEADLINE_SECONDS = 0.02, 30.0
 NUM_REMEMBERED = 50

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.gpu_capability import DTYPES
 from infrastructure.run.record_types import DecidedSetting
 
@@ -17,7 +18,6 @@ USUAL, OTHER = ("bf16", "fp32")
 PRODUCT_ROWS, PRODUCT_WIDTH, TIMED_PRODUCTS = 256, 512, 10
 LEAST_GAIN = 0.2
 PRECISION = "training.mixed_precision"
-MEASURED = "measured on this machine"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,12 @@ class ProductChoice:
 
     def decided(self) -> dict[str, DecidedSetting]:
         """For run.json, by key."""
-        return {PRECISION: {"value": OTHER, "origin": f"{MEASURED}: {self._measured()}"}}
+        return {
+            PRECISION: {
+                "value": OTHER,
+                "origin": f"{phrase('training.measured_machine')}: {self._measured()}",
+            }
+        }
 
     def line(self) -> str:
         """For people."""
@@ -40,7 +45,9 @@ class ProductChoice:
 
     def _measured(self) -> str:
         in_fp32, in_bf16 = (f"{1000 * self.seconds[name]:.2g} ms" for name in (OTHER, USUAL))
-        return f"a matrix product takes {in_fp32}, and {in_bf16} in {USUAL}"
+        return phrase(
+            "training.matrix_product_takes", in_fp32=in_fp32, in_bf16=in_bf16, usual=USUAL
+        )
 
 
 def measured_choice() -> ProductChoice | None:

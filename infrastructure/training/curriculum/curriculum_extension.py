@@ -19,6 +19,7 @@ import torch
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
@@ -139,7 +140,7 @@ class CurriculumExtension(Extension):
 
     def _measured(self, state: TrainingState) -> npt.NDArray[np.float64]:
         """Mean loss of each example by the weights as they are."""
-        log.info("Curriculum: the loss of each training example is measured")
+        log.info(phrase("curriculum.curriculum_loss_each_training"))
         loop = self.trainer.loop
         poll = do_nothing if loop is None else lambda: loop.poll(state)
         return self._losses(range(self._data.num_candidates), poll)

@@ -17,12 +17,11 @@ from infrastructure.core.hub import (
     reads_like_path,
 )
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_list import finished_model, model_of_run
 from infrastructure.training.data.samples import use_sample_data
 
 # Where a shorter length came from.
-BY_POSITIONS = "by the model's positions"
-BY_LENGTH = "half of data.max_length"
 
 
 def make_ready(config: DeploymentConfig) -> None:
@@ -55,7 +54,7 @@ def _find_models_of_runs(config: DeploymentConfig) -> None:
     output_dir, name = Path(config.output_dir), config.model.name
     config.model.name = model_of_run(name, output_dir)
     if Path(name).name not in Path(config.model.name).parts:
-        config.note(f"model {name}: the run of this name, {config.model.name}")
+        config.note(phrase("data.model_run_name", name=name, model=config.model.name))
     if config.training.teacher is not None:
         config.training.teacher = model_of_run(config.training.teacher, output_dir)
 
@@ -81,11 +80,15 @@ def _fit_answers(config: DeploymentConfig) -> None:
         return
     half = max(1, longest // 2)
     config.note(
-        f"training.max_completion_length is {half} instead of"
-        f" {config.training.max_completion_length}: prompt and answer have {longest} tokens"
+        phrase(
+            "data.training_max_completion_length",
+            half=half,
+            max_completion_length=config.training.max_completion_length,
+            longest=longest,
+        )
     )
     config.training.max_completion_length = half
-    config.came_from("training.max_completion_length", BY_LENGTH)
+    config.came_from("training.max_completion_length", phrase("data.half_data_max_length"))
 
 
 def _is_nobodys(config: DeploymentConfig, key: str) -> bool:
@@ -99,11 +102,12 @@ def _fit_examples(config: DeploymentConfig, *, may_fetch: bool) -> None:
     if positions is None or positions >= config.data.max_length:
         return
     config.note(
-        f"data.max_length is {positions} instead of {config.data.max_length}: the model has no more"
-        " positions"
+        phrase(
+            "data.data_max_length_instead", positions=positions, max_length=config.data.max_length
+        )
     )
     config.data.max_length = positions
-    config.came_from("data.max_length", BY_POSITIONS)
+    config.came_from("data.max_length", phrase("data.model_positions"))
 
 
 def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:

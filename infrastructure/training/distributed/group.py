@@ -25,6 +25,7 @@ import torch.distributed.nn.functional
 
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.error_handlers import is_device_fault
 
 BUCKET_BYTES = 32 << 20
@@ -423,7 +424,7 @@ class JoinedGroup(Group):
 
     def name_of(self, rank: int) -> str:
         """For people."""
-        return f"the process of rank {rank} (of {self.size})"
+        return phrase("distributed.process_rank", rank=rank, size=self.size)
 
 
 @dataclass(frozen=True)
@@ -467,18 +468,18 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
         stuck = [rank for rank in others if now[rank].progress == pulses[rank].progress]
         left = [rank for rank in others if group.reason_of(rank) is not None]
     except RuntimeError:  # the store is gone
-        return ProcessLostError("the process that started this training is gone")
+        return ProcessLostError(phrase("distributed.process_started_training_gone"))
     for rank in silent:
         if rank not in left:
-            return ProcessLostError(f"{group.name_of(rank)} is gone: its connection broke")
+            return ProcessLostError(
+                phrase("distributed.gone_connection_broke", rank=group.name_of(rank))
+            )
     if left:
         return ProcessLostError(f"{group.name_of(left[0])} has left")
     if "timed out" in str(error).lower() and stuck:
-        name = group.name_of(stuck[0]) if len(stuck) == 1 else "one of the processes"
-        return ProcessLostError(
-            f"{name} hangs: the others have waited in vain for its part of an exchange"
-        )
-    return ProcessLostError(f"the exchange between the processes failed: {error}")
+        name = group.name_of(stuck[0]) if len(stuck) == 1 else phrase("distributed.processes")
+        return ProcessLostError(phrase("distributed.hangs_others_waited_vain", name=name))
+    return ProcessLostError(phrase("distributed.exchange_between_processes_failed", error=error))
 
 
 @dataclass

@@ -42,6 +42,7 @@ from infrastructure.core.helper_process import (
     module_arguments,
     module_variables,
 )
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.core.stop_signals import StopSignal, signals_handled, stop_signals
@@ -128,13 +129,21 @@ class Agent:
             if num_in_vain > MOST_LOST_IN_VAIN:
                 self._show(
                     folder,
-                    f"{ending.loss}; given up, because {num_in_vain} were lost and nothing new was"
-                    " saved between: the same command goes on",
+                    phrase(
+                        "distributed.given_up_because_lost",
+                        loss=ending.loss,
+                        num_in_vain=num_in_vain,
+                    ),
                 )
                 return ExitCode.PROCESS_LOST
             attempt += 1
             name = "the training" if folder.run is None else f"run {folder.run.name}"
-            self._show(folder, f"note: {ending.loss}; {name} goes on (restart {attempt})")
+            self._show(
+                folder,
+                phrase(
+                    "distributed.note_goes_restart", loss=ending.loss, name=name, attempt=attempt
+                ),
+            )
 
     def _attempt(
         self, folder: AgentFolder, logs: Path, attempt: int
@@ -206,14 +215,16 @@ class Agent:
         if folder.loss or loser:
             words = "" if loser is None else last_line(_words(logs, loser.local_rank))
             words = re.sub(r"^temper: (rank \d+: )?", "", words)
-            return folder.loss or words or "the ranks lost each other"
+            return folder.loss or words or phrase("distributed.ranks_lost_each_other")
         own = failures.get(0)
-        return "rank 0 ended without an exit code" if own is None else self._fate(own, logs)
+        return (
+            phrase("distributed.rank_ended_without_exit") if own is None else self._fate(own, logs)
+        )
 
     def _fate(self, failure: ProcessFailure, logs: Path) -> str:
         rank = failure.local_rank
         words = last_line(_words(logs, rank))
-        name = f"the process of rank {rank} (of {self.size}, pid {failure.pid})"
+        name = phrase("distributed.process_rank_pid", rank=rank, size=self.size, pid=failure.pid)
         reason = self._reasons.get(failure.pid)
         return f"{name} is gone: {reason or fate_of(failure.exitcode, words)}"
 

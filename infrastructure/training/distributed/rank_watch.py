@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from infrastructure.core.agent import LOOK_SECONDS
+from infrastructure.core.messages import phrase
 
 # Later than the other ranks find out in a training: they say more, and save.
 MOST_STOPPED_SECONDS = 45.0
@@ -76,14 +77,14 @@ class RankWatch:
             self._seconds_after_first += seconds
             if self._seconds_after_first > MOST_SECONDS_AFTER_FIRST:
                 for process in living.values():
-                    self._kill(process, "it did not end after rank 0 had")
+                    self._kill(process, phrase("distributed.did_end_after_rank"))
 
     def _look_at(self, process: psutil.Process, seconds: float) -> None:
         is_stopped = process.status() == psutil.STATUS_STOPPED
         stopped = self._seconds_stopped.get(process.pid, 0.0) + seconds if is_stopped else 0.0
         self._seconds_stopped[process.pid] = stopped
         if stopped > MOST_STOPPED_SECONDS:
-            text = f"a signal had stopped it, and nothing let it go on for {stopped:.0f} seconds"
+            text = phrase("distributed.signal_stopped_nothing_let", stopped=stopped)
             self._kill(process, text)
 
     def _kill(self, process: psutil.Process, reason: str) -> None:

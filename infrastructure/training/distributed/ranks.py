@@ -7,12 +7,12 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.launcher import LaunchedProcess
+from infrastructure.core.messages import phrase
 from infrastructure.training.distributed.group import LIMIT_SECONDS, Group, JoinedGroup
 from infrastructure.training.distributed.members import Member, StartedRanks, by_launcher
 
 # A process that was told to end, or whose connection broke, is gone after so long.
 PATIENCE_SECONDS = 5.0
-HOW_TO_GO_ON = "the same command goes on from the last checkpoint"
 
 
 class Ranks:
@@ -130,10 +130,15 @@ class Ranks:
             fate = process.fate()
             if fate is None:
                 continue
-            name = f"the process of rank {rank} (of {self.size}, pid {process.pid})"
+            name = phrase(
+                "distributed.process_rank_pid", rank=rank, size=self.size, pid=process.pid
+            )
             reason = self.group.reason_of(rank) if self.group is not None else None
             if reason:
                 raise ProcessLostError("distributed.failed", name=name, reason=reason)
             raise ProcessLostError(
-                "distributed.gone", name=name, fate=fate, how_to_go_on=HOW_TO_GO_ON
+                "distributed.gone",
+                name=name,
+                fate=fate,
+                how_to_go_on=phrase("distributed.same_command_goes_last"),
             )

@@ -8,6 +8,7 @@ import torch
 
 from infrastructure.backup.state.optimizer_state import Tensors
 from infrastructure.core.files import make_directory
+from infrastructure.core.messages import phrase
 
 BEST = "best"  # the class of its files in a version, and their folder
 NAMES = ("*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json")
@@ -26,7 +27,7 @@ def best_files(folder: str | None) -> Tensors:
     root = Path(folder)
     files = sorted({path for name in NAMES for path in root.rglob(name) if path.stat().st_size})
     if not any(path.suffix == ".safetensors" for path in files):
-        log.warning("the best model is not in this version: no weights lie in %s", folder)
+        log.warning(phrase("trainer.best_model_version_weights", folder=folder))
         return {}
     return {path.relative_to(root).as_posix(): _bytes_of(path) for path in files}
 

@@ -16,6 +16,7 @@ from infrastructure.core.errors import (
     NothingLearnedError,
     TemperError,
 )
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact_urls
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
@@ -166,9 +167,9 @@ class BridgedTraining:
         if state.stop_reason is StopReason.NOTHING_LEARNED:
             raise NothingLearnedError(str(state.stop_message))
         status = self._close(is_finished=not is_stopped)
-        more = "; run this again to go on" if is_stopped else ""
+        more = phrase("trainer.run_again_go") if is_stopped else ""
         if not is_stopped and not run.is_whole and run.files.final.is_dir():
-            more = f"; its model and report.html lie in {run.directory}"
+            more = phrase("trainer.model_report_html_lie", directory=run.directory)
         run.report(f"Run {run.name}: {status} at step {state.step}{more}")
         if is_stopped:
             run.copies.close()
@@ -185,7 +186,7 @@ class BridgedTraining:
             self.run.versions.close()
             self._close(error=error)
         except (TemperError, OSError) as failure:  # it is the first error that people look for
-            log.warning("what became of run %s is not written: %r", self.run.name, failure)
+            log.warning(phrase("trainer.became_run_written", run=self.run.name, failure=failure))
         finally:
             self._release()
 
@@ -251,13 +252,20 @@ def begin_training(
         saved, history = _restored(run, parts, state, facts, resumed, saved_whole)
         is_trained = saved_whole is not None and state.step >= state.total_steps
         if is_trained or saved.get("finished") == state.total_steps:
-            run.report(f"Run {run.name} was finished before: nothing is trained")
+            run.report(phrase("trainer.run_finished_before_nothing", run=run.name))
             return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
         if saved_whole is not None:
             _restore_carried(run, trainer, carried, saved_whole)
-            run.report(f"Run {run.name}: going on from step {state.step}{run.how_to_begin_anew}")
+            run.report(
+                phrase(
+                    "trainer.run_going_step",
+                    run=run.name,
+                    step=state.step,
+                    how_to_begin_anew=run.how_to_begin_anew,
+                )
+            )
         elif lost := lost_state(trainer):
-            run.report(f"note: no version holds {lost}: this training cannot be resumed")
+            run.report(phrase("trainer.note_version_holds_training", lost=lost))
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
         for note in prepare_saving(parts.model, ends_of_template(processing_class)):
@@ -291,10 +299,7 @@ def _restore_carried(
     carried.restore(snapshot.tensors, snapshot.values["carried"])
     restore_callbacks(trainer, trainer_state_of(snapshot)["stateful_callbacks"])
     if snapshot.values["carried"]["awaits_evaluation"]:
-        run.report(
-            f"note: the evaluation after step {snapshot.values['step']} was broken off: the choice"
-            " of the best model does not know it"
-        )
+        run.report(phrase("trainer.note_evaluation_after_step", values=snapshot.values["step"]))
 
 
 def _beginning(run: TrainerRun) -> str | None:

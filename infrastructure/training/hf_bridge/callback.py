@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
-from infrastructure.core.stop_signals import STOP_COMMAND, Stopper, reason_of
+from infrastructure.core.stop_signals import Stopper, reason_of
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.run.compatibility import check_compatible
@@ -220,11 +221,13 @@ class TemperCallback:
     def _stopper(self, training: BridgedTraining) -> Stopper:
         def request(number: int) -> None:
             if number == signal.SIGTERM and take_announced_stop(self.run.directory):
-                training.state.interrupt(STOP_COMMAND, StopReason.COMMAND, number)
+                training.state.interrupt(
+                    phrase("system.stopped_temper_stop"), StopReason.COMMAND, number
+                )
             else:
                 training.state.interrupt(reason_of(number), StopReason.SIGNAL, number)
             # In a thread: what the signal has interrupted may be writing to the same stream.
-            line = "Saving and stopping after this step"
+            line = phrase("trainer.saving_stopping_after_step")
             threading.Thread(target=self.run.report, args=(line,), daemon=True).start()
 
         return Stopper(request, lambda: training.may_break_off)

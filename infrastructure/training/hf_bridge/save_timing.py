@@ -6,6 +6,7 @@ from pathlib import Path
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CheckpointError, TrainingDivergedError
+from infrastructure.core.messages import phrase
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
@@ -89,9 +90,7 @@ class SaveTiming:
             self.versions.save(snapshot, kind=SaveKind.EMERGENCY, healthy=False)
         newest = step_of(self.versions.newest())
         return TrainingDivergedError(
-            f"the weights are no longer finite at step {state.step}: the training has diverged."
-            f" The newest good version is of step {newest}, and resume_from() gives it; look at the"
-            " last rows before this step, or lower the learning rate under another name"
+            phrase("trainer.weights_longer_finite_step", step=state.step, newest=newest)
         )
 
     def collect(self, state: TrainingState, wait: bool = False) -> None:

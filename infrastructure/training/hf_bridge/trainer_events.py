@@ -16,7 +16,7 @@ import torch
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonValue
-from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.hf_bridge.carried_state import CarriedState
@@ -122,7 +122,7 @@ class TrainerEvents:
         state.data_wait_seconds = self.clock.waited_seconds
         state.position.example += self.parts.global_batch_size
         if self.saves.schedule.deadline_is_near:
-            state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
+            state.interrupt(phrase("checkpoints.deadline_near"), StopReason.DEADLINE)
         state.metrics = {}
         state.rewards = None if self.rewards is None else self.rewards.end_step()
         self._is_open = True

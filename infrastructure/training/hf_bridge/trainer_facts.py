@@ -17,6 +17,7 @@ from infrastructure.config.registries import EXTENSIONS
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.lookup import nearest
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
@@ -338,7 +339,9 @@ class FactsReader:
         count, num_hashed = facts["num_examples"], facts["num_hashed"]
         if count is None or num_hashed < count:
             which = (
-                "the rows of" if not num_hashed else f"the rows behind the first {num_hashed} of"
+                "the rows of"
+                if not num_hashed
+                else phrase("trainer.rows_behind_first", num_hashed=num_hashed)
             )
             self.reader.unseen.append(f"{which} {name} ({type(dataset).__name__})")
         return {
@@ -365,7 +368,7 @@ class FactsReader:
         """Everything that the Trainer holds and that is a model, a function or a collator."""
         trainer = self.trainer
         if trainer is None:
-            self.reader.unseen.append("the parts of the Trainer")
+            self.reader.unseen.append(phrase("trainer.parts_trainer"))
             return {}
         of_trainer = self.reader.code_of(type(trainer), "trainer")
         parts: dict[str, JsonValue] = {"trainer": of_trainer}
@@ -534,7 +537,7 @@ def argument_names() -> list[str]:
 
 
 def _why_not(name: str) -> str:
-    return f"a Trainer that resumes takes {name} from its checkpoint, whatever it is given"
+    return phrase("trainer.trainer_resumes_takes_checkpoint", name=name)
 
 
 class TrainerJudge:
@@ -602,15 +605,17 @@ class TrainerJudge:
         """It would have no effect, or has no place."""
         fixed = [name for name in names if name in FIXED]
         other = [
-            f"{name} cannot change its shape within a run" for name in names if name not in FIXED
+            phrase("trainer.cannot_change_shape_within", name=name)
+            for name in names
+            if name not in FIXED
         ]
         return "; ".join([*map(_why_not, fixed), *other])
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """Another run beside this one."""
         if self.is_whole:
-            return ["begin another run with --new-run"]
-        return ["give this training another name"]
+            return [phrase("trainer.begin_another_run_new_run")]
+        return [phrase("trainer.give_training_another_name")]
 
 
 def _has_other_shape(was: Any, now: Any) -> bool:

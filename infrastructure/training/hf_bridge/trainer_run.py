@@ -33,6 +33,7 @@ from infrastructure.core.errors import (
 )
 from infrastructure.core.files import make_directory, recover_directory, whole_directory
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.monitoring.records.run_list import TRAINER_KEY
 from infrastructure.monitoring.records.run_owner import read_trainer
@@ -138,7 +139,7 @@ class TrainerRun:
         if self.is_whole:
             return []
         return [
-            f"note: {key} has no effect here: the Trainer's own arguments decide"
+            phrase("trainer.note_effect_trainer_own", key=key)
             for key, source in self.config.sources().items()
             if source.layer in HERE and not key.startswith(TAKES_EFFECT)
         ]
@@ -202,7 +203,7 @@ class TrainerRun:
         if not self._lies_at_place():
             return None
         _, checkpoint = restore_run(self.name, options, self.directory.parent, report=self.report)
-        self.report(f"Run {self.name}: brought back from {options.place}")
+        self.report(phrase("trainer.run_brought_back", name=self.name, place=options.place))
         return checkpoint
 
     def copies_line(self) -> str:

@@ -12,6 +12,7 @@ from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.backup.state.random_state import capture_random
 from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.history import HISTORY, History
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -213,7 +214,7 @@ class Checkpointer:
                     continue
                 snapshot = self._load(checkpoint, state)
             except CheckpointError as error:
-                log.warning("not going back to %s: %s", checkpoint.stem[:12], error)
+                log.warning(phrase("loop.going_back", stem=checkpoint.stem[:12], error=error))
                 continue
             self._end_search(state)
             restore_snapshot(snapshot, state, self.optimizer_step)

@@ -14,6 +14,7 @@ from infrastructure.core.errors import (
     StorageError,
     TrainingDivergedError,
 )
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
     free_memory,
@@ -26,7 +27,6 @@ from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.recovery.bad_loss import (
-    REMEDY,
     describe_attempts,
     device_failed,
     rollback_refusal,
@@ -84,11 +84,12 @@ class ErrorRecovery:
         self.optimizer_step.losses.forget_sums()
         try:
             path = self.checkpointer.keep_evidence(state)
-            kept = f" This state is kept in {path}, to be looked at." if path else ""
+            kept = phrase("loop.state_kept_looked", path=path) if path else ""
         except (StorageError, OSError) as error:
-            kept = f" This state could not be kept: {error}."
+            kept = phrase("loop.state_could_kept", error=error)
         rows = f", rows {', '.join(shortened(bad.rows, 20))}" if bad.rows else ""
-        return f"{bad}{rows}; {reason}{describe_attempts(state)}.{kept} {REMEDY}"
+        advice = phrase("recovery.go_last_checkpoint_lower")
+        return f"{bad}{rows}; {reason}{describe_attempts(state)}.{kept} {advice}"
 
     def after_torn_step(self, state: TrainingState, error: Exception) -> None:
         """Out of memory inside the optimizer's step: its weights are those of neither step.
@@ -114,7 +115,11 @@ class ErrorRecovery:
             error.add_note(str(failure))
             raise error from None
         step.shrink(state, size // 2)
-        action = f"went back to step {began}, micro-batches of {state.micro_batch_size} from there"
+        action = phrase(
+            "loop.went_back_step_micro_batches",
+            began=began,
+            micro_batch_size=state.micro_batch_size,
+        )
         record_recovery(state, RecoveryKind.OUT_OF_MEMORY, action, message, step=torn_step)
         self.checkpointer.save_decision(state)
         self._give_to_others(state)
@@ -166,7 +171,7 @@ class ErrorRecovery:
             # What was handed over before is written still.
             self.checkpointer.announce(state, wait=True)
         except Exception as failure:
-            error.add_note(f"finishing the last checkpoint failed too: {named(failure)}")
+            error.add_note(phrase("loop.finishing_last_checkpoint_failed", failure=named(failure)))
         return device_failed(error, state)
 
     def rescue(self, state: TrainingState, error: BaseException) -> None:
@@ -187,4 +192,4 @@ class ErrorRecovery:
             stopped = isinstance(error, KeyboardInterrupt)
             self.checkpointer.rescue(state, SaveKind.STOPPED if stopped else SaveKind.EMERGENCY)
         except Exception as failure:
-            error.add_note(f"saving a last checkpoint failed too: {named(failure)}")
+            error.add_note(phrase("loop.saving_last_checkpoint_failed", failure=named(failure)))

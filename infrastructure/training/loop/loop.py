@@ -23,8 +23,8 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.error_place import described
 from infrastructure.core.errors import NothingLearnedError, ProcessLostError
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.compiling import is_compiled
-from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.core.error_handlers import free_memory, release_traceback
 from infrastructure.training.core.state import Phase, StopReason, TrainingState
 from infrastructure.training.distributed.group import ALONE, Group, Status
@@ -377,7 +377,7 @@ class TrainingLoop:
 
     def _check_deadline(self, state: TrainingState) -> None:
         if self.optimizer_step.group.is_first and self.checkpointer.schedule.deadline_is_near:
-            state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
+            state.interrupt(phrase("checkpoints.deadline_near"), StopReason.DEADLINE)
 
     def _phase_ends_with(self, epoch: int) -> bool:
         return epoch + 1 in phase_ends(self.phases)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.sections.recovery_config import RecoveryConfig
+from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import resident_bytes
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, TrainingState
@@ -104,7 +105,7 @@ class LossJudge:
             spike = self._error(RecoveryKind.LOSS_SPIKE, state, sums)
             if self.recovery.loss_spike != "note":
                 raise spike
-            action = "noted, and the training goes on"
+            action = phrase("loop.noted_training_goes")
             record_recovery(state, RecoveryKind.LOSS_SPIKE, action, spike.bad.numbers)
 
     def check_last_step(self, state: TrainingState) -> None:

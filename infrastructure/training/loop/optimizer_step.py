@@ -20,6 +20,7 @@ from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
     free_memory,
@@ -159,7 +160,7 @@ class OptimizerStep:
                 raise
             release_traceback(error)
         self.shrink(state, size // 2)
-        action = f"the same batch in micro-batches of {state.micro_batch_size}"
+        action = phrase("loop.same_batch_micro_batches", micro_batch_size=state.micro_batch_size)
         record_recovery(state, RecoveryKind.OUT_OF_MEMORY, action, message, step=state.step + 1)
         return None
 

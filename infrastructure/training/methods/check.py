@@ -14,6 +14,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.lookup import nearest
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.training.data.readers.sources import HUGGINGFACE, files_of, may_be_on_the_hub
 from infrastructure.training.methods.method_data import understand
@@ -128,56 +129,50 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
     yield from _without_effect(method, training.method_settings)
     size = training.batch_size
     if size == "auto":
-        yield (
-            f"training.batch_size = auto is measured for Temper's own loop, not for"
-            f" training.method = {method}: give a number, such as 4"
-        )
+        yield (phrase("methods.training_batch_size_auto", method=method))
         return
     if method in WITHOUT_BETA_NOTHING and training.beta == 0:
-        yield (
-            f"training.beta = 0: the loss of {METHODS[method].title} depends on the weights by"
-            " training.beta alone, so nothing would be learned: give more than 0, such as 0.1"
-        )
+        yield (phrase("methods.training_beta_loss_depends", title=METHODS[method].title))
     if method == "kto" and size == 1:
-        yield (
-            "training.batch_size = 1: KTO compares each answer with others of its batch: give 2 or"
-            " more"
-        )
+        yield (phrase("methods.training_batch_size_kto"))
     per_step = int(size) * training.gradient_accumulation
     if training.num_generations != "auto" and per_step % training.num_generations:
         yield (
-            f"training.num_generations = {training.num_generations} does not divide the {per_step}"
-            " answers of a step (training.batch_size times training.gradient_accumulation):"
-            f" give training.batch_size = {training.num_generations}"
+            phrase(
+                "methods.training_num_generations_does",
+                num_generations=training.num_generations,
+                per_step=per_step,
+            )
         )
     if METHODS[method].rows is RowKind.PROMPTS:
         longest = training.max_completion_length
         if longest >= config.data.max_length:
             yield (
-                f"training.max_completion_length = {longest} leaves nothing of data.max_length ="
-                f" {config.data.max_length} for a prompt: lower training.max_completion_length,"
-                f" such as to {max(1, config.data.max_length // 2)}"
+                phrase(
+                    "methods.training_max_completion_length",
+                    longest=longest,
+                    max_length=config.data.max_length,
+                    max=max(1, config.data.max_length // 2),
+                )
             )
     if method == "distillation" and training.beta != "auto" and training.beta > 1:
-        yield (
-            f"training.beta = {format_value(training.beta)}: in distillation it goes from 0"
-            " (forward KL) to 1 (reverse KL)"
-        )
+        yield (phrase("methods.training_beta_distillation_goes", beta=format_value(training.beta)))
     if config.device.startswith("cuda:") and config.device != "cuda:0":
         yield (
-            f"device = {config.device}: TRL's trainers take the first GPU that they see: give"
-            f" cuda_visible_devices = {config.device.partition(':')[2]}"
+            phrase(
+                "methods.device_trl_trainers_take",
+                device=config.device,
+                partition=config.device.partition(":")[2],
+            )
         )
     if config.model.quantization is not None and config.model.lora_config is None:
         yield (
-            f"model.quantization = {config.model.quantization} freezes the weights, so nothing"
-            " would train: give model.lora_config too"
+            phrase(
+                "methods.model_quantization_freezes_weights", quantization=config.model.quantization
+            )
         )
     if "quantum" in training.extensions:
-        yield (
-            "training.enabled_extensions quantum decides what Temper's own loop does, and"
-            f" training.method = {method} is a trainer of TRL: leave it out"
-        )
+        yield (phrase("methods.training_enabled_extensions_quantum", method=method))
 
 
 def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterator[str]:
@@ -186,16 +181,17 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
     ours |= {"max_length": "data.max_length"}
     for name in config.training.method_settings:
         if name in NOT_HERE:
-            yield f"training.method_settings: {name} is not taken: {NOT_HERE[name]}"
+            yield phrase(
+                "methods.training_method_settings_taken", name=name, not_here=NOT_HERE[name]
+            )
         elif name in ours:
-            yield f"training.method_settings: {name} is {ours[name]} here: give that"
+            yield phrase("methods.training_method_settings_give", name=name, ours=ours[name])
         elif name.startswith("vllm_") or name not in known:
             meant = nearest(name, known)
             hint = f"; did you mean {meant}?" if meant else ""
             title = METHODS[config.training.method].class_name
             yield (
-                f"training.method_settings: {title}Config of TRL has no argument {name} of its"
-                f" own{hint}: leave it out"
+                phrase("methods.training_method_settings_config", title=title, name=name, hint=hint)
             )
 
 
@@ -210,12 +206,17 @@ def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
         if not {*map(str, has if isinstance(has, list) else [has])} & {*map(str, values)}:
             words = " or ".join(map(format_value, values))
             yield (
-                f"training.method_settings: {name} has no effect in {method} without {other} ="
-                f" {words}: leave it out, or give that too"
+                phrase(
+                    "methods.training_method_settings_effect",
+                    name=name,
+                    method=method,
+                    other=other,
+                    words=words,
+                )
             )
     weights, losses = given.get("loss_weights"), given.get("loss_type")
     if weights is not None and not (isinstance(losses, list) and len(losses) > 1):
-        yield "training.method_settings: loss_weights are of several losses: give loss_type a list"
+        yield phrase("methods.training_method_settings_loss")
 
 
 def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:

@@ -16,6 +16,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.chat_format import (
     FormatError,
@@ -121,7 +122,7 @@ class MethodData:
             first = self.quarantine.examples[0]
             parts.append(f"{self.quarantine.total:,} set aside (first: {first})")
         if self.num_cut:
-            parts.append(f"the ends of {self.num_cut:,} are cut off")
+            parts.append(phrase("methods.ends_cut_off", num_cut=self.num_cut))
         return [f"{counts}; {', '.join(parts)}", *self.notes]
 
 
@@ -222,10 +223,7 @@ def read_data(
     result.notes += [f"note: {sentence}" for sentence in about_files]
     result.notes += [*writer.left_out.lines(), *writer.survivals.lines()]
     if writer.plain is None and any(row.is_plain for row in [*train, *held_out]):
-        result.notes.append(
-            "note: texts that hold their prompt themselves are learnt as they stand, without the"
-            " chat template; give a column prompt to have it used"
-        )
+        result.notes.append(phrase("methods.note_texts_hold_their"))
     result.notes += _of_one_label(result)
     return result
 
@@ -256,10 +254,7 @@ def _of_one_label(data: MethodData) -> Iterator[str]:
     """Name labels that are all the same: KTO has nothing to compare with."""
     if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
         kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
-        yield (
-            f"note: each answer that is trained on is {kind}, and KTO compares good with bad ones:"
-            f" add {lacking} ones, or give good ones to training.method = sft"
-        )
+        yield (phrase("methods.note_each_answer_trained", kind=kind, lacking=lacking))
 
 
 def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list[WrittenRow]]:
@@ -337,14 +332,14 @@ class RowWriter:
             return _bad(place, CHAT_TEMPLATE, str(error), error.advice)
         for name, account in accounts.items():
             if lost := account.unlearnable:
-                detail = f"{lost[0]} would not be learned: the chat template leaves it out"
+                detail = phrase("methods.learned_chat_template_leaves", lost=lost[0])
                 conversation = replace(row.conversation(name), inputs=inputs)
                 return _bad(place, LEFT_OUT, detail, self.encoder.advice_for(conversation))
         is_text = self.plain is not None or row.is_plain
         texts = [prompt_text, *(prompt_text + answer for answer in answers.values())]
         prompt, *wholes = self._ids(texts, is_text)
         if len(wholes) > 1 and all(whole == wholes[0] for whole in wholes):
-            detail = f"{' and '.join(answers)} are the same to the tokenizer"
+            detail = phrase("methods.same_tokenizer", answers=" and ".join(answers))
             return _bad(place, NO_PREFERENCE, detail)
         learned = [whole[num_common(prompt, whole) :] for whole in wholes]
         survivals = self.encoder.survival.compare([[a] for a in answers.values()], learned)
@@ -354,15 +349,21 @@ class RowWriter:
         longest = max((len(whole) + is_text for whole in wholes), default=num_prompt)  # its end
         if self.reserved:
             if num_prompt + self.reserved > self.max_length:
-                detail = f"{num_prompt} tokens, with {self.reserved} to answer"
+                detail = phrase(
+                    "methods.tokens_answer", num_prompt=num_prompt, reserved=self.reserved
+                )
                 return _bad(place, OVER_LONG, detail)
         elif longest > self.max_length and (self.method == "reward" or not self.keeps_start):
             return _bad(place, OVER_LONG, f"{longest} tokens, {self.max_length} allowed")
         elif num_prompt >= self.max_length:
-            return _bad(place, OVER_LONG, f"its prompt alone has {num_prompt} tokens")
+            return _bad(
+                place, OVER_LONG, phrase("methods.prompt_alone_tokens", num_prompt=num_prompt)
+            )
         kept = [whole[: self.max_length] for whole in wholes]
         if len(kept) > 1 and all(one == kept[0] for one in kept):
-            detail = f"{longest} tokens, the first {self.max_length} the same for both answers"
+            detail = phrase(
+                "methods.tokens_first_same_both", longest=longest, max_length=self.max_length
+            )
             return _bad(place, OVER_LONG, detail)
         self.num_cut += not self.reserved and longest > self.max_length
         where = f"{place.source}:{place.line}"
@@ -394,9 +395,9 @@ class RowWriter:
         for name in given:
             if name in method.reads or (name == OPTIONS and given[name] == self.options):
                 continue
-            advice = "leave the column out, or write into the prompt what it says"
+            advice = phrase("methods.leave_column_out_write")
             if name == OPTIONS and method.rows is RowKind.PROMPTS:
-                advice = f"give them for all rows as training.method_settings.{OPTIONS}"
+                advice = phrase("methods.give_them_all_rows", options=OPTIONS)
             raise FormatError(
                 f"it has {name}, and TRL's {method.title} gives the chat template none of a row",
                 advice,

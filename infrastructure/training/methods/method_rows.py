@@ -20,6 +20,7 @@ from typing import Any
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.encoding.column_names import PREFERENCE_PAIRS
 from infrastructure.training.data.encoding.row_schema import (
     TEXT,
@@ -204,7 +205,7 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
         named = {name: tuple(turns) for name, turns in answers.items()}
         return MethodRow(prompt, named, schema.inputs(values))
 
-    words = schema.reason if has_prompt else f"what both begin with asks{schema.reason}"
+    words = schema.reason if has_prompt else phrase("methods.both_begin_asks", reason=schema.reason)
     reason = f"{words}, {chosen!r} is better than {rejected!r}"
     return MethodShape(RowKind.PAIRS, reason, _used(schema) | {chosen, rejected}, convert)
 
@@ -258,17 +259,15 @@ def _truth(value: object) -> bool | None:
 
 def _no_label(rows: Sequence[Row], columns: list[str]) -> ValueError:
     """Why there is nothing that says which answers are good."""
-    learns = "training.method = kto learns from answers that are good or bad, and"
+    learns = phrase("methods.training_method_kto_learns")
     for name in matching(LABEL_COLUMNS, columns):
         held = Counter(repr(row.values.get(name)) for row in rows)
         some = ", ".join(excerpt(value, 24) for value, _ in held.most_common(NUM_VALUES_SHOWN))
         return ValueError(
-            f"{learns} column {name!r} holds other values ({some}): write true for the good ones"
-            " and false for the bad ones"
+            phrase("methods.column_holds_other_values", learns=learns, name=name, some=some)
         )
     return ValueError(
-        f"{learns} there is no column label with true and false (there are: {shown(columns)}), nor"
-        " chosen and rejected"
+        phrase("methods.column_label_true_false", learns=learns, columns=shown(columns))
     )
 
 
@@ -291,7 +290,7 @@ def _judged(
             raise ShapeError(WRONG_TYPE, f"column {label!r} is neither true nor false")
         return inner(values, "completion", {"label": judged})
 
-    reason = f"{schema.reason}, column {label!r} says whether it is good"
+    reason = phrase("methods.column_says_whether_good", reason=schema.reason, label=label)
     return MethodShape(RowKind.JUDGED, reason, _used(schema) | {label}, convert)
 
 
@@ -377,7 +376,7 @@ def _prompts_alone(
             _prompt_of(schema, values), {}, schema.inputs(values), _for_rewards(values)
         )
 
-    reason = f"{schema.reason}, and no column answers"
+    reason = phrase("methods.column_answers", reason=schema.reason)
     return MethodShape(RowKind.PROMPTS, reason, _used(schema), convert)
 
 

@@ -13,6 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Source
 from infrastructure.config.schema import schema_of
+from infrastructure.core.messages import phrase
 from infrastructure.run.configuration_judge import names as accepted_names
 
 
@@ -223,8 +224,14 @@ def refused_settings(
             continue
         place = (source_of or config.source)(key).place
         yield (
-            f"{key} = {format_value(value)} ({place}) cannot be carried out with training.method ="
-            f" {config.training.method}: {treatment.words}: leave it out"
+            phrase(
+                "methods.cannot_carried_out_training",
+                key=key,
+                value=format_value(value),
+                place=place,
+                method=config.training.method,
+                words=treatment.words,
+            )
         )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
 from infrastructure.optimization.optimizer_memory import CreateOptimizer
@@ -31,11 +32,6 @@ MOST_SECONDS = 6.0
 MOST_DRAWN = 2048
 # Answers below which a part of a micro-batch is none of its own: KTO compares rows with each other.
 FEWEST_ROWS = 2
-REMEDIES = (
-    "lower training.batch_size and raise training.gradient_accumulation by as much, which learns"
-    " the same; give data.max_length or training.max_completion_length a smaller value, set"
-    " training.gradient_checkpointing or model.lora_config, or take a machine with more memory"
-)
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,10 @@ class StepProbe:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise DoesNotFitError("methods.training_does_fit_into_2", remedies=REMEDIES) from error
+            raise DoesNotFitError(
+                "methods.training_does_fit_into_2",
+                remedies=phrase("methods.lower_training_batch_size"),
+            ) from error
 
     def _costs(self, steps_left: int, idle_bytes: int) -> ProbedCosts:
         loader = self.trainer.get_train_dataloader()
@@ -237,7 +236,10 @@ class StepProbe:
         if self.device.type == "cpu" and peak_bytes > self.limit_bytes:
             needed, there = peak_bytes / 2**30, self.limit_bytes / 2**30
             raise DoesNotFitError(
-                "methods.training_does_fit_into", needed=needed, there=there, remedies=REMEDIES
+                "methods.training_does_fit_into",
+                needed=needed,
+                there=there,
+                remedies=phrase("methods.lower_training_batch_size"),
             )
 
     def _now(self) -> float:

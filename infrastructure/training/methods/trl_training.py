@@ -23,6 +23,7 @@ from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import Precision, training_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
@@ -133,10 +134,7 @@ class TrlTraining:
         lines = [*self.data.lines(), *template_notes(self.config.data, self.tokenizer)]
         reused = [n for n in REUSING if self.config.training.method_settings.get(n, 1) != 1]
         if reused:
-            lines.append(
-                f"note: {reused[0]} lets steps share what was written: a run that goes on between"
-                " them writes anew, and comes to other bits"
-            )
+            lines.append(phrase("methods.note_lets_steps_share", reused=reused[0]))
         return lines
 
     def _find(self, name: str) -> ModelSource:
@@ -357,10 +355,15 @@ class TrlTraining:
         """One line on what is about to train."""
         total, trained = count_parameters(trainer.model)
         args, title = trainer.args, self.installed.method.title
-        return (
-            f"{title} of TRL {version('trl')}: {total / 1e6:.2f} M parameters,"
-            f" {trained / 1e6:.2f} M of them trained, learning rate {args.learning_rate:g},"
-            f" {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'} on {self.device}"
+        return phrase(
+            "methods.trl_parameters_them_trained",
+            title=title,
+            version=version("trl"),
+            total=total / 1000000.0,
+            trained=trained / 1000000.0,
+            learning_rate=args.learning_rate,
+            detail="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+            device=self.device,
         )
 
     def _dataset(self, datasets: Any, rows: list[TrlRow]) -> Any:

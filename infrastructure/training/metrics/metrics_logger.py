@@ -10,6 +10,7 @@ from functools import partial
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonValue
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.metrics_file import plain_record
 from infrastructure.training.metrics.sinks import ConsoleSink, Sink
 
@@ -29,7 +30,7 @@ class MetricsLogger:
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self.sinks = list(sinks)
         self._best_effort = BestEffort(
-            logger, "metrics sink %r failed, others go on: %r", tries_again=True
+            logger, phrase("metrics.metrics_sink_failed_others"), tries_again=True
         )
 
     def log(self, record: Mapping[str, JsonValue]) -> None:
@@ -65,7 +66,11 @@ class MetricsLogger:
     @property
     def problems(self) -> list[str]:
         return [
-            f"metrics sink {name!r} failed {count} times and is not complete;"
-            f" the first error was {self._best_effort.first_error[name]}"
+            phrase(
+                "metrics.metrics_sink_failed_times",
+                name=name,
+                count=count,
+                first_error=self._best_effort.first_error[name],
+            )
             for name, count in self._best_effort.num_failures.items()
         ]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.data_pipeline import chat_template_of, first_rows
 from infrastructure.training.data.encoding.chat_format import FormatError, special_tokens
 from infrastructure.training.data.encoding.row_schema import (
@@ -229,9 +230,12 @@ class DialogueModelAdapter(StandardModelAdapter):
 
 def _none_of(rows: Sequence[object], first: Row | Conversation, reason: str) -> str:
     """A sentence on rows of which none is a conversation that can be rendered."""
-    return (
-        f"of the first {len(rows)} rows none can be trained on as a conversation; the first,"
-        f" {first.source}:{first.line}: {reason}"
+    return phrase(
+        "model_adapters.first_rows_none_trained",
+        num_rows=len(rows),
+        source=first.source,
+        line=first.line,
+        reason=reason,
     )
 
 

@@ -15,6 +15,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import train_in_fp8
 from infrastructure.optimization.size_grid import SizeGrid
@@ -176,9 +177,7 @@ class StandardModelAdapter(ModelAdapter):
         config: object = getattr(inner_model(self.model), "config", None)
         window = getattr(config, "sliding_window", None) or chunk_size(self.model)
         if window is not None and window < self.data_config.max_length:
-            self._notes.append(
-                f"time_step_masking: layers with a window of {window} tokens see the whole row"
-            )
+            self._notes.append(phrase("model_adapters.time_step_masking_layers", window=window))
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
         """One packed row or padded rows on the device; the targets are found before that."""

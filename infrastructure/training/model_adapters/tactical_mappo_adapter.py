@@ -16,6 +16,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject, as_text
+from infrastructure.core.messages import phrase
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,
@@ -102,8 +103,8 @@ class TacticalMappoAdapter(ModelAdapter):
     def notes(self) -> list[str]:
         unread = [key for key in ("path", "eval_path") if getattr(self.data_config, key)]
         return [
-            "eval_loss is minus the covered share of the targets per step: -1 is perfect",
-            *(f"data.{key} has no effect: this model makes its own episodes" for key in unread),
+            phrase("model_adapters.eval_loss_minus_covered"),
+            *(phrase("model_adapters.data_effect_model_makes", key=key) for key in unread),
         ]
 
     def save(self, directory: Path) -> None:

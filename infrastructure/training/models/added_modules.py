@@ -21,15 +21,12 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST, read_json
 
 ATTRIBUTE = "extension_modules"  # of the inner model; the names of all their weights begin with it
 ADDED_WEIGHTS = "extension_weights.safetensors"
-NOTE = (
-    "This model computes with the weights in extension_weights.safetensors, too. Temper loads both;"
-    " plain transformers passes these files over, and the model is another one then."
-)
 
 
 class AddedModule(torch.nn.Module, ABC):
@@ -167,7 +164,13 @@ def save_added(model: torch.nn.Module, folder: Path) -> None:
         for name, tensor in module.state_dict().items()
     }
     save_file(tensors, folder / ADDED_WEIGHTS)
-    write_json(folder / EXTENSIONS_MANIFEST, {"note": NOTE, "extensions": facts_of_added(model)})
+    write_json(
+        folder / EXTENSIONS_MANIFEST,
+        {
+            "note": phrase("models.model_computes_weights_extension"),
+            "extensions": facts_of_added(model),
+        },
+    )
 
 
 def attach_described(model: torch.nn.Module, described: JsonObject) -> None:

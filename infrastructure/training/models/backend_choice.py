@@ -18,6 +18,7 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import PIP_LINES, is_installed
 from infrastructure.training.models.saved_model import (
     ModelSource,
@@ -36,10 +37,7 @@ MODEL_TYPES = (
     *("cohere", "granite", "falcon_h1"),
 )
 STRATEGIES = ("standard", "finetune")
-ON_CPU = (
-    "Unsloth loads the model and changes it; its kernels need a GPU, so on this CPU a step takes as"
-    " long as with transformers"
-)
+
 LONGEST_REASON = 200  # characters of what a package says of itself
 
 
@@ -68,7 +66,9 @@ def choose_backend(
     configured = model_config.backend if model_config.backend != "auto" else began_with
     if configured is not None:
         is_on_cpu = configured == "unsloth" and device.type == "cpu"
-        return BackendChoice(configured, ON_CPU if is_on_cpu else None)
+        return BackendChoice(
+            configured, phrase("models.unsloth_loads_model_changes") if is_on_cpu else None
+        )
     if device.type != "cuda" or trains_from_scratch(model_config):
         return BackendChoice("transformers")
     reason = (
@@ -79,10 +79,11 @@ def choose_backend(
     if reason is None:
         return BackendChoice(
             "unsloth",
-            "Unsloth loads the model: there is a CUDA GPU, and it supports the model and the"
-            " training; --backend transformers does without",
+            phrase("models.unsloth_loads_model_cuda"),
         )
-    return BackendChoice("transformers", f"transformers loads the model, not Unsloth: {reason}")
+    return BackendChoice(
+        "transformers", phrase("models.transformers_loads_model_unsloth", reason=reason)
+    )
 
 
 def _not_supported(
@@ -91,30 +92,34 @@ def _not_supported(
     """Why this training is none for Unsloth."""
     strategy = training.strategy_for(model_config)
     if strategy not in STRATEGIES:
-        return f"it does not know the strategy {strategy}"
+        return phrase("models.does_know_strategy", strategy=strategy)
     if training.time_step_masking:
-        return "it has no masked diffusion"
+        return phrase("models.masked_diffusion")
     if num_processes > 1:
         return "several processes train"
     if model_config.adapter not in ("auto", "standard"):
-        return f"the adapter {model_config.adapter} loads the model"
+        return phrase("models.adapter_loads_model", adapter=model_config.adapter)
     if training.gradient_checkpointing and training.gradient_checkpointing_mode != "all":
-        return "it recomputes activations in a way of its own"
+        return phrase("models.recomputes_activations_way_own")
     if attention_for(model_config, training) not in ("auto", "sdpa"):
-        return "it chooses the attention itself"
+        return phrase("models.chooses_attention_itself")
     if model_config.lora_config is not None and any(variants_of(model_config.lora_config).values()):
-        return "it has no such variant of LoRA"
+        return phrase("models.such_variant_lora")
     if model_config.quantization_aware is not None:
-        return "it does not train for rounded weights"
+        return phrase("models.does_train_rounded_weights")
     source = find_source(model_config.name)
     if source.kind not in (SourceKind.HUB, SourceKind.FOLDER, SourceKind.LORA_FOLDER):
         return f"{model_config.name} is a registered model"
     if model_config.trust_remote_code:
-        return "the model comes with code of its own"
+        return phrase("models.model_comes_code_own")
     model_type = _model_type(source, model_config)
     if model_type is None:
-        return "the model's config.json cannot be read before it is loaded"
-    return None if model_type in MODEL_TYPES else f"it has no kernels for {model_type} models"
+        return phrase("models.model_config_json_cannot")
+    return (
+        None
+        if model_type in MODEL_TYPES
+        else phrase("models.kernels_models", model_type=model_type)
+    )
 
 
 def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
@@ -136,9 +141,9 @@ def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
 def _not_usable() -> str | None:
     """Why the installed packages do not let it load anything."""
     if not is_installed("unsloth"):
-        return f"it is not installed ({PIP_LINES['unsloth']})"
+        return phrase("models.installed", pip_lines=PIP_LINES["unsloth"])
     if "unsloth" not in sys.modules and "transformers" in sys.modules:
-        return "transformers was imported before it in this process: restart that"
+        return phrase("models.transformers_imported_before_process")
     try:
         check_versions()
     except (MissingPackageError, ValueError) as error:
@@ -151,5 +156,5 @@ def _not_importable(model_config: ModelConfig, cache_directory: Path | None) -> 
     try:
         prepare_backend(model_config.model_copy(update={"backend": "unsloth"}), cache_directory)
     except Exception as error:  # of any package that it imports
-        return f"it cannot be imported ({named(error)[:LONGEST_REASON]})"
+        return phrase("models.cannot_imported", error=named(error)[:LONGEST_REASON])
     return None

@@ -10,6 +10,7 @@ what a model has besides attention (convolutions, states) stays as it is.
 import torch
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     attention_implementation,
@@ -35,7 +36,9 @@ def check_bidirectional(model: torch.nn.Module) -> None:
     """
     inner = inner_model(model)
     attention = attention_implementation(model)
-    who = f"training.time_step_masking: {type(inner).__name__} with attention {attention!r}"
+    who = phrase(
+        "models.training_time_step_masking_2", name=type(inner).__name__, attention=attention
+    )
     limit = leak_tolerance(compute_dtype(model))
     try:
         late, padding = late_influence(model)
@@ -57,13 +60,10 @@ def check_bidirectional(model: torch.nn.Module) -> None:
 def _remedy(model: torch.nn.Module) -> str:
     config: object = getattr(inner_model(model), "config", None)
     if getattr(config, "output_router_logits", False):
-        return (
-            "its balancing loss reads the mask: set output_router_logits to false in the model's"
-            " config.json"
-        )
+        return phrase("models.balancing_loss_reads_mask")
     if attention_implementation(model) not in ("sdpa", "eager", "temper_packed", None):
         return "set model.attention=sdpa"
-    return "choose another model, or leave time_step_masking out"
+    return phrase("models.choose_another_model_leave")
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.core.flops import num_weights
 from infrastructure.training.models.model_inputs import inner_model, language_model
@@ -209,7 +210,11 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
     known = sorted({path.rpartition(".")[2] for path in there})
     wrong = [name for name in names if not any(_is_called(path, name) for path in there)]
     if wrong or not names:
-        what = f"{wrong[0]!r} is no linear layer" if wrong else "the list is empty; it needs a name"
+        what = (
+            phrase("models.linear_layer", wrong=wrong[0])
+            if wrong
+            else phrase("models.list_empty_needs_name")
+        )
         raise InputError(
             "models.model_lora_config_target_2",
             what=what,
@@ -235,7 +240,7 @@ def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
     for given, pattern in zip(lora_config.rank_pattern, peft_ranks(lora_config), strict=True):
         if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
             blocks = {int(match[1]) for path in paths if (match := _BLOCK.search(path))}
-            last = f"; its blocks are 0 to {max(blocks)}" if blocks else ""
+            last = phrase("models.blocks", blocks=max(blocks)) if blocks else ""
             raise InputError(
                 "models.model_lora_config_rank", given=given, name=type(model).__name__, last=last
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import LanguageModel, language_model
 
 if TYPE_CHECKING:
@@ -61,10 +62,12 @@ def add_row(model: torch.nn.Module, token_id: int) -> None:
 
 def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
     """What a user should know of a mask token that was added."""
-    where = "and the model's vocabulary grew by it" if grew else "in a spare row of the embedding"
-    return (
-        f"the tokenizer had no mask token: {tokenizer.mask_token} was added as token"
-        f" {tokenizer.mask_token_id}, {where}"
+    where = phrase("models.model_vocabulary_grew") if grew else phrase("models.spare_row_embedding")
+    return phrase(
+        "models.tokenizer_mask_token_added",
+        mask_token=tokenizer.mask_token,
+        mask_token_id=tokenizer.mask_token_id,
+        where=where,
     )
 
 

@@ -19,6 +19,7 @@ from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.checkpointing import checkpoint_gradients
 from infrastructure.training.models import quantization_aware
 from infrastructure.training.models.added_modules import added_modules, load_added
@@ -46,7 +47,6 @@ from infrastructure.training.models.model_inputs import (
 from infrastructure.training.models.processor import has_processor, load_processor
 from infrastructure.training.models.quantization import note_on_experts
 from infrastructure.training.models.refusals import (
-    NO_WEIGHTS_TO_QUANTIZE,
     refuse_pictures_by_unsloth,
     refuse_quantized_weights_that_train,
     refuse_without_effect,
@@ -304,15 +304,27 @@ class ModelManager:
             self._check_vision(source)
         refusals = {
             "adapter": (self.sees, is_trained, "sees no pictures"),
-            "train_vision": (config.train_vision, is_seeing, "is not trained on pictures"),
-            "quantization": (config.quantization, is_trained, NO_WEIGHTS_TO_QUANTIZE),
-            "backend": (config.backend == "unsloth", is_trained, "is not loaded by unsloth"),
+            "train_vision": (config.train_vision, is_seeing, phrase("models.trained_pictures")),
+            "quantization": (
+                config.quantization,
+                is_trained,
+                phrase("models.trained_weights_quantise"),
+            ),
+            "backend": (config.backend == "unsloth", is_trained, phrase("models.loaded_unsloth")),
             "trust_remote_code": (config.trust_remote_code, is_trained, "comes without code"),
-            "revision": (config.revision, source.kind is SourceKind.HUB, "is no hub model"),
-            "quantization_aware": (config.quantization_aware, is_text, "is no language model"),
-            "lora_config": (config.lora_config, is_text, "is no language model"),
-            "dtype": (config.dtype != "auto", is_text, "is no language model"),
-            "attention": (self.attention, is_text, "is no language model"),
+            "revision": (
+                config.revision,
+                source.kind is SourceKind.HUB,
+                phrase("models.hub_model"),
+            ),
+            "quantization_aware": (
+                config.quantization_aware,
+                is_text,
+                phrase("models.language_model"),
+            ),
+            "lora_config": (config.lora_config, is_text, phrase("models.language_model")),
+            "dtype": (config.dtype != "auto", is_text, phrase("models.language_model")),
+            "attention": (self.attention, is_text, phrase("models.language_model")),
         }
         if self.sees and config.backend == "unsloth":
             refuse_pictures_by_unsloth()
@@ -330,7 +342,7 @@ class ModelManager:
         assert self.vision is not None
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
             is_lora = source.kind is SourceKind.LORA_FOLDER
-            reason = "is a LoRA: merge it first (temper export)" if is_lora else "is none"
+            reason = phrase("models.lora_merge_first_temper") if is_lora else "is none"
             raise InputError(
                 "models.training_enabled_extensions_multimodal",
                 config=self.config.name,
@@ -353,9 +365,13 @@ class ModelManager:
             (
                 "backend=unsloth",
                 config.backend == "unsloth",
-                "patches the layers that they hang on",
+                phrase("models.patches_layers_they_hang"),
             ),
-            ("quantization_aware", config.quantization_aware, "saves a second, rounded model"),
+            (
+                "quantization_aware",
+                config.quantization_aware,
+                phrase("models.saves_second_rounded_model"),
+            ),
         ):
             if is_set:
                 raise InputError(

@@ -11,11 +11,11 @@ from infrastructure.config.registries import REGISTERED_MODELS
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import NotOnHubError, hub_file, reads_like_path
 from infrastructure.core.lookup import nearest
+from infrastructure.core.messages import phrase
 
 EMBEDDED = "embedded"
 GGUF_SUFFIX = ".gguf"
 LIKE_A_RUN = 0.9  # of 1: runs of one day and one model are called much alike
-MODEL_FILES = "config.json, tokenizer and safetensors"
 
 
 def refuse_file(path: Path) -> None:
@@ -36,16 +36,20 @@ def refuse_missing(name: str) -> None:
     if reads_like_path(name):
         is_final = Path(name).name == "final"
         hint = (
-            "; a run's model lies in its own folder: runs/RUN/final"
+            phrase("models.run_model_lies_own")
             if is_final
-            else "; give a folder that holds config.json, or the name of a run: temper list"
+            else phrase("models.give_folder_holds_config")
         )
         if meant := _near_run(Path(name)) if is_final else _near(name):
             hint = f"; did you mean {meant!r}?"
         raise InputError("models.model_such_folder", name=name, hint=hint)
 
 
-def refuse_missing_on_hub(name: str, revision: str | None = None, files: str = MODEL_FILES) -> None:
+def refuse_missing_on_hub(
+    name: str,
+    revision: str | None = None,
+    files: str = phrase("models.config_json_tokenizer_safetensors"),
+) -> None:
     """Raise ValueError where a name that is none of a folder stands for no model of the hub either,
     as far as its cache or one request tells.
 
@@ -61,15 +65,17 @@ def refuse_missing_on_hub(name: str, revision: str | None = None, files: str = M
         raise ValueError(sentence) from None  # which says all that is known
 
 
-def not_found(name: str, *, hub_reachable: bool, files: str = MODEL_FILES) -> str:
+def not_found(
+    name: str,
+    *,
+    hub_reachable: bool,
+    files: str = phrase("models.config_json_tokenizer_safetensors"),
+) -> str:
     """The sentence for a name that is neither here nor to be had from the hub."""
-    hub = "does not have it" if hub_reachable else "cannot be reached"
+    hub = phrase("models.does") if hub_reachable else "cannot be reached"
     meant = nearest(name, [*REGISTERED_MODELS, EMBEDDED]) or _near(name)
     hint = f"; did you mean {meant!r}?" if meant else ""
-    return (
-        f"model {name!r}: no folder of that name here, and the Hugging Face hub {hub}{hint}"
-        f" (give a folder with {files}, or a hub name such as owner/name)"
-    )
+    return phrase("models.model_folder_name_hugging", name=name, hub=hub, hint=hint, files=files)
 
 
 def _near_run(final: Path) -> str | None:

@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from infrastructure.core.errors import InputError, TemperError
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import (
     attention_implementation,
     bidirectional_mask,
@@ -195,7 +196,9 @@ def attention_form(
     takes_some = length_step > 1 and device.type == "cpu" and dtype in HALF_PRECISION
     if name != ATTENTION_NAME or not takes_some:
         return name
-    return f"{name}, products of up to {MAX_PRODUCT} scores up to {MAX_LENGTH} tokens"
+    return phrase(
+        "models.products_up_scores_up", name=name, max_product=MAX_PRODUCT, max_length=MAX_LENGTH
+    )
 
 
 def compiles_kernels(value: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     attention_implementation,
@@ -33,7 +34,7 @@ from infrastructure.training.models.packed_attention import (
 
 PROBE_LENGTHS = (7, 9)
 MAX_PROBED_WINDOW = 64
-PADDED = "rows are padded, not packed: "
+
 Measure = Callable[[torch.nn.Module], tuple[float, float]]  # gives difference and leak
 
 
@@ -73,7 +74,9 @@ def prepare_packing(
     """
     chunk = chunk_size(model)
     if chunk is not None and max_length is not None and max_length > chunk:
-        return _refused(model, f"examples of up to {max_length} tokens cross its chunks of {chunk}")
+        return _refused(
+            model, phrase("models.examples_up_tokens_cross", max_length=max_length, chunk=chunk)
+        )
     failures = []
     if use_packed_attention(model):
         check = check_packing(model, max_length, with_pictures)
@@ -82,12 +85,12 @@ def prepare_packing(
         failures.append(check.reason)
         use_plain_attention(model)
     if chunk is not None:  # a short probe could not find it
-        return _refused(model, f"it counts its chunks of {chunk} from where the row begins")
+        return _refused(model, phrase("models.counts_chunks_where_row", chunk=chunk))
     check = check_packing(model, max_length, with_pictures)
     if check.isolated:
         return check
     failures.append(check.reason)
-    reason = PADDED + "; ".join(dict.fromkeys(failures))
+    reason = phrase("models.rows_padded_packed") + "; ".join(dict.fromkeys(failures))
     return replace(check, reason=reason)
 
 
@@ -101,7 +104,12 @@ def chunk_size(model: torch.nn.Module) -> int | None:
 
 
 def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
-    reason = f"{PADDED}{type(inner_model(model)).__name__} attends in chunks, and {why}"
+    reason = phrase(
+        "models.attends_chunks",
+        phrase=phrase("models.rows_padded_packed"),
+        name=type(inner_model(model)).__name__,
+        why=why,
+    )
     unknown = float("inf")
     return PackingCheck(False, unknown, unknown, attention_implementation(model), reason)
 
@@ -116,14 +124,16 @@ def check_packing(
     try:
         difference, leak = packing_difference(model, max_length)
         if with_pictures and _keeps_apart(difference, leak, dtype):
-            rows = "packed rows with pictures"
+            rows = phrase("models.packed_rows_pictures")
             difference, leak = map(max, (difference, leak), with_pictures(model))
     except PROBE_ERRORS as error:
         reason = f"{name} cannot read {rows} ({named(error)})"
         return PackingCheck(False, float("inf"), float("inf"), attention, reason)
     if _keeps_apart(difference, leak, dtype):
         return PackingCheck(True, difference, leak, attention, f"{name} isolates {rows}")
-    reason = f"{name} lets {rows} see each other (by {max(difference, leak):.2g})"
+    reason = phrase(
+        "models.lets_see_each_other", name=name, rows=rows, difference=max(difference, leak)
+    )
     return PackingCheck(False, difference, leak, attention, reason)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.lookup import look_up
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 
 # bitsandbytes' CPU kernels take rows of whole blocks of this many weights
@@ -79,10 +80,11 @@ def plain_weights(model: torch.nn.Module) -> torch.nn.Module:
 def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
     """For people: these parameters, which hold the experts of a mixture, are not in `kind` bits."""
     num_weights = sum(parameter.numel() for parameter in experts)
-    return (
-        f"bitsandbytes holds linear layers in {kind.removesuffix('bit')} bits; the experts"
-        f" ({num_weights / 1e6:.3g} M weights) are none in transformers, and stay in"
-        f" {torch.finfo(experts[0].dtype).bits}"
+    return phrase(
+        "models.bitsandbytes_holds_linear_layers",
+        removesuffix=kind.removesuffix("bit"),
+        num_weights=num_weights / 1000000.0,
+        bits=torch.finfo(experts[0].dtype).bits,
     )
 
 

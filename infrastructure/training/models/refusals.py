@@ -8,7 +8,6 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.optional import is_installed
 
 GROUP_SIZE = 32  # weights of a row that share a scale, where training rounds them (torchao)
-NO_WEIGHTS_TO_QUANTIZE = "has no trained weights to quantise"
 
 
 def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: bool) -> None:

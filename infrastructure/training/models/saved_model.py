@@ -16,6 +16,7 @@ from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import file_sha256, recover_directory
 from infrastructure.core.json_text import JsonObject, parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_list import FINAL, ROUNDED
 from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file
 
@@ -147,9 +148,14 @@ def _named_weight_files(folder: Path, stem: str) -> list[Path]:
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         if missing or not shards:
             what = (
-                f"lacks {len(missing)} of {len(shards)} shards, first {missing[0]}"
+                phrase(
+                    "models.lacks_shards_first",
+                    num_missing=len(missing),
+                    num_shards=len(shards),
+                    missing=missing[0],
+                )
                 if missing
-                else "names no shard in its index"
+                else phrase("models.names_shard_index")
             )
             raise InputError("models.model_download_copy_again", folder=folder, what=what)
         return [folder / shard for shard in shards]
@@ -263,10 +269,7 @@ def notes_of_rounded(model: str) -> list[str]:
     rounded = rounded_beside(Path(model).expanduser())
     if rounded is None:
         return []
-    return [
-        f"note: the weights of {model} are not rounded, and the training computed with rounded"
-        f" ones: {rounded} is the model that it has measured"
-    ]
+    return [phrase("models.note_weights_rounded_training", model=model, rounded=rounded)]
 
 
 def check_sums(folder: Path) -> None:

@@ -23,6 +23,7 @@ from infrastructure.core.checksums import write_sums
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import whole_directory, write_json, write_text
 from infrastructure.core.lookup import look_up
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.added_modules import added_modules, is_added, save_added
 from infrastructure.training.models.answer_end import GENERATION_FILE
 from infrastructure.training.models.lora import PISSA_START, count_parameters
@@ -48,22 +49,6 @@ HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers writes thes
 LORA_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 TRAINING_ONLY = "training_only"  # the attribute of a model that holds what is never saved with it
-
-LORA_CARD = """---
-library_name: peft
-{front}tags: [lora]
----
-A LoRA, trained with Temper. Its base model is {where}.
-
-```python
-from peft import PeftModel
-from transformers import {auto}{generation}
-
-folder = "."  # where this file lies
-base = {place}
-model = PeftModel.from_pretrained({auto}.from_pretrained(base{loading}), folder)
-{ends}```
-"""
 
 
 def save_model(
@@ -222,7 +207,7 @@ def _start_of_pissa(model: Any) -> Iterator[str | None]:
         save_file({n: t.contiguous() for n, t in start.items()}, f"{folder}/{LORA_WEIGHTS}")
         with torch.random.fork_rng(), warnings.catch_warnings():
             # PEFT loads it beside, as a second LoRA, for as long as it takes
-            warnings.filterwarnings("ignore", "PiSSA changes the base weights")
+            warnings.filterwarnings("ignore", phrase("models.pissa_changes_base_weights"))
             yield folder
 
 
@@ -237,18 +222,19 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
     is_path = base.startswith((".", "~", "?")) or Path(base).is_absolute() or Path(base).is_dir()
     is_of_hub = not is_path
     if (folder / BASE / "config.json").is_file():
-        where, place = f"in `{BASE}/` beside this file", f'f"{{folder}}/{BASE}"'
+        where, place = phrase("models.beside_file", base=BASE), f'f"{{folder}}/{BASE}"'
     elif is_of_hub:
         where, place = f"`{base}` on the Hugging Face Hub", f'"{base}"'
     else:
-        where = f"not in this folder: it was `{base}` where this LoRA was trained"
+        where = phrase("models.folder_where_lora_trained", base=base)
         path = str(Path(base).absolute()) if Path(base).is_dir() else base
-        place = f"{json.dumps(path)}  # elsewhere: the folder of the same model"
+        place = phrase("models.elsewhere_folder_same_model", path=json.dumps(path))
     auto = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     front = f"base_model: {base}\n" if is_of_hub else ""
     knows_ends = (folder / GENERATION_FILE).is_file()
     ends = "model.generation_config = GenerationConfig.from_pretrained(folder)\n"
-    text = LORA_CARD.format(
+    text = phrase(
+        "models.library_name_peft_tags",
         front=front,
         where=where,
         place=place,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.models.answer_end import GENERATION_FILE, teach_ends
 from infrastructure.training.models.model_inputs import inner_model
@@ -77,8 +78,11 @@ def make_writable(model: Any) -> list[str]:
     if not changed:
         return []
     return [
-        f"note: {GENERATION_FILE} of the model has settings without effect, with which it cannot be"
-        f" saved; the trained model is saved without them: {', '.join(changed)}"
+        phrase(
+            "models.note_model_settings_without",
+            generation_file=GENERATION_FILE,
+            changed=", ".join(changed),
+        )
     ]
 
 

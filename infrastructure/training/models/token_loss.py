@@ -19,6 +19,7 @@ import torch
 
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.models.chunked_loss import head_loss, loss_sum
 from infrastructure.training.models.last_mlp import last_mlp, mlp_at
@@ -284,7 +285,9 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
             if not reason and relative_difference(actual, expected) > tolerance(
                 compute_dtype(model)
             ):
-                reason = f"loss {float(actual):.6g} where the model's is {float(expected):.6g}"
+                reason = phrase(
+                    "models.loss_where_model", actual=float(actual), expected=float(expected)
+                )
             if not reason:
                 return method, "; ".join(reasons)
             reasons.append(f"not from {method} ({reason})")
@@ -336,13 +339,13 @@ def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -
     """What in the structure of the model forbids a method; empty if nothing does."""
     output = call_model(model, arguments)
     if getattr(output, "aux_loss", None) is not None:
-        return "the model adds a balancing loss"
+        return phrase("models.model_adds_balancing_loss")
     if method == "kept logits":
         last = arguments["input_ids"].new_tensor([arguments["input_ids"].shape[1] - 1])
         kept = logits_of(call_model(model, {**arguments, "logits_to_keep": last}))
-        return "" if kept.shape[1] == 1 else "its forward keeps all logits"
+        return "" if kept.shape[1] == 1 else phrase("models.forward_keeps_all_logits")
     if backbone(model) is None or output_head(model) is None:
-        return "it has no decoder and head that can be told apart"
+        return phrase("models.decoder_head_told_apart")
     return why_not_head(model, arguments)
 
 
@@ -370,10 +373,10 @@ def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str
     finally:
         handle.remove()
     if len(outputs) != 1:
-        return f"its head is called {len(outputs)} times"
+        return phrase("models.head_called_times", num_outputs=len(outputs))
     if not torch.equal(logits.float(), outputs[0].float()):
-        return "it changes what its head gives"
+        return phrase("models.changes_head_gives")
     hidden = within_forward(model, last_hidden_state, model, arguments)
     if relative_difference(inputs[0], hidden) > tolerance(compute_dtype(model)):
-        return "it changes the hidden states before the head"
+        return phrase("models.changes_hidden_states_before")
     return ""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_path import (
     refuse_file,
     refuse_missing,
@@ -18,7 +19,7 @@ from infrastructure.training.models.saved_model import (
 
 TOWER = "training.multimodal.vision_tower"
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-TOWER_FILES = "config.json, preprocessor_config.json and safetensors"
+
 SUCH_AS = "give a CLIP, a SigLIP, a ViT or a DINOv2"
 
 
@@ -37,7 +38,7 @@ def check_tower(name: str) -> None:
     try:
         if not is_there(path):
             refuse_missing(name)
-            refuse_missing_on_hub(name, files=TOWER_FILES)
+            refuse_missing_on_hub(name, files=phrase("models.config_json_preprocessor_config"))
             return
         refuse_file(path)
         source = look_into(path.resolve())

@@ -15,6 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.models.answer_end import GENERATION_FILE, teach_ends
 from infrastructure.training.models.lora import no_words_on_ties
@@ -207,7 +208,7 @@ def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: Load
     is_encoder = getattr(config, "is_decoder", None) is False
     if not is_code and (is_encoder or (saved_as is not None and saved_as not in known)):
         sees = saved_as in class_names(SEEING)
-        hint = " for rows of text, give a model of text, or set model.adapter=multimodal" * sees
+        hint = phrase("models.rows_text_give_model") * sees
         raise InputError(
             "models.model_causal_language_model",
             location=source.location,
@@ -272,14 +273,11 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
     reason = _reason(error)
     is_lookup = isinstance(error, OSError) and source.kind is SourceKind.HUB
     if is_lookup and "gated" in reason:
-        return (
-            f"model {source.location!r}: is gated; accept its terms on its hub page and set"
-            " HF_TOKEN to a token of yours"
-        )
+        return phrase("models.model_gated_accept_terms", location=source.location)
     if is_lookup:
         constants = require("huggingface_hub.constants", "loading a model from the hub")
         return not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE)
-    return f"model {source.location}: cannot be loaded ({shortened(reason)})"
+    return phrase("models.model_cannot_loaded", location=source.location, reason=shortened(reason))
 
 
 def _reason(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from packaging.version import Version
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core import cache_folder
 from infrastructure.core.errors import InputError, MissingPackageError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import PIP_LINES, is_installed, require
 from infrastructure.training.models.lora import (
     check_target_modules,
@@ -74,10 +75,7 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache / "unsloth_compiled"))
     os.environ.setdefault("UNSLOTH_RETURN_LOGITS", "1")
     if "unsloth" not in sys.modules and "transformers" in sys.modules:
-        logger.warning(
-            "transformers was imported before unsloth, so some of unsloth's patches do not take"
-            " effect: choose the backend before anything else imports transformers"
-        )
+        logger.warning(phrase("models.transformers_imported_before_unsloth"))
     with prints_to_log():
         require("unsloth", "model.backend=unsloth")
 

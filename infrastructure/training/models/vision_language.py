@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from infrastructure.config.merging.vision_tower import NO_TOWER
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.data.store.fingerprints import text_hash
 from infrastructure.training.models.mask_token import add_row
@@ -138,7 +138,7 @@ def tower_source(vision: MultimodalConfig) -> ModelSource:
     """
     name = vision.vision_tower
     if name is None:
-        raise ValueError(NO_TOWER)
+        raise ValueError(phrase("config.training_enabled_extensions_multimodal"))
     check_tower(name)
     # model.revision is the text model's, which is another repository
     return replace(find_source(name), revision="main")

@@ -17,6 +17,7 @@ import torch
 from infrastructure.backup.format.tensor_bytes import DTYPES
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.process_memory import give_back_large_blocks
 from infrastructure.training.models.saved_model import ModelSource, SourceKind, weight_files
@@ -88,7 +89,13 @@ def layers_on_disk(
         same = [there[name] for name in aliases if name in there]
         stored, others = same[0] if same else None, same[1:]
         if stored is None or others or stored.shape != tuple(parameter.shape):
-            what = "lack" if stored is None else "have twice" if others else "have in another shape"
+            what = (
+                "lack"
+                if stored is None
+                else "have twice"
+                if others
+                else phrase("models.another_shape")
+            )
             raise InputError(
                 "models.model_process_memory_all",
                 location=source.location,

@@ -5,6 +5,7 @@ from typing import Any
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.training.core.state import TrainingState
@@ -48,7 +49,9 @@ class EarlyStopping(Observer):
         measured on other rows since."""
         self._measure_on(state)
         if self.num_without_improvement >= self.patience:
-            state.stop(f"{self._name} had stopped improving (best {_shown(self.best)})")
+            state.stop(
+                phrase("observers.stopped_improving_best", name=self._name, best=_shown(self.best))
+            )
 
     def _measure_on(self, state: TrainingState) -> None:
         """What was best on other held-out rows says nothing of these."""
@@ -73,8 +76,13 @@ class EarlyStopping(Observer):
         self.num_without_improvement += 1
         if self.num_without_improvement >= self.patience:
             state.stop(
-                f"{self._name} has not improved for {self.num_without_improvement} evaluations"
-                f" (best {_shown(self.best)}, now {_shown(value)})"
+                phrase(
+                    "observers.improved_evaluations_best_now",
+                    name=self._name,
+                    num_without_improvement=self.num_without_improvement,
+                    best=_shown(self.best),
+                    value=_shown(value),
+                )
             )
 
     def _is_better(self, value: float) -> bool:

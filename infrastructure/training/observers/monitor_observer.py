@@ -14,6 +14,7 @@ import torch
 
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.training.core.flops import (
     FlopsEstimate,
@@ -235,10 +236,12 @@ class RunLogObserver(Observer):
         self._log_event("a checkpoint is safe", state, checkpoint=str(state.checkpoint))
 
     def error(self, state: TrainingState) -> None:
-        self._log_event("an error ends the training", state, error=repr(state.error))
+        self._log_event(phrase("observers.error_ends_training"), state, error=repr(state.error))
 
     def train_end(self, state: TrainingState) -> None:
-        self._log_event("the training has ended", state, loss=state.loss, reason=state.stop_message)
+        self._log_event(
+            phrase("observers.training_ended"), state, loss=state.loss, reason=state.stop_message
+        )
 
     def _log_event(self, what: str, state: TrainingState, **more: object) -> None:
         self.write({"message": what, "step": state.step, "epoch": state.position.epoch, **more})

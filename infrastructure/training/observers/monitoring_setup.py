@@ -8,6 +8,7 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.logging_config import RunLog
@@ -106,7 +107,7 @@ class RunMonitoring:
                 name = self.run_directory.name
                 self._endpoint = PrometheusEndpoint(self.monitor, name, address)
             except OSError as error:
-                logger.warning("no numbers for Prometheus at %s: %s", address, error)
+                logger.warning(phrase("observers.numbers_prometheus", address=address, error=error))
 
     def stop(self) -> None:
         """End what `start` began."""

@@ -11,6 +11,7 @@ import torch
 
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.files import write_json
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_reader import PROFILE_FILE
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -35,7 +36,7 @@ class ProfilerObserver(Observer):
         self._first_step = 0
         self._profiler: torch.profiler.profile | None = None
         self._is_done = False
-        self._best_effort = BestEffort(logger, "%s is off, there will be no profile: %r")
+        self._best_effort = BestEffort(logger, phrase("observers.off_profile"))
 
     def step_start(self, state: TrainingState) -> None:
         if not self._is_done and self._profiler is None and self._num_seen == WARM_UP_STEPS:
@@ -70,7 +71,14 @@ class ProfilerObserver(Observer):
         write_json(
             self.run_directory / PROFILE_FILE, {**steps, "trace": str(TRACE_FILE), "rows": rows}
         )
-        logger.info("steps %d to %d were profiled: %s", self._first_step, state.step, trace)
+        logger.info(
+            phrase(
+                "observers.steps_profiled",
+                first_step=self._first_step,
+                step=state.step,
+                trace=trace,
+            )
+        )
 
 
 def table_of(profiler: torch.profiler.profile) -> list[dict[str, object]]:

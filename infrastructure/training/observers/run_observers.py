@@ -14,6 +14,7 @@ from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.error_place import at_place
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.line_file import LineFile
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.core.state import TrainingState
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 DISPLAY = "the progress display"
 INCOMPLETE = "%s is not complete: %r"
-NOTHING_COPIED = "%s cannot be started, nothing is copied now: %r"
+
 
 ERRORS_FILE = Path("logs") / "errors" / "errors.jsonl"
 MAX_ERROR_LINES = 1000
@@ -218,7 +219,12 @@ class CopiesObserver(Observer):
     def __init__(self, backup: RunBackup) -> None:
         self.backup = backup
         self._next_look = float("-inf")
-        self._best_effort = BestEffort(logger, NOTHING_COPIED, errors=(OSError,), tries_again=True)
+        self._best_effort = BestEffort(
+            logger,
+            phrase("observers.cannot_started_nothing_copied"),
+            errors=(OSError,),
+            tries_again=True,
+        )
 
     def train_start(self, state: TrainingState) -> None:
         self._best_effort.attempt("the copier", self.backup.start)

@@ -9,6 +9,7 @@ from typing import Any
 
 from infrastructure.core.checksums import write_record
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_reader import STACKWISE_FILE
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -101,7 +102,7 @@ class StackFiles(Observer):
         try:
             self._write(unit, self._holds(unit, plan.phases[: index + 1]), None)
         except OSError as error:
-            logger.warning("stack %d was not written: %s", unit.index, error)
+            logger.warning(phrase("observers.stack_written", index=unit.index, error=error))
 
     def finish(self, state: TrainingState) -> None:
         """Write all stacks as they are now, at the training's end; what is there already stays.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -51,11 +52,12 @@ class Standstill(Observer):
         if self._unreached and self._num_looked == NUM_STEPS:
             names = [name for name, _ in self._unreached]
             log.warning(
-                "no gradient has reached %s in %d steps, though %s to be trained: the loss does not"
-                " depend on it",
-                names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
-                NUM_STEPS,
-                "it is" if len(names) == 1 else "they are",
+                phrase(
+                    "observers.gradient_reached_steps_though",
+                    detail=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
+                    num_steps=NUM_STEPS,
+                    detail_2="it is" if len(names) == 1 else "they are",
+                ),
             )
 
     def step_end(self, state: TrainingState) -> None:
@@ -63,8 +65,7 @@ class Standstill(Observer):
         if rewards is not None and rewards.num_without >= NUM_STEPS:
             _stop(
                 state,
-                f"no reward function gave a number for any answer of the last {rewards.num_without}"
-                " steps, and nothing is learned from None or NaN: correct training.rewards",
+                phrase("observers.reward_function_gave_number", num_without=rewards.num_without),
             )
         is_explained = rewards is not None and bool(rewards.num_without or rewards.num_tied)
         if state.grad_norm is None or state.learning_rate <= 0 or is_explained:
@@ -77,9 +78,11 @@ class Standstill(Observer):
         if self.num_still >= NUM_STEPS:
             _stop(
                 state,
-                f"all gradients of the last {self.num_still} steps are exactly 0 at a learning rate"
-                f" of {format_number(state.learning_rate)}, so nothing is learned: look at the"
-                " loss, at training.beta, and at what the rows differ in",
+                phrase(
+                    "observers.all_gradients_last_steps",
+                    num_still=self.num_still,
+                    learning_rate=format_number(state.learning_rate),
+                ),
             )
 
     def state_dict(self) -> dict[str, object]:

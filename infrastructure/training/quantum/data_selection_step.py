@@ -15,6 +15,7 @@ import torch
 
 from infrastructure.config.sections.quantum_config import DATA_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.training.core.precision import Precision
@@ -67,9 +68,15 @@ def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_a
     rest = (
         "all others"
         if drawn == others
-        else f"{drawn:,} of the {others:,} others, the same share drawn by chance"
+        else phrase("quantum.others_same_share_drawn", drawn=drawn, others=others)
     )
-    return f"{counts}: {num_chosen:,} of the {num_looked_at:,} that were looked at, and {rest}"
+    return phrase(
+        "quantum.looked",
+        counts=counts,
+        num_chosen=num_chosen,
+        num_looked_at=num_looked_at,
+        rest=rest,
+    )
 
 
 @dataclass(kw_only=True)
@@ -125,7 +132,7 @@ class DataSelectionStep:
         """Why there is no choice."""
         number = self.num_wanted(most) if self._is_auto else self.data.num_candidates
         budget = f"quantum.data_budget {self.config.data_budget}"
-        return f"{budget} leaves out none of {number:,} training examples"
+        return phrase("quantum.leaves_out_none_training", budget=budget, number=number)
 
     def num_candidates(
         self,

@@ -24,6 +24,7 @@ from infrastructure.config.sections.quantum_config import (
 )
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
@@ -31,7 +32,7 @@ from infrastructure.quantum.quantum_step import Solution, quantum_solve
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.quantum.freeze_blocks import block_name, phase_blocks
 from infrastructure.training.quantum.gradient_steps import num_chosen_blocks
-from infrastructure.training.quantum.last_gradients import NO_BATCH, TrainerGradients
+from infrastructure.training.quantum.last_gradients import TrainerGradients
 from infrastructure.training.quantum.lora_rank_pruning import ranks_of
 from infrastructure.training.quantum.own_loop import OwnLoop, own_loop
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
@@ -133,7 +134,7 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
         return question.problem(question.num_wanted(trainer.quantum_config.most_candidates))
     if problem == RANK_ALLOCATION:
         if not context.state.batch:
-            raise ValueError(NO_BATCH)
+            raise ValueError(phrase("quantum.gradients_before_first_train"))
         return extension.gradient_step(context.state, extension.session.num_steps).problem()
     return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 

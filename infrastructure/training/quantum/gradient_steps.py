@@ -11,6 +11,7 @@ import torch
 from infrastructure.config.sections.quantum_config import BLOCK_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.messages import phrase
 from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
@@ -163,7 +164,9 @@ class RankAllocationStep(GradientStep):
         assert isinstance(problem, RankAllocation)
         kept = sum(map(len, decisions.kept.values()))
         return {
-            "chosen": f"{kept:,} of {len(problem.labels):,} components of LoRA stay",
+            "chosen": phrase(
+                "quantum.components_lora_stay", kept=kept, num_labels=len(problem.labels)
+            ),
             "kept_by_module": {name: len(some) for name, some in decisions.kept.items()},
         }
 

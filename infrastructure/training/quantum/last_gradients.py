@@ -3,13 +3,12 @@
 import torch
 
 from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.loop.loop import TrainingLoop, select_trainable
 from infrastructure.training.quantum.activation_hooks import measuring
-
-NO_BATCH = "there are no gradients before the first train_step"
 
 
 class TrainerGradients(dict[str, torch.Tensor]):
@@ -37,7 +36,7 @@ def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.
         ValueError: no batch was trained on yet.
     """
     if not state.batch:
-        raise ValueError(NO_BATCH)
+        raise ValueError(phrase("quantum.gradients_before_first_train"))
     adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
     parameters = trainable_parameters(loop, state)
     with measuring(state.model, adapter.device, parameters_have_gradients=True):

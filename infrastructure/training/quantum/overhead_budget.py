@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from infrastructure.config.sections.quantum_config import AT_ANY_COST
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_duration
 
 AUTO_PERCENT, FREQUENT_PERCENT = 1.0, 10.0  # without and with a frequency, where no bound is given
@@ -110,16 +111,22 @@ def _rounded_up(percent: float) -> str:
 def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
     """Why a question is not asked, with the bound at which it would be."""
     needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
-    return (
-        f"it would take about {format_duration(cost_seconds)}, and quantum.max_overhead_percent"
-        f" {percent:g} allows {_short(allowed_seconds)}: {_rounded_up(needed)} would be needed"
+    return phrase(
+        "quantum.take_about_quantum_max",
+        cost_seconds=format_duration(cost_seconds),
+        percent=percent,
+        allowed_seconds=_short(allowed_seconds),
+        needed=_rounded_up(needed),
     )
 
 
 def too_few_steps(least_steps: float, num_steps: int, percent: float) -> str:
     """Why a question is not asked, where that is known before anything is measured."""
-    return (
-        f"it would be the work of at least {least_steps:.3g} of the next {num_steps:,} steps, and"
-        f" quantum.max_overhead_percent {percent:g} allows {percent / 100 * num_steps:.3g}:"
-        f" {_rounded_up(100 * least_steps / num_steps)} would be needed"
+    return phrase(
+        "quantum.work_least_next_steps",
+        least_steps=least_steps,
+        num_steps=num_steps,
+        percent=percent,
+        percent_2=percent / 100 * num_steps,
+        rounded_up=_rounded_up(100 * least_steps / num_steps),
     )

@@ -19,6 +19,7 @@ from infrastructure.config.sections.quantum_config import (
 )
 from infrastructure.core.console import details
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.quantum.quantum_step import close_chain
 from infrastructure.training.core.state import TrainingState
@@ -208,9 +209,11 @@ class QuantumExtension(Extension):
         number, whole = self._data.num_examples, self._data.num_candidates
         if number == whole:
             return ""
-        return (
-            f"{number:,} of {whole:,} training examples train, drawn by chance"
-            f" (quantum.data_budget {self.config.data_budget})"
+        return phrase(
+            "quantum.training_examples_train_drawn",
+            number=number,
+            whole=whole,
+            data_budget=self.config.data_budget,
         )
 
     def hold_selection(self, state: TrainingState) -> None:
@@ -278,8 +281,13 @@ class QuantumExtension(Extension):
         is_whole = number == min(most, self._data.num_candidates)
         is_long = predicted >= LONG_SECONDS
         (self.session.report if is_long else details(self.session.report))(
-            f"Quantum step: looking at {number:,} of {self._data.num_candidates:,} training"
-            f" examples{limit}, which takes about {format_duration(predicted)}"
+            phrase(
+                "quantum.quantum_step_looking_training",
+                number=number,
+                num_candidates=self._data.num_candidates,
+                limit=limit,
+                predicted=format_duration(predicted),
+            )
         )
         state.must_save |= self.config.candidates == "auto" and not is_whole
         problem = step.problem(number)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from infrastructure.config.sections.quantum_config import SAMPLER, QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.error_place import named
+from infrastructure.core.messages import phrase
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import (
     Solution,
@@ -216,7 +217,7 @@ class SolverSession:
         if not solution.info.get("bound_hit") or least == self.config.timeout:
             return solution
         bound = f"quantum.max_overhead_percent {self.cost.percent:g}"
-        remark = f"{bound} has left the solver {least:.2g} s"
+        remark = phrase("quantum.left_solver", bound=bound, least=least)
         return replace(solution, remarks=[*solution.remarks, remark])
 
     def collect(self, state: TrainingState) -> None:
@@ -258,7 +259,7 @@ class SolverSession:
             record_recovery(
                 state,
                 RecoveryKind.QUANTUM_STEP,
-                f"took the answer of {solution.answered_by}",
+                phrase("quantum.took_answer", answered_by=solution.answered_by),
                 message,
             )
             state.must_save = True
@@ -304,7 +305,7 @@ class SolverSession:
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
         why = clipped(named(error))
-        record_recovery(state, RecoveryKind.QUANTUM_STEP, "the training goes on as it was", why)
+        record_recovery(state, RecoveryKind.QUANTUM_STEP, phrase("quantum.training_goes"), why)
         state.must_save = True
         self._report({**self._record(state), "outcome": FAILED, "why": self._complete(why)})
 
@@ -320,7 +321,7 @@ class SolverSession:
     def report_unused(self, state: TrainingState) -> None:
         """The training is over, and a question is not answered yet, or its answer not used."""
         if self.waiting is not None and state.error is None and not state.is_interrupted:
-            why = "the training was over before the answer of the other process could be used"
+            why = phrase("quantum.training_over_before_answer")
             self._report({**self.waiting.record, "outcome": UNUSED, "why": why})
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.records.run_reader import (
     QUANTUM_FILE,
@@ -204,18 +205,20 @@ def in_words(record: Record) -> str:
     head = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
     if record["outcome"] == SUBMITTED:
         meanwhile = f": {record['why']}" if record.get("why") else ""
-        return f"{head}: asked another process; the training goes on meanwhile{meanwhile}"
+        return phrase("quantum.asked_another_process_training", head=head, meanwhile=meanwhile)
     if record["outcome"] != ANSWERED:
         return f"{head} {record['outcome']}: {record['why']}"
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
     if baseline_is_as_good(record):
-        remarks += "; a simple rule chooses as well"
+        remarks += phrase("quantum.simple_rule_chooses_well")
     left_out = record.get("num_examples", 0) - record.get("num_selected", 0)
     if left_out and record.get("num_dropped") == left_out:  # none by chance
-        return (
-            f"Quantum step: left out {left_out:,} of {record['num_examples']:,} training examples,"
-            f" as others teach the same (in {format_duration(record['seconds'])}; the report says"
-            f" how){remarks}"
+        return phrase(
+            "quantum.quantum_step_left_out",
+            left_out=left_out,
+            record=record["num_examples"],
+            record_2=format_duration(record["seconds"]),
+            remarks=remarks,
         )
     return (
         f"{head}: {record['chosen']}, chosen by {record['answered_by']}"

@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.errors import DeviceFailedError
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, SkippedBatch, TrainingState
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
@@ -20,11 +21,6 @@ from infrastructure.training.recovery.recovery_log import (
     row_names,
 )
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
-
-REMEDY = (
-    "Go on from the last checkpoint with a lower learning_rate or a lower max_grad_norm, or mend"
-    " the rows"
-)
 
 
 def bad_step(
@@ -54,7 +50,9 @@ def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig)
     if chosen != "roll_back":
         return f"training.recovery.{bad.kind} is {chosen}"
     if num_rollbacks(state) >= policy.max_rollbacks:
-        return f"training.recovery.max_rollbacks is {policy.max_rollbacks}"
+        return phrase(
+            "recovery.training_recovery_max_rollbacks", max_rollbacks=policy.max_rollbacks
+        )
     return None
 
 
@@ -64,11 +62,11 @@ def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: boo
     Args:
         was_searched: there was a rollback for this loss before, to find its batch; it was counted.
     """
-    action = f"went back to step {began}, to look at each step up to {bad.step}"
+    action = phrase("recovery.went_back_step_look", began=began, step=bad.step)
     if bad.is_exact:
         batch = (bad.step, bad.epoch, bad.example, bad.num_examples, bad.kind, bad.rows)
         state.skipped.append(SkippedBatch(*batch))
-        action = f"went back to step {began}, to pass over the batch of step {bad.step}"
+        action = phrase("recovery.went_back_step_pass", began=began, step=bad.step)
         if was_searched:
             action = f"found it and {action}"
     counts = not (bad.is_exact and was_searched)
@@ -83,7 +81,7 @@ def describe_attempts(state: TrainingState) -> str:
         for entry in state.recoveries
         if entry["kind"] in BAD_LOSSES
     ]
-    return f", and this was tried: {'; '.join(done)}" if done else ""
+    return phrase("recovery.tried", done="; ".join(done)) if done else ""
 
 
 def skipped_here(state: TrainingState) -> SkippedBatch | None:
@@ -114,9 +112,9 @@ def name_bad_rows(
     rows = tuple(names[index] for index in bad) or skipped.rows
     index = state.skipped.index(skipped)
     state.skipped[index] = replace(skipped, rows=rows, is_searched=True)
-    verdict = "bad by themselves" if bad else "none of them is bad by itself"
+    verdict = "bad by themselves" if bad else phrase("recovery.none_them_bad_itself")
     record_recovery(
-        state, skipped.kind, "its batch is passed over", verdict, rows, step=skipped.step
+        state, skipped.kind, phrase("recovery.batch_passed_over"), verdict, rows, step=skipped.step
     )
 
 
@@ -131,11 +129,15 @@ def device_failed(error: BaseException, state: TrainingState) -> DeviceFailedErr
     """What to tell of a GPU that failed, and how to go on."""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
     if state.checkpoint is None:
-        saved = "nothing was saved yet: start the run again"
+        saved = phrase("recovery.nothing_saved_yet_start")
     else:
         run = state.checkpoint.parent.parent.parent
-        saved = f"saved last: {state.checkpoint}; go on with: temper train-resume {run}"
+        saved = phrase("recovery.saved_last_go_temper", checkpoint=state.checkpoint, run=run)
     return DeviceFailedError(
-        f"the GPU failed in step {state.step + 1} ({first_line}), and this process can use it no"
-        f" more; {saved}"
+        phrase(
+            "recovery.gpu_failed_step_process",
+            step=state.step + 1,
+            first_line=first_line,
+            saved=saved,
+        )
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.training.core.state import RecoveryKind
 
@@ -116,7 +117,7 @@ class BadStep:
     @property
     def numbers(self) -> str:
         """What is wrong with the step, without its number."""
-        of = "" if self.num_steps == 1 else f", one of the last {self.num_steps} steps"
+        of = "" if self.num_steps == 1 else phrase("recovery.last_steps", num_steps=self.num_steps)
         loss, norm = format_number(self.loss), format_number(self.grad_norm)
         return f"loss {loss}, gradient norm {norm}{of}"
 

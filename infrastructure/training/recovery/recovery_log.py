@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from infrastructure.core.errors import TemperError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 
@@ -96,7 +97,7 @@ def row_names(data: object, epoch: int, example: int, count: int) -> list[str]:
         try:
             return list(places(epoch, example, count))
         except (TemperError, OSError, ValueError) as error:
-            log.warning("the rows cannot be named: %s", error)
+            log.warning(phrase("recovery.rows_cannot_named", error=error))
     return [f"example {number} of epoch {epoch}" for number in range(example, example + count)]
 
 

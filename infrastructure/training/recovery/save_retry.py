@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from infrastructure.core.errors import StorageError
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.recovery.recovery_log import record_recovery
@@ -65,5 +66,5 @@ class SaveRetryPolicy:
             ) from error
         wait_seconds = self.retry_seconds * 2 ** (self.count - 1)
         self._next_attempt = self.clock() + wait_seconds
-        action = f"the training goes on; tried again at the next step after {wait_seconds:g} s"
+        action = phrase("recovery.training_goes_tried_again", wait_seconds=wait_seconds)
         record_recovery(state, RecoveryKind.SAVE_REFUSED, action, str(error))

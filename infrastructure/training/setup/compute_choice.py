@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.run.record_types import DecidedSetting
 from infrastructure.training.core.product_choice import (
-    MEASURED,
     OTHER,
     PRECISION,
     USUAL,
@@ -86,7 +86,11 @@ class ComputeChoice:
             f"{each:.3g} s in {name} with {_threads(count)}"
             for (name, count), each in self.seconds.items()
         )
-        origin = f"{MEASURED}: a forward and backward pass takes {measured}"
+        origin = phrase(
+            "setup.forward_backward_pass_takes_2",
+            phrase=phrase("training.measured_machine"),
+            measured=measured,
+        )
         decisions: dict[str, DecidedSetting] = {}
         if len({name for name, _ in self.seconds}) > 1:
             decisions[PRECISION] = {"value": self.precision, "origin": origin}
@@ -105,9 +109,14 @@ class ComputeChoice:
             return []
         in_usual = f" in {usual}" if precision != usual else ""
         return [
-            f"{', '.join(shown)} (measured: a forward and backward pass takes"
-            f" {self.seconds[precision, count]:.2g} s, and {self.seconds[usual, most]:.2g} s"
-            f"{in_usual} with {_threads(most)})"
+            phrase(
+                "setup.measured_forward_backward_pass",
+                shown=", ".join(shown),
+                seconds=self.seconds[precision, count],
+                seconds_2=self.seconds[usual, most],
+                in_usual=in_usual,
+                most=_threads(most),
+            )
         ]
 
 

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.models.model_inputs import inner_model
@@ -71,7 +72,7 @@ def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
             cache_bytes=_cache_bytes(trainer, strategy),
         )
     except Exception as error:  # the training itself will meet it, and knows an answer
-        logger.warning("the plan of the stacks cannot be told: %r", error)
+        logger.warning(phrase("setup.plan_stacks_cannot_told", error=error))
         return None
 
 
@@ -153,12 +154,12 @@ def save_stacks_and_rack(trainer: EnhancedTrainer, folder: Path) -> list[str]:
             if isinstance(hook, StackFiles):
                 hook.finish(state)
     except OSError as error:
-        problems.append(f"the stacks in {folder / FOLDER} are not complete: {error}")
+        problems.append(phrase("setup.stacks_complete", folder=folder / FOLDER, error=error))
     if trainer.training_config.save_rack:
         inner = inner_model(model)
         weights = each_once(dict(plain_tensors(inner)))
         try:
             save_whole(inner, trainer.adapter.tokenizer, folder / RACK, weights)
         except OSError as error:
-            problems.append(f"the rack was not written to {folder / RACK}: {error}")
+            problems.append(phrase("setup.rack_written", folder=folder / RACK, error=error))
     return problems

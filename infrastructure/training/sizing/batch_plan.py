@@ -13,6 +13,7 @@ from typing import TypeGuard
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_cache import JsonCache, Key
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.batch_size import LARGEST, BatchChoice
 from infrastructure.run.record_types import DecidedSetting
 
@@ -66,9 +67,11 @@ class BatchPlan:
         """What was decided, for people; nothing where nothing was."""
         if not self.origin:
             return []
-        decided = (
-            f"training.batch_size auto: {self.micro_batch_size} examples at once,"
-            f" {self.global_batch_size} in an optimizer step ({self.origin})"
+        decided = phrase(
+            "sizing.training_batch_size_auto",
+            micro_batch_size=self.micro_batch_size,
+            global_batch_size=self.global_batch_size,
+            origin=self.origin,
         )
         return [decided, *(f"  {line}" for line in self.trials)]
 
@@ -84,7 +87,7 @@ def repeated(config: TrainingConfig, resolved: Mapping[str, int]) -> BatchPlan |
     """The plan that a checkpoint was trained with, where this configuration leaves it open."""
     if config.batch_size != "auto" or BATCH_SIZE not in resolved:
         return None
-    return BatchPlan(resolved[BATCH_SIZE], resolved[ACCUMULATION], "as this run began")
+    return BatchPlan(resolved[BATCH_SIZE], resolved[ACCUMULATION], phrase("sizing.run_began"))
 
 
 def largest_size(config: TrainingConfig, num_examples: int) -> int:
@@ -98,8 +101,12 @@ def why_largest(config: TrainingConfig, num_examples: int) -> str:
     """Why none larger than `largest_size` was tried: the next power of two is too large."""
     largest = largest_size(config, num_examples)
     if largest in (LARGEST, num_examples):
-        return f"no more than {largest} are tried"
-    return f"{1 << largest.bit_length()} would leave this training fewer than {FEWEST_STEPS} steps"
+        return phrase("sizing.tried", largest=largest)
+    return phrase(
+        "sizing.leave_training_fewer_steps",
+        detail=1 << largest.bit_length(),
+        fewest_steps=FEWEST_STEPS,
+    )
 
 
 def given_accumulation(config: TrainingConfig) -> int:
@@ -136,14 +143,16 @@ def measured(
     if known is not None and known["peak_bytes"] <= budget_bytes:
         size = known["size"]
         accumulation = accumulation_for(config, size, largest)
-        return BatchPlan(size, accumulation, "measured on this machine before")
+        return BatchPlan(size, accumulation, phrase("sizing.measured_machine_before"))
     choice = search(largest)
     result = {"size": choice.size, "peak_bytes": choice.peak_bytes}
     cache.put({**key, "largest": largest}, result)
     return BatchPlan(
         choice.size,
         accumulation_for(config, choice.size, largest),
-        f"measured on this machine; {choice.reason or why_largest(config, num_examples)}",
+        phrase(
+            "sizing.measured_machine", reason=choice.reason or why_largest(config, num_examples)
+        ),
         tuple(choice.lines()),
     )
 

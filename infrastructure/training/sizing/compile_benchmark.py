@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.messages import phrase
 from infrastructure.optimization.compiling import (
     TIMED_STEPS,
     CompileDecision,
@@ -61,7 +62,7 @@ class CompileBenchmark(Extension):
         if self._is_compiled is not None:
             adapter.set_compiled(self._is_compiled)
         elif reason:
-            log.warning("torch.compile is not used: %s", reason)
+            log.warning(phrase("sizing.torch_compile_used", reason=reason))
             self._is_compiled = False
         else:
             self._is_compiled = self._decide(loop, state)

@@ -15,6 +15,7 @@ import torch
 
 from infrastructure.core.errors import MemoryLimitError
 from infrastructure.core.hardware import MIB
+from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import HardLimit, can_limit_hard
 from infrastructure.optimization.garbage import ScheduledCollection
 from infrastructure.optimization.gpu_capability import drop_gpu_cache_above
@@ -130,7 +131,7 @@ class MemoryExtension(Extension):
         """Name the limit where it was what failed."""
         if self._hard is not None and state.error is not None and is_out_of_memory(state.error):
             limit = _mib(self._hard.limit_bytes)
-            state.error.add_note(f"memory.cpu_memory_limit allows no more than {limit}: raise it")
+            state.error.add_note(phrase("sizing.memory_cpu_memory_limit_2", limit=limit))
 
     def train_end(self, state: TrainingState) -> None:
         if self._hard is not None:
@@ -154,18 +155,18 @@ class MemoryExtension(Extension):
     def _answer(self, action: Action, state: TrainingState) -> None:
         if action is Action.SMALLER and state.micro_batch_size > 1:
             state.micro_batch_size //= 2
-            done = f"micro-batches of {state.micro_batch_size} from now on"
+            done = phrase("sizing.micro_batches_now", micro_batch_size=state.micro_batch_size)
         elif self._is_reported:
             return
         else:
-            done = "released what nothing uses"
+            done = phrase("sizing.released_nothing_uses")
         advice = self._advice(state)
         used = _mib(self.guard.used_bytes())
         record_recovery(
             state,
             RecoveryKind.SHORT_OF_MEMORY,
             done,
-            f"the training takes {used} of main memory{advice}",
+            phrase("sizing.training_takes_main_memory", used=used, advice=advice),
         )
         self._is_reported = True
 
@@ -192,7 +193,9 @@ class MemoryExtension(Extension):
             used = torch.cuda.memory_allocated(self.device)
         leak = self.leaks.add(state.step, used)
         if leak is not None:
-            record_recovery(state, RecoveryKind.MEMORY_LEAK, "the training goes on", str(leak))
+            record_recovery(
+                state, RecoveryKind.MEMORY_LEAK, phrase("sizing.training_goes"), str(leak)
+            )
 
 
 def _mib(num_bytes: int) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from infrastructure.core.hardware import memory, processor
 from infrastructure.core.json_cache import JsonCache, Key
+from infrastructure.core.messages import phrase
 
 FILE = "memory_limits.json"
 
@@ -32,11 +33,12 @@ class KnownMicroBatchLimit:
         if fitted is None or fitted >= requested:
             return requested
         log.warning(
-            "micro-batches of %d, not of %d, which did not fit on this device before (%s);"
-            " the batch and the result stay the same",
-            fitted,
-            requested,
-            self.limits.path,
+            phrase(
+                "sizing.micro_batches_did_fit_device",
+                fitted=fitted,
+                requested=requested,
+                limits=self.limits.path,
+            ),
         )
         return fitted
 
@@ -47,7 +49,7 @@ class KnownMicroBatchLimit:
 
 def memory_limits(cache_directory: Path) -> JsonCache[int]:
     """The micro-batch sizes that fitted, by what decides them."""
-    return JsonCache(cache_directory / FILE, "the micro-batch that fits", _is_size)
+    return JsonCache(cache_directory / FILE, phrase("sizing.micro_batch_fits"), _is_size)
 
 
 def _is_size(value: object) -> TypeGuard[int]:

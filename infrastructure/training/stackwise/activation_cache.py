@@ -46,6 +46,7 @@ from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, JsonValue, as_text
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import format_bytes
 
@@ -466,7 +467,9 @@ class ActivationCache:
             if not is_there(number):
                 if self._path(number).exists():
                     self.statistics.pages_damaged += 1
-                    logger.warning("%s is damaged; it is built again", self._path(number))
+                    logger.warning(
+                        phrase("stackwise.damaged_built_again", number=self._path(number))
+                    )
                 self._build_page(number)
             return True
         finally:

@@ -17,6 +17,7 @@ from itertools import groupby
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.optimization.optimizer_memory import (
@@ -52,7 +53,7 @@ WORDS_OF_FORMS = {
 }
 TRAINING_PARTS = (LOW_RANK, DECODER)  # no part of the model that is left at the end
 EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
-TIED = "embedding (tied: it is the head, too)"
+
 MAX_TIME_STEPS = 6  # that are named one by one
 SAMPLE_ROWS = 64  # of a matrix that is quantised to see what its rows take
 
@@ -191,11 +192,11 @@ class PlanCosts:
         sizes = sorted({end - first for first, end in self.stacks})
         shape = f"{_layers(sizes[0])}" if len(sizes) == 1 else f"{sizes[0]} to {_layers(sizes[-1])}"
         stacks = f"{len(self.stacks)} stack{'s' if len(self.stacks) > 1 else ''} of {shape}"
-        in_turn = "growing" if self._grows() else "one after the other"
+        in_turn = "growing" if self._grows() else phrase("stackwise.after_other")
         how = {
-            STACKWISE: "all in each step, each by itself",
-            RACKWISE: "all in each step, with one loss",
-        }.get(self.kind, in_turn if len(self.stacks) > 1 else "which trains as a whole")
+            STACKWISE: phrase("stackwise.all_each_step_each"),
+            RACKWISE: phrase("stackwise.all_each_step_loss"),
+        }.get(self.kind, in_turn if len(self.stacks) > 1 else phrase("stackwise.trains_whole"))
         steps = sum(phase.num_steps for phase in self.phases)
         count = len(self.phases)
         in_all = f": {steps:,} steps in {count} phase{'s' if count > 1 else ''}"
@@ -218,14 +219,14 @@ class PlanCosts:
         notes = [
             f"  Of {_count(total)} parameters: layers {_count(self.parameters.get(LAYERS, 0))},"
             f" {', '.join(outside)}",
-            f"  Memory without activations; at most {description}",
+            phrase("stackwise.memory_without_activations_most", description=description),
         ]
         if self.finished_as is not None:
             form = WORDS_OF_FORMS.get(self.finished_as, self.finished_as)
-            notes.append(f"  Finished layers are stored in {form}, and no longer train")
+            notes.append(phrase("stackwise.finished_layers_stored_longer", form=form))
         if self.cache_bytes is not None:
             size = format_bytes(self.cache_bytes)
-            notes.append(f"  Cached activations of frozen layers: at most {size} on the disk")
+            notes.append(phrase("stackwise.cached_activations_frozen_layers", size=size))
         return notes
 
 
@@ -298,7 +299,11 @@ def _step_work(
     for weight in weights:
         if weight.part == LAYERS and weight.layer is not None and len(weight.shape) > 1:
             by_layer[weight.layer] += weight.count
-        head += weight.count if weight.part in (HEAD, TIED) else 0
+        head += (
+            weight.count
+            if weight.part in (HEAD, phrase("stackwise.embedding_tied_head_too"))
+            else 0
+        )
     training = {w.layer for w in trained if w.part == LAYERS}
     passes = phase.num_epochs if caches_trunk(config, phase.num_epochs) else 1
     work = 0.0
@@ -308,7 +313,11 @@ def _step_work(
     num_heads = len(plan.units) if plan.kind == STACKWISE else 1
     if config.local_loss == "reconstruct":  # the head's loss is of the top alone
         num_heads = int(plan.kind == STACKWISE or phase.depth == len(by_layer))
-    return work + num_heads * head * (3 if any(w.part in (HEAD, TIED) for w in trained) else 2)
+    return work + num_heads * head * (
+        3
+        if any(w.part in (HEAD, phrase("stackwise.embedding_tied_head_too")) for w in trained)
+        else 2
+    )
 
 
 def _kept_values(
@@ -343,7 +352,11 @@ def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
                 full = f"{path}.{index}.{name}"
                 yield Weight(full, LOW_RANK, parameter.shape, parameter.dtype, index)
     head = _modules_with_matrices(rack)
-    embedding = TIED if _is_tied(language_model(inner)) else EMBEDDING
+    embedding = (
+        phrase("stackwise.embedding_tied_head_too")
+        if _is_tied(language_model(inner))
+        else EMBEDDING
+    )
     for name, tensor in plain_tensors(inner, f"{prefix}." if prefix else "", rack.layers):
         if name in rack.below:
             part = embedding if tensor.ndim >= 2 else NORM

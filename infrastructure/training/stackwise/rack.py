@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     call_model,
@@ -35,7 +36,7 @@ class _StoppedError(Exception):
     """Carries the hidden states out of a model that is not run any further."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
-        super().__init__("the layers above are left out")
+        super().__init__(phrase("stackwise.layers_above_left_out"))
         self.hidden = hidden
 
 

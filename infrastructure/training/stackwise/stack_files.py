@@ -32,6 +32,7 @@ from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError
 from infrastructure.core.files import atomic_write, remove_parts, sync_directory
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.stackwise.plain_weights import plain_tensors
 from infrastructure.training.stackwise.rack import Rack
@@ -322,7 +323,7 @@ def _refuse_other_model(
     if shape == tuple(tensor.shape):
         return
     kind = type(inner_model(model)).__name__
-    has = "has no such tensor" if shape is None else f"has it as {list(shape)}"
+    has = phrase("stackwise.such_tensor") if shape is None else f"has it as {list(shape)}"
     raise InputError(
         "stackwise.stack_another_model_holds",
         stack=record.stack,

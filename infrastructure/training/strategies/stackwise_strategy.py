@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.state import Phase, StepOutput
 from infrastructure.training.models.model_inputs import probing
 from infrastructure.training.stackwise.growth import initialize_unit
@@ -101,10 +102,7 @@ class StackwiseStrategy(TrainingStrategy):
         is_given = "block_size" in self.config.model_fields_set and self.config.mode is not None
         if rack is None or not is_given or size <= len(rack):
             return []
-        return [
-            f"training.block_size {size} is more than the {len(rack)} layers of the model: all of"
-            " them are one block"
-        ]
+        return [phrase("strategies.training_block_size_layers", size=size, num_rack=len(rack))]
 
     def _check_forms(self) -> None:
         """What layers will be stored as can be done here: told now, not when it is needed."""
@@ -132,7 +130,7 @@ class StackwiseStrategy(TrainingStrategy):
         last = self.plan.phases[-1]
         before = sum(phase.num_epochs for phase in self.plan.phases[:-1]) * self.steps_per_epoch
         if total_steps <= before:
-            epochs = f"fewer epochs than {last.num_epochs} in each phase (--epochs), "
+            epochs = phrase("strategies.fewer_epochs_each_phase", num_epochs=last.num_epochs)
             raise InputError(
                 "strategies.training_max_steps_over",
                 total_steps=total_steps,

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.backends import open_place
-from infrastructure.backup.backends.contract import MEND, BackendError
+from infrastructure.backup.backends.contract import BackendError
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
+from infrastructure.core.messages import phrase
 
 MODULE = """
 import temper
@@ -82,5 +83,5 @@ def test_its_remedy_is_none_of_what_the_backend_knows(tmp_path: Path) -> None:
     place = open_place(f"rows_place:Rows://{tmp_path}/place")
     with pytest.raises(BackendError) as raised:
         place.size(Path("run-1/x"))
-    assert place.advice(raised.value) == MEND
-    assert place.advice(OSError(errno.ENOSPC, "full")) != MEND
+    assert place.advice(raised.value) == phrase("backup.mend_go_run_reads")
+    assert place.advice(OSError(errno.ENOSPC, "full")) != phrase("backup.mend_go_run_reads")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_list import (
-    NOT_HERE,
     RUN_FILE,
     NoSuchRunError,
     find_run_path,
@@ -177,11 +177,12 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
         meant = r"runs: unknown run 'my-rum'.*my-run.*; all of them: temper list"
         with pytest.raises(ValueError, match=meant) as raised, naming_runs(tmp_path / "runs"):
             raise ValueError(not_found(name, hub_reachable=False))
-        why = f"nor is it a model: {NOT_HERE}, and the Hugging Face hub cannot be reached"
+        folder = phrase("monitoring.folder_name")
+        why = f"nor is it a model: {folder}, and the Hugging Face hub cannot be reached"
         assert str(raised.value).endswith(why)
         assert raised.value.__cause__ is None  # one sentence, and no chain of errors
         assert "2026-a-my-run" not in str(raised.value), "each run counts once"
-    other = f"model 'owner/name': {NOT_HERE}"
+    other = f"model 'owner/name': {phrase('monitoring.folder_name')}"
     with pytest.raises(ValueError, match=f"{other}$"), naming_runs(tmp_path / "runs"):
         raise ValueError(other)
 
@@ -191,7 +192,10 @@ def test_where_no_run_is_a_wrong_name_is_not_taken_for_a_model_s_alone(tmp_path:
         ("my-run", f"; there is no run of that name in {tmp_path} either"),
         ("owner/name", "a hub name such as owner/name)"),
     ):
-        with pytest.raises(ValueError, match=NOT_HERE) as raised, naming_runs(tmp_path):
+        with (
+            pytest.raises(ValueError, match=phrase("monitoring.folder_name")) as raised,
+            naming_runs(tmp_path),
+        ):
             raise ValueError(not_found(name, hub_reachable=False))
         assert str(raised.value).endswith(end)
 

@@ -26,7 +26,7 @@ from infrastructure.core.errors import (
     TrainingDivergedError,
 )
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.core.stop_signals import STOP_COMMAND
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import announce_stop
@@ -514,7 +514,7 @@ def test_temper_stop_is_not_taken_for_another_signal(tmp_path: Path) -> None:
             seen.append(state.stop_reason)
 
     train(tmp_path, hooks=[At(Event.AFTER_BACKWARD, 1, announced), Reasons()])
-    assert summary_of(tmp_path)["reason"] == STOP_COMMAND
+    assert summary_of(tmp_path)["reason"] == phrase("system.stopped_temper_stop")
     interrupt = At(Event.AFTER_BACKWARD, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
     announce_stop(run_of(tmp_path), os.getpid())  # which is for SIGTERM alone
     train(tmp_path, hooks=[interrupt, Reasons()])

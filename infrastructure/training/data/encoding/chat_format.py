@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.training.data.readers.rows import PICTURE_PART, Conversation, Turn
 
@@ -307,7 +308,7 @@ class TemplateFormat:
     ) -> int:
         prefix, _ = self._render(turns, inputs, prompts=prompts)
         if not text.startswith(prefix):
-            what = "what stands before an answer" if prompts else "earlier messages"
+            what = phrase("data.stands_before_answer") if prompts else "earlier messages"
             raise HistoryError(
                 f"the template writes {what} differently once the conversation goes on, so its"
                 " answers cannot be told apart, and the installed TRL has no training template for"

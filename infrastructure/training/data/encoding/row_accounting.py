@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.rows import ANSWER_ROLES, Conversation, Turn, excerpt
 
 ACCOUNTING_VERSION = 1  # of what is kept of it with prepared rows
@@ -42,7 +43,7 @@ FIRST_NUMBER = 790_000_000_000  # marks a number: a number stays one
 END = "\0"  # of a text, so that its last piece is found whole
 NUMBERS = re.compile(r"(?<![\d.])79(\d{10})(?:\.5)?(?![\d.])")
 CAUSE = "which the chat template does not write"
-NO_TEMPLATE = "which only a chat template could write, and the tokenizer has none"
+
 CAUSES = {AFTER_LAST: "which no answer follows"}
 MOST_FORMS = 512  # of rows whose marked writing is kept
 MOST_TRIED_ALONE = 64
@@ -120,9 +121,15 @@ class LeftOut:
     def lines(self) -> list[str]:
         """A sentence for each kind, with its first example."""
         return [
-            f"left out, so the model never reads it: {kind} of {count:,}"
-            f" {'row' if count == 1 else 'rows'}, such as {self.firsts[kind][1]} of"
-            f" {self.firsts[kind][0]}, {CAUSES.get(kind, self.cause)}"
+            phrase(
+                "data.left_out_model_never",
+                kind=kind,
+                count=count,
+                detail="row" if count == 1 else "rows",
+                firsts=self.firsts[kind][1],
+                firsts_2=self.firsts[kind][0],
+                kind_2=CAUSES.get(kind, self.cause),
+            )
             for kind, count in self.rows.most_common()
         ]
 
@@ -299,7 +306,7 @@ class _Marker:
 
     def _turn(self, turn: Turn, number: int, is_learnt: bool, is_after: bool) -> Turn:
         kind = AFTER_LAST if is_after else ROLE_KINDS.get(turn.role, f"{turn.role} message")
-        what = f"the text of message {number} ({turn.role})"
+        what = phrase("data.text_message", number=number, role=turn.role)
         if turn.role == "system" and number == 1:
             what = "the system message"
         fields: dict[str, Any] = json.loads(turn.fields) if turn.fields else {}
@@ -326,7 +333,9 @@ class _Marker:
         assert match is not None
         head, thought, close = match.groups()
         rest = text[match.end() :]
-        owner = self._text(REASONING_KIND, f"the reasoning of message {number}", thought, is_learnt)
+        owner = self._text(
+            REASONING_KIND, phrase("data.reasoning_message", number=number), thought, is_learnt
+        )
         marked = f"{head or ''}{self._marked(thought, owner)}{close}"
         return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
 
@@ -334,7 +343,7 @@ class _Marker:
         """Mark what a message holds beside its text, in place."""
         for name in REASONING_FIELDS:
             if isinstance(value := fields.get(name), str):
-                what = f"the reasoning of message {number}"
+                what = phrase("data.reasoning_message", number=number)
                 owner = self._text(REASONING_KIND, what, value, is_learnt)
                 fields[name] = self._marked(value, owner)
         if isinstance(value := fields.get("tool_call_id"), str):
@@ -345,7 +354,7 @@ class _Marker:
                 call["id"] = self._unnamed(call["id"])
             function = call.get("function", call)
             name = function["name"]
-            where = f"of the call of {name!r} in message {number}"
+            where = phrase("data.call_message", name=name, number=number)
             where += f" (call {order})" if len(calls) > 1 else ""
             owner = self._text("call of a tool", f"the name {where}", name, is_learnt)
             function["name"] = self._marked(name, owner)
@@ -384,7 +393,7 @@ class _Marker:
         for tool in given.get("tools") or ():
             function = tool.get("function", tool)
             name = function["name"]
-            owner = self._text("tool", f"the name of tool {name!r}", name, False)
+            owner = self._text("tool", phrase("data.name_tool", name=name), name, False)
             function["name"] = self._marked(name, owner)
             self._schema(function, f"of tool {name!r}")
         return json.dumps(given)

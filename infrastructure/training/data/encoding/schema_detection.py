@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import nearest, unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.encoding.column_names import (
     PREFERENCE_PAIRS,
     known_pairs,
@@ -209,10 +210,7 @@ def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
     marks = {mark for text in texts if isinstance(text, str) for mark in CHAT_MARKS if mark in text}
     if not marks:
         return []
-    return [
-        f"column {column!r} writes out a chat ({min(marks).strip()}): it is learnt as it stands,"
-        " questions too; to learn the answers alone, give its messages in a column 'messages'"
-    ]
+    return [phrase("data.column_writes_out_chat", column=column, marks=min(marks).strip())]
 
 
 def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
@@ -289,18 +287,20 @@ def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str])
     prompts = matching(PROMPT_NAMES, columns)
     is_text = all(isinstance(row.values.get(chosen), str) for row in rows)
     if is_text and prompts:
-        instead = (
-            f"set data.prompt_column={_typed(prompts[0])} and data.answer_column={_typed(chosen)}"
+        instead = phrase(
+            "data.set_data_prompt_column", prompts=_typed(prompts[0]), chosen=_typed(chosen)
         )
     elif is_text:
         instead = f"set data.text_column={_typed(chosen)}"
     elif matching(CHAT_COLUMNS[:1], columns):
         instead = f"set data.shape={MESSAGES}"
     else:
-        instead = f"write {chosen!r} into a column 'messages'"
-    return (
-        f"the rows hold a better and a worse answer ({' and '.join(map(repr, pair))}):"
-        f" {PREFERENCES}; for the better answers alone, {instead}"
+        instead = phrase("data.write_into_column_messages", chosen=chosen)
+    return phrase(
+        "data.rows_hold_better_worse",
+        repr=" and ".join(map(repr, pair)),
+        preferences=PREFERENCES,
+        instead=instead,
     )
 
 
@@ -360,12 +360,17 @@ def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]
         if name:
             parts = {"chat": column}
             named = " and ".join(map(repr, keys))
-            words = f"column {column!r} lists messages with {named}" + _add_others(parts, columns)
+            words = phrase(
+                "data.column_lists_messages",
+                column=column,
+                named=named,
+                parts=_add_others(parts, columns),
+            )
             candidates.append((name, parts, words))
     for column in [] if candidates else matching(TURNS_COLUMNS, columns):
         if _are_turns([row.values.get(column) for row in rows]):
             parts = {"chat": column, BY_TURNS: column}
-            words = f"column {column!r} lists texts: user and assistant by turns"
+            words = phrase("data.column_lists_texts_user", column=column)
             candidates.append((MESSAGES, parts, words + _add_others(parts, columns)))
     return candidates
 
@@ -423,12 +428,12 @@ def _with_more(
     for column in matching(CHOICES_COLUMNS, columns):
         if column not in taken and all(_chooses(rows, column, answer) for answer in answers):
             parts[CHOICES] = column
-            words += f", column {column!r} lists the choices"
+            words += phrase("data.column_lists_choices", column=column)
             break
     history = [c for c in matching((HISTORY,), columns) if c not in taken]
     if history and any(isinstance(row.values.get(history[0]), list) for row in rows):
         parts[HISTORY] = history[0]
-        words += f", column {history[0]!r} is the turns before"
+        words += phrase("data.column_turns_before", history=history[0])
     return name, parts, words
 
 
@@ -484,7 +489,7 @@ def _pair_with(
     name: str, prompt: str, answer: str, context: Sequence[str], columns: list[str]
 ) -> Candidate:
     parts = {"prompt": prompt, "answer": answer}
-    words = f"column {prompt!r} asks, column {answer!r} answers"
+    words = phrase("data.column_asks_column_answers", prompt=prompt, answer=answer)
     words += _add_context(parts, context)
     return name, parts, words + _add_others(parts, columns)
 
@@ -493,7 +498,7 @@ def _add_context(parts: dict[str, str], context: Sequence[str]) -> str:
     if not context:
         return ""
     parts["context"] = context[0]
-    return f", column {context[0]!r} is its context"
+    return phrase("data.column_context", context=context[0])
 
 
 def _add_others(parts: dict[str, str], columns: list[str]) -> str:
@@ -501,7 +506,7 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
     words = ""
     if system := matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
-        words += f", column {system[0]!r} is the system message"
+        words += phrase("data.column_system_message", system=system[0])
     return words
 
 
@@ -530,7 +535,7 @@ def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Se
             if part == "tools" and not any(map(are_tools, held)):
                 continue
             parts[part] = column
-            words += f", column {column!r} goes to the chat template"
+            words += phrase("data.column_goes_chat_template", column=column)
     return words
 
 
@@ -538,7 +543,7 @@ def _text_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
     names = [request.text_column] if request.text_column else matching(TEXT_COLUMNS, columns)
     if not names and request.shape == TEXT and len(columns) == 1:
         names = columns
-    return [(TEXT, {"text": name}, f"column {name!r} is plain text") for name in names]
+    return [(TEXT, {"text": name}, phrase("data.column_plain_text", name=name)) for name in names]
 
 
 def matching(names: Sequence[str], columns: list[str]) -> list[str]:
@@ -559,19 +564,31 @@ def _unclear(
 ) -> str:
     if candidates:
         ways = "; ".join(f"{name} ({_columns_of(parts)})" for name, parts, _ in candidates[:3])
-        return (
-            f"the rows can be read in {len(candidates)} ways (columns: {shown(columns)}): {ways}:"
-            " say which with data.shape, or with data.prompt_column and data.answer_column"
+        return phrase(
+            "data.rows_read_ways_columns",
+            num_candidates=len(candidates),
+            columns=shown(columns),
+            ways=ways,
         )
     if request.shape == "auto" and bool(request.prompt_column) != bool(request.answer_column):
         return _other_column(columns, request)
-    wanted = "of no known shape" if request.shape == "auto" else f"not of the shape {request.shape}"
+    wanted = (
+        phrase("data.known_shape")
+        if request.shape == "auto"
+        else phrase("data.shape", shape=request.shape)
+    )
     odd = [name for name in columns if name not in USUAL_COLUMNS]
     short = [name for name in odd if len(name) <= COLUMN_CHARACTERS]
     meant = ((name, nearest(name, USUAL_COLUMNS)) for name in short)
-    slips = [f"is {name!r} meant to be {known!r}? Else " for name, known in meant if known]
+    slips = [phrase("data.meant_else", name=name, known=known) for name, known in meant if known]
     hint = slips[0] if slips and request.shape == "auto" else ""
-    return f"the rows are {wanted} (columns: {shown(columns)}): {hint}{_way_on(rows, columns)}"
+    return phrase(
+        "data.rows_columns",
+        wanted=wanted,
+        columns=shown(columns),
+        hint=hint,
+        rows=_way_on(rows, columns),
+    )
 
 
 def _other_column(columns: list[str], request: ShapeRequest) -> str:
@@ -581,10 +598,13 @@ def _other_column(columns: list[str], request: ShapeRequest) -> str:
     key = f"data.{'answer' if has_prompt else 'prompt'}_column"
     named = {request.prompt_column, request.answer_column}
     others = [column for column in columns if column not in named]
-    return (
-        f"column {request.prompt_column or request.answer_column!r} holds"
-        f" {'the prompts' if has_prompt else 'the answers'}, and none of the others is known to"
-        f" hold {what} (columns: {shown(others)}): name it with {key}"
+    return phrase(
+        "data.column_holds_none_others",
+        prompt_column=request.prompt_column or request.answer_column,
+        detail="the prompts" if has_prompt else "the answers",
+        what=what,
+        others=shown(others),
+        key=key,
     )
 
 
@@ -599,16 +619,12 @@ def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
     nested = (list, dict)
     has_others = any(isinstance(rows[0].values.get(column), nested) for column in columns)
     if len(texts) == 1 and not has_others:
-        return f"to learn its texts, set data.text_column={_typed(texts[0])}"
+        return phrase("data.learn_texts_set_data", texts=_typed(texts[0]))
     if len(texts) == 2 and (not has_others or "." in texts[0]):
-        return (
-            f"where one answers the other, set data.prompt_column={_typed(texts[0])} and"
-            f" data.answer_column={_typed(texts[1])} (or the other way round)"
+        return phrase(
+            "data.where_answers_other_set", texts=_typed(texts[0]), texts_2=_typed(texts[1])
         )
-    return (
-        "name the columns with data.prompt_column and data.answer_column, or with data.text_column"
-        " for plain text"
-    )
+    return phrase("data.name_columns_data_prompt")
 
 
 def _typed(column: str) -> str:
@@ -635,11 +651,11 @@ def _seen(rows: Sequence[Row], request: ShapeRequest) -> str:
     groups = _by_columns(rows)
     shown = "; ".join(_described(group, request) for group in groups[:NUM_GROUPS_SHOWN])
     more = f"; and {len(groups) - NUM_GROUPS_SHOWN} more" if len(groups) > NUM_GROUPS_SHOWN else ""
-    return f"of the first {len(rows)}, {shown}{more}: bring them into one shape, or train on one"
+    return phrase("data.first_bring_them_into", num_rows=len(rows), shown=shown, more=more)
 
 
 def _described(rows: list[Row], request: ShapeRequest) -> str:
     columns = list(rows[0].values)
     names = {name for name, _, _ in _candidates(rows, columns, request)}
-    shape = f"of the shape {names.pop()}" if len(names) == 1 else "of no clear shape"
+    shape = f"of the shape {names.pop()}" if len(names) == 1 else phrase("data.clear_shape")
     return f"{len(rows)} are {shape} (columns: {shown(columns)}; {rows[0].source}:{rows[0].line})"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.store.examples import TokenizedExample
 
@@ -60,9 +61,13 @@ def counts_line(kinds: Sequence[Kind]) -> str:
     stops = kinds.count(Kind.STOP)
     trained = kinds.count(Kind.TRAINED) + stops
     verb = "ends" if stops == 1 else "end"
-    return (
-        f"{len(kinds):,} tokens: {trained:,} trained, {stops:,} of them {verb} an answer,"
-        f" {len(kinds) - trained:,} masked"
+    return phrase(
+        "data.tokens_trained_them_answer",
+        num_kinds=len(kinds),
+        trained=trained,
+        stops=stops,
+        verb=verb,
+        num_kinds_2=len(kinds) - trained,
     )
 
 

@@ -32,6 +32,7 @@ import numpy as np
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.encoding.chat_format import Written
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _difference(text: str, read_back: str) -> str:
     if start == len(text) and back == len(read_back):  # they differ in spaces alone
         start = back = next(n for n, one in enumerate(text) if one != read_back[n : n + 1])
     shown = _excerpt(text, start), _excerpt(read_back, back)
-    return f"{shown[0]!r} is read back as {shown[1]!r}"
+    return phrase("data.read_back", shown=shown[0], shown_2=shown[1])
 
 
 def _after_spaces(text: str, position: int) -> int:
@@ -282,21 +283,35 @@ class Survivals:
     def lines(self) -> list[str]:
         """A sentence for each kind, with its first example."""
         lines = [
-            f"{count:,} {'answer is' if count == 1 else 'answers are'} {KINDS[kind]}, because of"
-            f" the tokenizer: {self.firsts[kind][1]} ({self.firsts[kind][0]})"
+            phrase(
+                "data.because_tokenizer",
+                count=count,
+                detail="answer is" if count == 1 else "answers are",
+                kinds=KINDS[kind],
+                firsts=self.firsts[kind][1],
+                firsts_2=self.firsts[kind][0],
+            )
             for kind, count in self.rows.most_common()
             if kind in KINDS
         ]
         if count := self.rows[UNREAD]:
             example, place = self.firsts[UNREAD][1], self.firsts[UNREAD][0]
             lines.append(
-                f"{count:,} {'row holds' if count == 1 else 'rows hold'} text that the tokenizer"
-                f" has no tokens for, so the model never reads it: {example} ({place})"
+                phrase(
+                    "data.text_tokenizer_tokens_model",
+                    count=count,
+                    detail="row holds" if count == 1 else "rows hold",
+                    example=example,
+                    place=place,
+                )
             )
         if self.num_equal:
             lines.append(
-                f"{self.num_equal:,} answers differ in the data and are learned as the same:"
-                f" {self.equal_example}"
+                phrase(
+                    "data.answers_differ_data_learned",
+                    num_equal=self.num_equal,
+                    equal_example=self.equal_example,
+                )
             )
         return lines
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.encoding.chat_format import (
     ChatFormat,
     FormatError,
@@ -205,7 +206,7 @@ class ConversationEncoder:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error), error.advice)
                 continue
             if lost := whole.account.unlearnable:
-                detail = f"{lost[0]} would not be learned: {self._writer} leaves it out"
+                detail = phrase("data.learned_leaves_out", lost=lost[0], writer=self._writer)
                 advice = self.advice_for(self._for_writing(conversation))
                 results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
@@ -368,8 +369,8 @@ class ConversationEncoder:
         """What to do about a row of which something would not be learned."""
         if self._advised is None:  # once: other rows lack the same
             names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
-            some = f", such as {' or '.join(names)}, which TRL ships" if names else ""
-            self._advised = f"give data.chat_template one that writes it{some}"
+            some = phrase("data.such_trl_ships", names=" or ".join(names)) if names else ""
+            self._advised = phrase("data.give_data_chat_template", some=some)
         return self._advised
 
     def _writing(self, conversation: Conversation) -> Iterator[str]:
@@ -574,20 +575,28 @@ class ConversationEncoder:
         mask[:1] = False
         is_over_long = len(tokens) > self.max_length
         if is_over_long and self.over_length == "quarantine":
-            detail = f"{len(tokens)} tokens, data.max_length is {self.max_length}"
+            detail = phrase(
+                "data.tokens_data_max_length", num_tokens=len(tokens), max_length=self.max_length
+            )
             return _bad(conversation, OVER_LONG, detail)
         if is_over_long and self.over_length == KEEP_START and mask.any():
             first_learnt = int(np.flatnonzero(mask)[0])
             if first_learnt >= self.max_length:
-                detail = f"{len(tokens)} tokens, of the first {self.max_length} none is learnt"
+                detail = phrase(
+                    "data.tokens_first_none_learnt",
+                    num_tokens=len(tokens),
+                    max_length=self.max_length,
+                )
                 return _bad(conversation, OVER_LONG, detail)
             tokens, mask = tokens[: self.max_length].copy(), mask[: self.max_length].copy()
         elif is_over_long and mask.any():
             tokens, mask = truncate(tokens, mask, self.max_length, self.tokenizer.bos_token_id)
         if not mask.any():
-            return _bad(conversation, NOT_SUPERVISED, "no token of an answer is left to learn")
+            return _bad(conversation, NOT_SUPERVISED, phrase("data.token_answer_left_learn"))
         if pictures and is_over_long and self._cuts_a_picture(ids, tokens):
-            detail = f"{len(ids)} tokens, and data.max_length={self.max_length} would cut a picture"
+            detail = phrase(
+                "data.tokens_data_max_length_2", num_ids=len(ids), max_length=self.max_length
+            )
             return _bad(conversation, OVER_LONG, detail)
         example = TokenizedExample(tokens, mask, conversation.task, pictures)
         return Encoded(example, self._end_token(tokens, mask, is_over_long), is_over_long)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.row_accounting import LeftOut
 from infrastructure.training.data.encoding.token_survival import Survivals
@@ -114,7 +115,7 @@ class DataReport:
             return [*self._short_lines(), *warnings]
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]
         origin = (
-            "Read from this machine's cache of prepared data"
+            phrase("data.read_machine_cache_prepared")
             if self.from_cache
             else f"Prepared in {self.seconds:.1f} s"
         )
@@ -123,10 +124,7 @@ class DataReport:
     def _unused(self) -> list[str]:
         if not self.unused_columns:
             return []
-        return [
-            f"columns not used: {self.unused_columns} (what the model should see belongs into the"
-            " prompt, or into data.context_column)"
-        ]
+        return [phrase("data.columns_used_model_should", unused_columns=self.unused_columns)]
 
     def _short_lines(self) -> list[str]:
         _, shape, counts = self._rows()
@@ -145,18 +143,32 @@ class DataReport:
         return [
             f"{rows_in_words(self.rows_read)} read from {self._names()}",
             f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]}",
-            f"{rows_in_words(self.num_train)} to train on, {self.num_evaluation:,} held out",
+            phrase(
+                "data.train_held_out",
+                num_train=rows_in_words(self.num_train),
+                num_evaluation=self.num_evaluation,
+            ),
         ]
 
     def _tokens(self) -> list[str]:
         quantiles = ", ".join(f"{share} ≤ {n}" for share, n in self.length_quantiles.items())
         ends = f"answers end with {', '.join(self.end_tokens)}"
         if not self.end_tokens:
-            ends = "every answer is cut before its end"
+            ends = phrase("data.every_answer_cut_before")
         lines = [
-            f"{self.tokens:,} tokens, {self.supervised_tokens:,} of them learnt"
-            f" ({100 * self.supervised_share:.0f} %); {ends}",
-            f"length in tokens: {quantiles}, longest {self.longest} of at most {self.max_length}",
+            phrase(
+                "data.tokens_them_learnt",
+                tokens=self.tokens,
+                supervised_tokens=self.supervised_tokens,
+                detail=100 * self.supervised_share,
+                ends=ends,
+            ),
+            phrase(
+                "data.length_tokens_longest_most",
+                quantiles=quantiles,
+                longest=self.longest,
+                max_length=self.max_length,
+            ),
         ]
         if set(self.task_counts) - {""}:
             common = Counter(self.task_counts).most_common(MAX_TASKS_SHOWN)
@@ -180,7 +192,7 @@ class DataReport:
         other = [row for row in self.quarantine.bad_rows if row.encoding]
         if other:
             lines.append(
-                f"{other[0].source} is no UTF-8: {other[0].remedy} to read all of its rows"
+                phrase("data.utf_read_all_rows", source=other[0].source, remedy=other[0].remedy)
             )
         if self.truncated:
             where = ", ".join(self.truncated_examples)
@@ -188,10 +200,14 @@ class DataReport:
                 where += ", …"
             were = "was" if self.truncated == 1 else "were"
             lines.append(
-                f"{rows_in_words(self.truncated)} {were} cut to"
-                f" data.max_length={self.max_length} tokens ({where}):"
-                f" {self._keeps_whole(num_positions)};"
-                " data.over_length=quarantine leaves them out"
+                phrase(
+                    "data.cut_data_max_length",
+                    truncated=rows_in_words(self.truncated),
+                    were=were,
+                    max_length=self.max_length,
+                    where=where,
+                    num_positions=self._keeps_whole(num_positions),
+                )
             )
         if sentence := about_template(self.template_tokens, self.max_length):
             lines.append(f"note: {sentence}")
@@ -201,12 +217,12 @@ class DataReport:
         if self.leaked:
             verb = "is" if self.leaked == 1 else "are"
             rows = rows_in_words(self.leaked, "training ")
-            lines.append(f"{rows} {verb} in the held-out data as well")
+            lines.append(phrase("data.held_out_data_well", rows=rows, verb=verb))
         if self.special_text_rows:
             spells = (
-                "spells a special token and is"
+                phrase("data.spells_special_token")
                 if self.special_text_rows == 1
-                else ("spell a special token and are")
+                else (phrase("data.spell_special_token"))
             )
             lines.append(f"{rows_in_words(self.special_text_rows)} {spells} read so")
         return lines
@@ -214,7 +230,7 @@ class DataReport:
     def _keeps_whole(self, num_positions: int | None) -> str:
         """What keeps rows whole that are too long for the limit."""
         if num_positions is None:
-            return "a higher one keeps them whole, if the model takes it"
+            return phrase("data.higher_keeps_them_whole")
         if self.max_length < num_positions:
-            return f"a higher one keeps them whole; the model sees up to {num_positions:,} tokens"
-        return "the model sees no more; shorter rows, or a model that sees more, keep them whole"
+            return phrase("data.higher_keeps_them_whole_2", num_positions=num_positions)
+        return phrase("data.model_sees_shorter_rows")

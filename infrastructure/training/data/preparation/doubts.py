@@ -5,11 +5,10 @@ from pathlib import Path, PurePosixPath
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.rows import Row
 from infrastructure.training.data.readers.sources import HUGGINGFACE, DataFile, discover
 from infrastructure.training.data.readers.splits import DOCUMENTS
-
-REMEDY = "give the data that was meant, or set data.accept_small_data to train on this"
 
 
 class UnconfirmedDataError(InputError):
@@ -20,7 +19,7 @@ class UnconfirmedDataError(InputError):
     """
 
     def __init__(self, doubt: str) -> None:
-        super().__init__(f"{doubt}: {REMEDY}")
+        super().__init__(f"{doubt}: {phrase('data.give_data_meant_set')}")
         self.doubt = doubt
 
 
@@ -47,8 +46,8 @@ def _doubt(place: str, files: list[DataFile]) -> str:
         return ""
     stem = PurePosixPath(first.name).stem.lower()
     if len(files) == 1 and first.format == "text" and Path(place).is_dir() and stem in DOCUMENTS:
-        return f"the folder {place} holds no data but {first.name}, which would be learnt as text"
+        return phrase("data.folder_holds_data_but", place=place, first=first.name)
     rows = (row for file in files for row in file.rows() if isinstance(row, Row))
     if len(list(islice(rows, 2))) == 1:
-        return f"{first.name} holds one row, and the model would learn nothing else"
+        return phrase("data.holds_row_model_learn", first=first.name)
     return ""

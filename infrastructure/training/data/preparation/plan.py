@@ -10,6 +10,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import memory, processor
+from infrastructure.core.messages import phrase
 from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.chat_format import (
     TemplateFormat,
@@ -53,11 +54,6 @@ TABLE_FORMATS = ("csv", "tsv", "excel")
 LONG_NAME = 40
 PICTURES_TRIED = 10  # rows whose pictures are read before anything is loaded
 MOST_BYTES_AT_ONCE = 1 << 20  # of the files; read in far less time than torch is loaded in
-TEXT_ONLY = (
-    "the rows hold pictures ({shown}), and this model reads text only: give a model that sees, such"
-    " as a Llava, a Qwen-VL or a SmolVLM; or set data.image_column=none where a column of texts is"
-    " enough"
-)
 
 
 def plan_preparation(
@@ -104,7 +100,7 @@ def plan_preparation(
 def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | None) -> None:
     """Raise ValueError where rows with pictures cannot be used."""
     if pictures is None:
-        raise ValueError(TEXT_ONLY.format(shown=shown))
+        raise ValueError(phrase("data.rows_hold_pictures_model", shown=shown))
     for name in ("streaming", "augmentation"):
         if getattr(config, name):
             raise InputError("data.data_changes_reads_texts", name=name, shown=shown)
@@ -150,10 +146,7 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
 
 def no_pictures(path: str) -> str:
     """The sentence for data that a vision tower has nothing to see in."""
-    return (
-        f"training.enabled_extensions multimodal trains on pictures, and the rows of {path} hold"
-        " none: name their column with data.image_column, or leave the extension out"
-    )
+    return phrase("data.training_enabled_extensions_multimodal", path=path)
 
 
 def _check(config: DataConfig) -> None:
@@ -279,11 +272,7 @@ def _missing_header(file: DataFile, row: Row) -> str:
     is_text = any(len(name) > LONG_NAME or name.strip().endswith((".", "?", "!")) for name in names)
     if file.format not in TABLE_FORMATS or not is_text:
         return ""
-    return (
-        f"the first line names the columns of a table, and this one reads like a row"
-        f" ({excerpt(names[0], LONG_NAME)!r}): add a line of names above it, such as"
-        " question,answer"
-    )
+    return phrase("data.first_line_names_columns", names=excerpt(names[0], LONG_NAME))
 
 
 def _first_good_rows(files: list[DataFile]) -> list[Row]:
@@ -306,7 +295,7 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
 def _why_none(bad: list[BadRow]) -> str:
     """The first row that cannot be read, and what to do."""
     if not bad:
-        return "it holds none: give a file with rows, below the header where it has one"
+        return phrase("data.holds_none_give_file")
     remedy = bad[0].remedy
     return f"{bad[0]}" + (f": {remedy}" if remedy else "")
 
@@ -354,9 +343,9 @@ def read_chat_template(setting: str) -> str:
     if not path.is_file() and setting in shipped:
         path = shipped[setting]
     if not path.is_file():
-        ready = f"the name of one that TRL ships ({', '.join(shipped)})" if shipped else ""
-        lack = "is older and keeps none by name" if find_spec("trl") else "is not installed"
-        ready = ready or f"the name of one that TRL ships, which {lack}"
+        ready = phrase("data.name_trl_ships", shipped=", ".join(shipped)) if shipped else ""
+        lack = phrase("data.older_keeps_none_name") if find_spec("trl") else "is not installed"
+        ready = ready or phrase("data.name_trl_ships_2", lack=lack)
         raise InputError("data.data_chat_template_file", setting=setting, ready=ready)
     return path.read_text("utf-8")
 
@@ -372,23 +361,15 @@ def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | Non
         return []
     path = shipped_templates().get("qwen3")
     is_known = path is not None and not marks_without_token(path.read_text("utf-8"), tokenizer)
-    ready = "such as qwen3" if is_known else "a file of Jinja text in tokens that the model knows"
-    return [
-        "note: the model has no chat template: prompts and answers are written as plain text, a"
-        f" line each; data.chat_template gives it one, {ready}"
-    ]
+    ready = "such as qwen3" if is_known else phrase("data.file_jinja_text_tokens")
+    return [phrase("data.note_model_chat_template", ready=ready)]
 
 
 def _notes_of_given(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     tags, num_more = spelled_tags(TemplateFormat(tokenizer), tokenizer)
     if not tags:
         return []
-    return [
-        f"note: data.chat_template writes {', '.join(tags)}, which are no tokens of this model:"
-        f" they are spelled, in about {num_more} tokens more for a question with its answer,"
-        " and those of an answer stand as text in what the trained model says, where exact match"
-        " counts them; a template in its own tokens, or none, does without"
-    ]
+    return [phrase("data.note_data_chat_template", tags=", ".join(tags), num_more=num_more)]
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:

@@ -14,10 +14,10 @@ from time import monotonic
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
 from infrastructure.training.data.encoding.row_accounting import (
     CAUSE,
-    NO_TEMPLATE,
     REASONING_KIND,
     LeftOut,
 )
@@ -109,7 +109,9 @@ class Preparation:
         self.decided: Counter[str] = Counter()  # about pictures, by rows
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
-        self.left_out = LeftOut(CAUSE if plan.encoder.own_template else NO_TEMPLATE)
+        self.left_out = LeftOut(
+            CAUSE if plan.encoder.own_template else phrase("data.chat_template_could_write")
+        )
         self.prompts_left_out = LeftOut()
         self.rewritten_rows = 0
         self.survivals = Survivals()
@@ -327,9 +329,11 @@ class Preparation:
         report.survivals = self.survivals.to_json()
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
-            report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")
+            report.notes.append(
+                phrase("data.held_out_data_shape", other=other.name, reason=other.reason)
+            )
         if self.plan.validation_split and not report.num_evaluation:
-            report.notes.append("no row is held out: there are too few different ones")
+            report.notes.append(phrase("data.row_held_out_too"))
         report.notes += _uneven_split(
             self.plan.validation_split, report.num_evaluation, report.num_train
         )
@@ -337,37 +341,47 @@ class Preparation:
             report.notes += decisions_in_words(self.decided, pictures.background)
         if self.left_out_answers:
             report.notes.append(
-                f"{self.left_out_answers:,} answers are read and not learnt, as their weight says"
+                phrase("data.answers_read_learnt_their", left_out_answers=self.left_out_answers)
             )
         if self.empty_answers:
             report.notes.append(
-                f"{self.empty_answers:,} answers are empty: the model learns to say nothing there"
+                phrase("data.answers_empty_model_learns", empty_answers=self.empty_answers)
             )
-        report.notes += [f"when it is asked: {line}" for line in self.prompts_left_out.lines()]
+        report.notes += [
+            phrase("data.when_asked", line=line) for line in self.prompts_left_out.lines()
+        ]
         if self.rewritten_rows:
             report.notes.append(
-                f"{rows_in_words(self.rewritten_rows)} hold reasoning in a form that the chat"
-                " template leaves out: it is written in the form that the template reads"
+                phrase(
+                    "data.hold_reasoning_form_chat",
+                    rewritten_rows=rows_in_words(self.rewritten_rows),
+                )
             )
         if self.undetermined:
             report.notes.append(
-                f"whether the chat template writes all of {rows_in_words(report.undetermined_rows)}"
-                f" cannot be told, such as {self.undetermined[0]}"
+                phrase(
+                    "data.whether_chat_template_writes",
+                    undetermined_rows=rows_in_words(report.undetermined_rows),
+                    undetermined=self.undetermined[0],
+                )
             )
         if self.plan.encoder.template and shape.name != TEXT:
             report.notes += self._about_template(self.plan.encoder.template)
         if self.differing_prompts:
             report.notes.append(
-                f"{self.differing_prompts} of {self.checked_prompts} prompts are written otherwise"
-                " in training than for generation: check the chat template"
+                phrase(
+                    "data.prompts_written_otherwise_training",
+                    differing_prompts=self.differing_prompts,
+                    checked_prompts=self.checked_prompts,
+                )
             )
 
     def _unread(self) -> str:
         """What the data says for a chat template that does not read it."""
         if fields := _listed(self.unused_fields):
-            reader = "the chat template does not read that"
+            reader = phrase("data.chat_template_does_read")
             if self.plan.encoder.template is None:
-                reader = "only a chat template could read that, and the tokenizer has none"
+                reader = phrase("data.chat_template_could_read")
             return f"not used: {fields} ({reader})"
         return ""
 
@@ -376,24 +390,23 @@ class Preparation:
         own = []
         if template.preamble:
             text = excerpt(template.preamble)
-            own.append(f"where a row has no system message, it begins with {text!r}")
+            own.append(phrase("data.where_row_system_message", text=text))
         if template.writes_date:
-            own.append("every row has the same fixed date")
+            own.append(phrase("data.every_row_same_fixed"))
         if template.own_end:
-            own.append(f"answers are learned with an end of their own ({template.own_end})")
+            own.append(phrase("data.answers_learned_end_their", own_end=template.own_end))
         learned = template.learned_of_prompt if self.plan.encoder.train_on != "all" else ""
-        learns_prompt = (
-            f"answers are learned with {learned!r}, which the generation prompt supplies"
-        )
+        learns_prompt = phrase("data.answers_learned_generation_prompt", learned=learned)
         if learned and not template.origin:
             own.append(learns_prompt)
-        notes = [f"the chat template adds to the rows: {'; '.join(own)}"] if own else []
+        notes = [phrase("data.chat_template_adds_rows", own="; ".join(own))] if own else []
         if template.origin and self.plan.encoder.train_on != "all":
             notes.append(
-                "the model's own chat template writes an answer otherwise as soon as the"
-                f" conversation goes on: trained is with the training template of {template.origin}"
-                " for it; in use, and in what is saved, the model keeps its own"
-                + (f"; by its marks {learns_prompt}" if learned else "")
+                phrase(
+                    "data.model_own_chat_template",
+                    origin=template.origin,
+                    detail=f"; by its marks {learns_prompt}" if learned else "",
+                )
             )
         return notes
 
@@ -413,8 +426,4 @@ def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[st
     share, chance = num_evaluation / num_rows, math.sqrt(wanted * (1 - wanted) / num_rows)
     if abs(share - wanted) <= UNUSUAL_SPLIT * chance + 1 / num_rows:
         return []
-    return [
-        f"{100 * share:.0f} % of the rows are held out, and data.validation_split asks for"
-        f" {100 * wanted:.2g} %: rows that are the same stay together, and there are few"
-        " different ones"
-    ]
+    return [phrase("data.rows_held_out_data", detail=100 * share, detail_2=100 * wanted)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_text
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.rows import OVER_LONG, UNLEARNABLE, BadRow, excerpt
 
 MAX_KEPT = 10_000
@@ -98,13 +99,13 @@ class Quarantine:
         first = next((row for row in self.bad_rows if row.reason == common), None)
         remedy = (first.remedy if first else "") or "mend them"
         if common == OVER_LONG:
-            remedy = "raise data.max_length where the model sees more"
-            remedy += ", set data.over_length=truncate to cut prompts instead" * cuts_prompts
+            remedy = phrase("data.raise_data_max_length")
+            remedy += phrase("data.set_data_over_length") * cuts_prompts
             remedy = f"{about_length}: {remedy}" if about_length else remedy
         now = min(limit, max_percent) if is_lossy else max_percent
-        some = f", or leave them out with data.max_bad_rows_percent (now {now:g})"
+        some = phrase("data.leave_them_out_data", now=now)
         some = some if self.total < num_rows else ""  # nothing would be left
-        where = f" (all are listed in {listed})" if listed else ""
+        where = phrase("data.all_listed", listed=listed) if listed else ""
         raise InputError(
             "data.rows_cannot_used",
             total=self.total,
@@ -119,7 +120,7 @@ class Quarantine:
     def none_left(self, path: str) -> ValueError:
         """Return the refusal of data of which no row can be trained on."""
         reason = f": of {self.total:,} set aside {self._shown()}" if self.total else ""
-        return ValueError(f"{path}: no row is left to train on{reason}")
+        return ValueError(phrase("data.row_left_train", path=path, reason=reason))
 
     def _shown(self) -> str:
         """Each reason once, with how often it holds and the first row that it holds for."""
@@ -142,13 +143,11 @@ def about_template(num_tokens: int, max_length: int) -> str:
     if num_tokens < MUCH_OF_A_ROW * max_length:
         return ""
     if num_tokens >= max_length:
-        return (
-            f"the chat template itself writes {num_tokens:,} tokens around a question and its"
-            f" answer, and a row holds {max_length:,}"
+        return phrase(
+            "data.chat_template_itself_writes", num_tokens=num_tokens, max_length=max_length
         )
-    return (
-        f"the chat template itself writes {num_tokens:,} of these {max_length:,} tokens around a"
-        " question and its answer"
+    return phrase(
+        "data.chat_template_itself_writes_2", num_tokens=num_tokens, max_length=max_length
     )
 
 

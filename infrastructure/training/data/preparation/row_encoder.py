@@ -17,6 +17,7 @@ from typing import Self
 from infrastructure.core.errors import DataError
 from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.importing import do_without_torch
+from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
 from infrastructure.training.data.encoding.row_accounting import REASONING_FIELDS, Account
 from infrastructure.training.data.encoding.row_schema import RowSchema
@@ -228,7 +229,7 @@ def work_on(
             yield from _work_in_pool(waiting, remaining, worker, num_processes)
             return
         except BrokenProcessPool:
-            log.warning("a process that prepares data died; its rows are done again, one by one")
+            log.warning(phrase("data.process_prepares_data_died"))
         careful = CarefulWorker(worker, MAX_DEADLY_ROWS - num_deadly)
         with careful:
             yield from map(careful, waiting)
@@ -236,9 +237,7 @@ def work_on(
         if careful.num_deadly == 0:
             num_processes //= 2
             log.warning(
-                "no row was to blame (too little memory, or a script that starts training without"
-                " `if __name__ == '__main__':`): going on with data.num_workers=%d",
-                num_processes,
+                phrase("data.row_blame_too_little", num_processes=num_processes),
             )
     yield from map(worker, remaining)
 
@@ -350,5 +349,5 @@ class CarefulWorker:
 
 def _deadly(row: Row | BadRow) -> BadRow:
     shown = "" if isinstance(row, BadRow) else excerpt(row.values)
-    detail = f"the process that prepared it died, {NUM_DEATHS_OF_A_ROW} times"
+    detail = phrase("data.process_prepared_died_times", num_deaths_of_a_row=NUM_DEATHS_OF_A_ROW)
     return BadRow(row.source, row.line, KILLS_PROCESS, detail, shown, row.offset)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.rows import Label, Unreadable
 
@@ -77,9 +78,7 @@ def _values(column: "Array") -> list[object]:
     except UnicodeDecodeError:
         raise
     except NO_VALUES:
-        return [Unreadable(f"a value of the type {column.type} that Python cannot hold")] * len(
-            column
-        )
+        return [Unreadable(phrase("data.value_type_python_cannot", type=column.type))] * len(column)
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, object]:

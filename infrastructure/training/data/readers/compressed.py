@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, cast
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 
 ZIP = ".zip"
@@ -93,7 +94,7 @@ def member_of(path: Path) -> str:
         )
     info = tables[0]
     if info.flag_bits & IS_ENCRYPTED or info.compress_type not in READABLE_METHODS:
-        why = "has a password" if info.flag_bits & IS_ENCRYPTED else "is packed in a rare way"
+        why = "has a password" if info.flag_bits & IS_ENCRYPTED else phrase("data.packed_rare_way")
         raise InputError("data.unpack", path=path, filename=info.filename[:80], why=why)
     return info.filename
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.compressed import inflated_bytes
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
@@ -38,7 +39,6 @@ NUM_SHEETS_SHOWN = 3
 FORMULA = re.compile(rb"<f[ />]")
 MERGED = re.compile(rb'<mergeCell ref="([A-Z]+)(\d+):[A-Z]+(\d+)"')
 SCAN_BYTES, LONGEST_MARK = 1 << 20, 64
-NOT_COMPUTED = "a formula without its value (open the file in Excel and save it)"
 
 
 def read_excel(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
@@ -111,7 +111,7 @@ def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
                 values = [_plain(cell) for cell in cells]
                 for n, cell in enumerate(others[: len(values)]):
                     if cell.data_type == "f" and values[n] is None:
-                        values[n] = Unreadable(NOT_COMPUTED)
+                        values[n] = Unreadable(phrase("data.formula_without_value_open"))
                 yield marks.filled(number, values) if marks.merged else values
     except Exception as error:
         raise ValueError(_damaged(name, error)) from error
@@ -167,8 +167,8 @@ def _marks_of(sheet: Any) -> _Marks:
 
 def _damaged(name: str, error: Exception) -> str:
     if isinstance(error, MemoryError):
-        return f"{name}: reading this workbook takes too much memory: save it as CSV"
-    return f"{name}: the Excel file is damaged ({' '.join(str(error).split())[:100]})"
+        return phrase("data.reading_workbook_takes_too", name=name)
+    return phrase("data.excel_file_damaged", name=name, split=" ".join(str(error).split())[:100])
 
 
 def _columns(cells: Sequence[Any], name: str, number: int) -> dict[int, str]:
@@ -196,7 +196,7 @@ def _plain(cell: Any) -> object:
     if value is None:
         return None
     if cell.data_type == "e":
-        return Unreadable(f"an error of Excel ({value})")
+        return Unreadable(phrase("data.error_excel", value=value))
     if isinstance(value, str):
         return _unescaped(value)
     if isinstance(value, bool):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.compressed import (
     DAMAGED,
     ZIP_BEGINNING,
@@ -60,7 +61,7 @@ TAR_AT, TAR = 257, b"ustar"
 MANY, FEW = 0.4, 0.05  # shares of a file's bytes; in UTF-16, every other byte of ASCII is 0
 BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_BEGINNING}
 NAMES = {"parquet": "Parquet", "hdf5": "HDF5", "excel": "Excel"}
-UNPACK = "unpack or export it as JSON lines, CSV or Parquet"
+
 REMEDIES = {
     PARQUET: "name it .parquet",
     HDF5: "name it .h5",
@@ -106,7 +107,7 @@ def check_text(path: Path, head: bytes) -> None:
     what = kind_of_file(path, head)
     if what:
         known, remedy = what
-        contrast = "" if known == EMPTY else ", not the text that its name says"
+        contrast = "" if known == EMPTY else phrase("data.text_name_says")
         raise InputError("data.message_3", path=path, known=known, contrast=contrast, remedy=remedy)
 
 
@@ -125,23 +126,23 @@ def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
 def what_it_is(head: bytes) -> tuple[str, str] | None:
     """What a file is that is no text, told by its first bytes, and what to do about it."""
     if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
-        return EMPTY, "give a file with data, or remove this one"
+        return EMPTY, phrase("data.give_file_data_remove")
     if head.startswith(GZIP):
-        return "compressed with gzip", "add .gz to its name, or unpack it"
+        return "compressed with gzip", phrase("data.add_gz_name_unpack")
     for magic, kind in SIGNATURES.items():
         if head.startswith(magic):
-            return kind, REMEDIES.get(kind, UNPACK)
+            return kind, REMEDIES.get(kind, phrase("data.unpack_export_json_lines"))
     if head[TAR_AT:].startswith(TAR):
-        return "a tar archive", UNPACK
+        return "a tar archive", phrase("data.unpack_export_json_lines")
     start = head.removeprefix(UTF8_MARK).lstrip()[:200].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
-        return WEB_PAGE, "the download gave a page instead of the file; fetch the raw file"
+        return WEB_PAGE, phrase("data.download_gave_page_instead")
     if start.startswith(b"version https://git-lfs"):
-        return LFS_POINTER, "run `git lfs pull` to fetch the file itself"
+        return LFS_POINTER, phrase("data.run_git_lfs_pull")
     even, odd = head[::2].count(0) / len(head), head[1::2].count(0) / len(head)
     if max(even, odd) > MANY and min(even, odd) < FEW:
         encoding = "utf-16-le" if odd > even else "utf-16-be"
-        return "UTF-16 without a byte order mark", f"set data.encoding={encoding}"
+        return phrase("data.utf_without_byte_order"), f"set data.encoding={encoding}"
     if b"\x00" in head:
         return "binary", "give text, Excel, Parquet or HDF5"
     return None
@@ -171,7 +172,7 @@ def _but_known(kind: tuple[str, str]) -> str:
 def _but_text(head: bytes) -> str:
     is_json = head.removeprefix(UTF8_MARK).lstrip()[:1] in (b"{", b"[")
     meant = "jsonl" if is_json else "csv"
-    return f" but text: give it the ending of what it is, or set data.format={meant}"
+    return phrase("data.but_text_give_ending", meant=meant)
 
 
 def json_kind(head: bytes, named: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import RECORD_DECODER, is_too_deep, too_deep
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.json_layout import (
     HELD_OUT_KEYS,
     LIST_KEYS,
@@ -120,8 +121,7 @@ class JsonScanner:
 
     def error(self, what: str) -> ValueError:
         return ValueError(
-            f"{self.name}:{self.line}: broken JSON ({what}); nothing past the break can be read:"
-            " mend the file or write it as JSON lines"
+            phrase("data.broken_json_nothing_past", name=self.name, line=self.line, what=what)
         )
 
     def _fill(self) -> bool:
@@ -378,7 +378,7 @@ def _counted(values: Iterator[object], name: str, start: Start) -> Iterator[Row 
 
 def _element(value: object, name: str, line: int, offset: int) -> Row | BadRow:
     if not isinstance(value, dict):
-        detail = f"the element is {kind_of(value)}, not an object"
+        detail = phrase("data.element_object", value=kind_of(value))
         return BadRow(name, line, WRONG_TYPE, detail, excerpt(value), offset)
     if any(map(has_surrogates, _texts(value))):
         text = " ".join(_texts(value))

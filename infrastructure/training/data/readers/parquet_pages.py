@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
@@ -204,9 +205,8 @@ def _check(column: Column, name: str) -> None:
 
 
 def _too_large(name: str, what: str, size_bytes: int) -> str:
-    return (
-        f"{name}: {what} may decode to {size_bytes / 2**20:,.0f} MiB, more than any example needs:"
-        " write the file again with the default settings of pyarrow or pandas, or as JSON lines"
+    return phrase(
+        "data.decode_mib_any_example", name=name, what=what, size_bytes=size_bytes / 2**20
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infrastructure.core.errors import Problem
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.rows import PictureSource, kind_of
 from infrastructure.training.data.store.examples import Picture
@@ -269,9 +270,9 @@ def decisions_in_words(counts: Counter[str], background: str, what: str = "row")
     """A sentence on what was decided about so many rows with pictures, or pictures; none where
     nothing was."""
     words = {
-        TRANSPARENT: f"transparent (laid on data.image_background={background})",
-        SEVERAL_FRAMES: "of several frames (the first is shown)",
-        MANY_BITS: "of more than 8 bits (scaled to 8)",
+        TRANSPARENT: phrase("data.transparent_laid_data_image", background=background),
+        SEVERAL_FRAMES: phrase("data.several_frames_first_shown"),
+        MANY_BITS: phrase("data.bits_scaled"),
     }
     parts = [
         f"{n:,} {what}{'' if n == 1 else 's'} {words[kind]}"

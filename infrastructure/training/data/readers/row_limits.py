@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.rows import BadRow, Row
 from infrastructure.training.data.store.stream_index import estimated_bytes
@@ -23,7 +24,9 @@ AnyRow = TypeVar("AnyRow", bound=Row | BadRow)
 
 def too_large_words(max_bytes: int = MAX_ROW_BYTES) -> str:
     """What is told of a row that is too large."""
-    return f"more than {max_bytes >> 20} MiB, or than {MAX_ROW_VALUES >> 20} million values"
+    return phrase(
+        "data.mib_million_values", max_bytes=max_bytes >> 20, max_row_values=MAX_ROW_VALUES >> 20
+    )
 
 
 def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:

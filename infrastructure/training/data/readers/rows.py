@@ -11,6 +11,7 @@ from typing import Any
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.core.user_text import user_text
 
 EXCERPT_CHARACTERS = 120
@@ -134,7 +135,7 @@ class BadRow:
     def remedy(self) -> str:
         """What to do about many rows like this; "" where there is no more to say."""
         if self.encoding:
-            return f"it looks like Windows text: set data.encoding={self.encoding}"
+            return phrase("data.looks_like_windows_text", encoding=self.encoding)
         return self.advice or REMEDIES.get(self.reason, "")
 
     @property

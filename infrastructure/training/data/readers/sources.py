@@ -18,6 +18,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import file_sha256, readable_path, require_listable
 from infrastructure.core.hub import data_sets_folder, hub_is_reachable
 from infrastructure.core.lookup import nearest, unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import public_address
 from infrastructure.core.registry import Registry
@@ -232,7 +233,7 @@ def _reader_of_plugin(read: PluginReader) -> Reader:
             if isinstance(values, dict):
                 yield Row(values, name, index + 1, index)
             else:
-                detail = f"the format gave {kind_of(values)}, not a row"
+                detail = phrase("data.format_gave_row", values=kind_of(values))
                 yield BadRow(name, index + 1, WRONG_TYPE, detail, excerpt(values), index)
 
     return rows
@@ -327,26 +328,31 @@ def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
     measured = {(file.path.resolve(), file.split) for file in held_out}
     is_used = any((file.path.resolve(), file.split) in measured for file in beside)
     notes = [
-        f"{file.name} divides its rows: `train` is trained on, `{file.split}` is held out"
+        phrase("data.divides_rows_train_trained", file=file.name, split=file.split)
         if is_used
-        else f"{file.name}: `train` is trained on, and `{file.split}` is left out"
+        else phrase("data.train_trained_left_out", file=file.name, split=file.split)
         for file in beside
         if file.split
     ]
     notes += [
-        f"{file.name}: rows of {', '.join(f'`{key}`' for key in unread)} are not read, as its rows"
-        " lie in another list: give them a file of their own to use them"
+        phrase(
+            "data.rows_read_rows_lie",
+            file=file.name,
+            unread=", ".join(f"`{key}`" for key in unread),
+        )
         for file in train
         if (unread := _lists(file).unread)
     ]
     if files:
-        what = "held out, as the name says" if is_used else "neither trained on nor held out"
+        what = (
+            phrase("data.held_out_name_says")
+            if is_used
+            else phrase("data.neither_trained_nor_held")
+        )
         notes.insert(0, f"{named(files)} {what}")
     tests = [one for file in train for one in file.test]
     if left := [one.name for one in tests if (one.path.resolve(), "") not in measured]:
-        notes.append(
-            f"{named(left)} left alone, as kept for a test: to measure on it, set data.eval_path"
-        )
+        notes.append(phrase("data.left_alone_kept_test", left=named(left)))
     return notes
 
 
@@ -409,10 +415,7 @@ def may_be_on_the_hub(place: str) -> bool:
 
 
 def _no_address(place: str, what: str) -> str:
-    return (
-        f"{what}: {public_address(place)} is an address, not a file: download it first and give"
-        " the file (for a data set on the Hugging Face Hub: OWNER/NAME)"
-    )
+    return phrase("data.address_file_download_first", what=what, place=public_address(place))
 
 
 def _check_link(path: Path, what: str) -> None:
@@ -426,8 +429,8 @@ def _not_found(path: Path, what: str) -> str:
     folder = path.parent
     near = nearest(path.name, [p.name for p in folder.iterdir()]) if folder.is_dir() else None
     hint = f"; did you mean {str(folder / near)!r}?" if near else ""
-    hint = hint or ": give a file, a folder, or OWNER/NAME of a data set on the Hugging Face Hub"
-    return f"there is no {what} at {str(path)!r}{hint}"
+    hint = hint or phrase("data.give_file_folder_owner")
+    return phrase("data.message_6", what=what, path=str(path), hint=hint)
 
 
 def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
@@ -517,7 +520,7 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
         raise InputError("data.regular_file_give_file", path=str(path))
     chosen = data_format if data_format != "auto" else _format_by_name(path)
     if chosen is None:
-        refuse_no_data(path, "give the file that was meant")
+        refuse_no_data(path, phrase("data.give_file_meant"))
         raise InputError(
             "data.ending_names_data_format", path=path, names=", ".join(FORMATS.names())
         )
@@ -532,7 +535,7 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
     if chosen not in ("json", "jsonl"):
         about = _about(path, name, chosen)
         if not is_text and encoding != AUTO:
-            others = f"data.encoding is for text, and {name} is read as {chosen}"
+            others = phrase("data.data_encoding_text_read", name=name, chosen=chosen)
             about = "; ".join(filter(None, [about, others]))
         return DataFile(path, name, chosen, about, detected if is_text else UTF8)
     kind = json_kind(head, chosen)
@@ -542,11 +545,11 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
 def _about(path: Path, name: str, data_format: str) -> str:
     """What of a file is not read."""
     if path.suffix.lower() == ZIP and (others := num_other_members(path)):
-        return f"of {name}, {data_name(path)} is read, and {_others(others)}"
+        return phrase("data.read", name=name, path=data_name(path), others=_others(others))
     if data_format == "excel" and (sheets := other_sheets(path)):
-        return f"of {name}, the first sheet is read; left out: {', '.join(sheets)}"
+        return phrase("data.first_sheet_read_left", name=name, sheets=", ".join(sheets))
     return ""
 
 
 def _others(number: int) -> str:
-    return f"{number} other file{'s' if number > 1 else ''} left out"
+    return phrase("data.other_file_left_out", number=number, detail="s" if number > 1 else "")

@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
+from infrastructure.core.messages import phrase
+
 TRAIN, HELD_OUT, TEST = "train", "validation", "test"
 SPLITS = {
     **dict.fromkeys(("train", "training"), TRAIN),
@@ -111,7 +113,7 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
         [path for path in files if split[path] == TEST],
     )
     if unnamed := [path for path in train if is_named and not split[path]]:
-        parts.notes.append(f"{_shown(folder, unnamed)} trained on too, without a split in the name")
+        parts.notes.append(phrase("data.trained_too_without_split", folder=_shown(folder, unnamed)))
     parts.notes.extend(_of_several_folders(folder, (p for p in train if split[p] == TRAIN)))
     return parts
 
@@ -123,7 +125,7 @@ def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
     if len(folders) < 2:
         return []
     shown = _shown(folder, sorted(folders))
-    return [f"{shown} trained on together: to train on one of them, give its path"]
+    return [phrase("data.trained_together_train_them", shown=shown)]
 
 
 def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
@@ -131,10 +133,7 @@ def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -
     named = [path for path in files if split[path] in (HELD_OUT, TEST)]
     if not named or (len(named) == len(files) and len({split[path] for path in named}) == 1):
         return []
-    return [
-        f"{_shown(folder, named)} trained on like the other files: to measure on it instead, move"
-        " it out of the folder and set data.eval_path to it"
-    ]
+    return [phrase("data.trained_like_other_files", folder=_shown(folder, named))]
 
 
 def _whole_split(path: Path, stem: str) -> str:
@@ -217,7 +216,7 @@ def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
     if others:
         whose = f" (configuration {chosen[0]})" if len(configured) > 1 else ""
         parts.notes.append(
-            f"{_shown(folder, others)} left out: {CARD} does not list it for training{whose}"
+            phrase("data.left_out_does_list", folder=_shown(folder, others), card=CARD, whose=whose)
         )
     return parts
 
@@ -276,9 +275,11 @@ def _several(folder: Path, configs: Mapping[str, Mapping[str, Sequence[Path]]]) 
         places.append(f"{name} ({next(iter(folders)) if is_alone else files[0]})")
     more = len(places) - NUM_SHOWN
     named = ", ".join(places[:NUM_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return (
-        f"{folder / CARD} lists {len(configs)} configurations, of which one is trained on: set"
-        f" data.path to the one that is meant: {named}"
+    return phrase(
+        "data.lists_configurations_trained_set",
+        folder=folder / CARD,
+        num_configs=len(configs),
+        named=named,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.arrow_values import PlainRows
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
@@ -274,7 +275,7 @@ def _damaged(folder: Path, error: BaseException) -> str:
             reason = f"{name} is missing"
     parts = (part for part in sorted(folder.rglob("*")) if not _can_be_read(part))
     where = next((f" in {part.relative_to(folder)}" for part in parts), "")
-    return f"the saved data set {folder} is damaged{where} ({reason}): save or copy it again"
+    return phrase("data.saved_data_set_damaged", folder=folder, where=where, reason=reason)
 
 
 def _can_be_read(part: Path) -> bool:
@@ -298,7 +299,7 @@ def _split_of(loaded: "Dataset | DatasetDict", split: str, place: str) -> object
         return loaded
     if (split or "train") not in splits:
         known_splits = (
-            f"it has {', '.join(splits)}: write PATH@SPLIT" if splits else "it has no splits"
+            f"it has {', '.join(splits)}: write PATH@SPLIT" if splits else phrase("data.splits")
         )
         raise InputError(
             "data.split", place=place, split=split or "train", known_splits=known_splits

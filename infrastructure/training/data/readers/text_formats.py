@@ -16,6 +16,7 @@ from typing import BinaryIO, Literal
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_record
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.line_reader import (
     BEGIN,
     MAX_LINE_BYTES,
@@ -41,14 +42,10 @@ from infrastructure.training.data.readers.text_encoding import UTF8, likely_enco
 SNIFF_BYTES = 1 << 20
 DELIMITERS = (",", ";", "\t", "|")
 MAX_SHARE_UNEVEN = 0.05  # of lines with more or fewer fields than the first, in a file of rows
-JOINED_ADVICE = (
-    "remove the quote, or double it inside a quoted field; where the lines are one field as they"
-    " stand, write the rows as JSON lines"
-)
+
 # Stands for a carriage return within a line, which is part of a cell and ends no record; no text
 # that is decoded from bytes holds it.
 LONE_RETURN = "\udc0d"
-NUL = "a NUL byte, which no text has"
 
 
 def read_jsonl(
@@ -72,13 +69,15 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
     try:
         value = parse_record(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return bad(INVALID_UTF8, f"byte {error.start + 1} of the line", likely_encoding(data))
+        return bad(
+            INVALID_UTF8, phrase("data.byte_line", start=error.start + 1), likely_encoding(data)
+        )
     except json.JSONDecodeError as error:
         return bad(BROKEN_JSON, f"{error.msg.removesuffix(' at')} at column {error.colno}")
     except ValueError as error:  # nested too deep, a number too long, a key twice
         return bad(BROKEN_JSON, str(error))
     if not isinstance(value, dict):
-        return bad(WRONG_TYPE, f"the line is {kind_of(value)}, not an object")
+        return bad(WRONG_TYPE, phrase("data.line_object", value=kind_of(value)))
     return Row(value, name, line.number, line.offset)
 
 
@@ -260,12 +259,19 @@ def _next_record(
     if not records.is_plain:
         fields = [field.replace(LONE_RETURN, "\r") for field in fields]
     if len(records.held) > 1 and table.is_joined(records.held):
-        detail = (
-            f"a quote opens here and closes on line {records.next.line - 1}, and each of these"
-            f" {len(records.held)} lines would be a row of its own"
+        detail = phrase(
+            "data.quote_opens_closes_line", line=records.next.line - 1, num_held=len(records.held)
         )
         shown = excerpt(records.held[0])
-        return BadRow(name, at.line, BROKEN_CSV, detail, shown, at.offset, advice=JOINED_ADVICE)
+        return BadRow(
+            name,
+            at.line,
+            BROKEN_CSV,
+            detail,
+            shown,
+            at.offset,
+            advice=phrase("data.remove_quote_double_inside"),
+        )
     if len(fields) != len(table.columns):
         detail = f"{len(fields)} fields under {len(table.columns)} columns{_up_to(records)}"
         return BadRow(name, at.line, WRONG_COLUMNS, detail, excerpt(fields), at.offset)
@@ -277,7 +283,9 @@ def _next_record(
             likely, shown = likely_encoding(_bytes_of(fields)), excerpt(_printable(fields))
             return BadRow(name, at.line, INVALID_UTF8, "", shown, at.offset, likely)
         if any("\0" in field for field in fields):
-            return BadRow(name, at.line, BROKEN_CSV, NUL, excerpt(fields), at.offset)
+            return BadRow(
+                name, at.line, BROKEN_CSV, phrase("data.nul_byte_text"), excerpt(fields), at.offset
+            )
     return Row(values, name, at.line, at.offset)
 
 
@@ -287,10 +295,7 @@ def _up_to(records: _Records) -> str:
 
 
 def _never_closed(name: str, at: Start) -> str:
-    return (
-        f"{name}:{at.line}: a quote opens here and is never closed, so the rest of the file"
-        " cannot be read: close or double it"
-    )
+    return phrase("data.quote_opens_never_closed", name=name, line=at.line)
 
 
 def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
@@ -406,8 +411,15 @@ def _text_row(block: list[Line], name: str, is_too_long: bool) -> Row | BadRow:
     try:
         text = data.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        detail, likely = f"byte {error.start + 1} of the passage", likely_encoding(data)
+        detail, likely = phrase("data.byte_passage", start=error.start + 1), likely_encoding(data)
         return BadRow(name, first.number, INVALID_UTF8, detail, excerpt(data), first.offset, likely)
     if "\0" in text:
-        return BadRow(name, first.number, WRONG_TYPE, NUL, excerpt(text), first.offset)
+        return BadRow(
+            name,
+            first.number,
+            WRONG_TYPE,
+            phrase("data.nul_byte_text"),
+            excerpt(text),
+            first.offset,
+        )
     return Row({"text": text}, name, first.number, first.offset)

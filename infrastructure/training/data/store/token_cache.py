@@ -22,6 +22,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import sync_directory
 from infrastructure.core.helper_process import refuse_to_train_in_worker
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 from infrastructure.training.data.store.token_store import DamagedEntryError, TokenStore
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class TokenCache:
         try:
             store = TokenStore(folder, self.memory_bytes)
         except DamagedEntryError as error:
-            logger.warning("prepared data in %s is damaged (%s); it is made again", folder, error)
+            logger.warning(phrase("data.prepared_data_damaged_made", folder=folder, error=error))
             lock.release()
             self._delete(folder)
             return None
