@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from colab.training import as_cell
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sources.languages import in_keywords
+from infrastructure.config.sources.spelling import speaking
 from infrastructure.core.console import waiting_beside
 from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
@@ -56,6 +57,7 @@ def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
     return written
 
 
+@speaking(as_cell)
 def show_data(config: DeploymentConfig) -> None:
     """Read the data as the training will, and show what was found and which tokens are learnt.
 
@@ -78,6 +80,7 @@ def show_data(config: DeploymentConfig) -> None:
             print(counts_line(kinds_of(one.example, data.tokenizer)))
 
 
+@speaking(as_cell)
 def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
     """Show the report of the run in the directory `run` below the cell.
 
@@ -93,6 +96,7 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
     _display_page("report", path.read_text(encoding="utf-8"), height_pixels)
 
 
+@speaking(as_cell)
 def show_quantum_steps(run: str | Path) -> list[Record]:
     """Show what the quantum steps of a run have decided: the report's section on them; without a
     notebook, a line for each.
@@ -118,6 +122,7 @@ def show_quantum_steps(run: str | Path) -> list[Record]:
     return records
 
 
+@speaking(as_cell)
 def show_stacks(run: str | Path) -> list[dict[str, object]]:
     """Show which layers of a stack-wise training trained when, and the loss by phase: the report's
     section on it; without a notebook, a line for each phase.
@@ -147,6 +152,7 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
     ]
 
 
+@speaking(as_cell)
 def ask(
     model: str | Path, questions: Sequence[str], max_tokens: int = 64, system: str | None = None
 ) -> list[str]:
@@ -170,6 +176,7 @@ def ask(
     return answers
 
 
+@speaking(as_cell)
 def evaluate(model: str | Path, data: str | Path, against: str | Path | None = None) -> Evaluation:
     """Measure a trained model on `data` and show its loss and its answers, in all and by task.
 
@@ -185,11 +192,12 @@ def evaluate(model: str | Path, data: str | Path, against: str | Path | None = N
     request = Request(against=None if against is None else str(against))
     count = measured_answers()
     with waiting_beside(count.words):
-        evaluation, lines = measure_model(config, request, in_keywords, count)
+        evaluation, lines = measure_model(config, request, count)
     print(*lines, sep="\n")
     return evaluation
 
 
+@speaking(as_cell)
 def export(
     run: str | Path,
     step: int | None = None,

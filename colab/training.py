@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from colab.live_panel import LOOK_SECONDS, LivePanel
 from colab.session_clock import clock_of_session
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sources.languages import in_keywords
+from infrastructure.config.sources.spelling import as_keyword, speaking
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.importing import importing, searching_rarely
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import INTERRUPT, phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.stop_signals import interrupt_on_signals
-from infrastructure.core.user_text import user_texts
 from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
@@ -45,6 +44,14 @@ IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
 LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."
 
 
+def as_cell(key: str, value: str = "") -> str:
+    """Spell a setting as Python does, and Ctrl-C as a notebook does."""
+    if key == INTERRUPT and in_notebook_kernel():
+        return "interrupting the cell (■)"
+    return as_keyword(key, value)
+
+
+@speaking(as_cell)
 def train(
     config: DeploymentConfig, detached: bool = False, accept: Collection[str] = ()
 ) -> Summary:
@@ -78,6 +85,7 @@ def train(
     return _train_here(config, accept)
 
 
+@speaking(as_cell)
 def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Summary:
     """Show a run that is trained by another process until it ends.
 
@@ -92,6 +100,7 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
     return _look_on(waiting[-1] if waiting else find_run_path(_name(run), folder))
 
 
+@speaking(as_cell)
 def stop(run: str | Path | None = None, output_dir: str | Path = "runs") -> bool:
     """Let whoever trains a run save it and stop, and wait for that.
 
@@ -137,11 +146,7 @@ class _Cell:
         self.panel: LivePanel | None = None
 
     def report(self, line: str) -> None:
-        print(
-            in_notebook_words(
-                line if self.panel is None else line.removesuffix(phrase("run.ctrl_c_saves_stops"))
-            )
-        )
+        print(line if self.panel is None else line.removesuffix(phrase("run.ctrl_c_saves_stops")))
         if self.panel is not None:
             self.panel.look()
 
@@ -156,18 +161,6 @@ class _Cell:
     def finish(self) -> None:
         if self.panel is not None:
             self.panel.finish()
-
-
-def in_notebook_words(line: str) -> str:
-    """A line of a run, for who has a cell instead of a command line."""
-    line = in_keywords(line)
-    if not in_notebook_kernel() or any("Ctrl-C" in text for text in user_texts()):
-        return line
-    return line.replace("Ctrl-C", "interrupting the cell (■)")
-
-
-def _show_in_notebook_words(line: str) -> None:
-    print(in_notebook_words(line))
 
 
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
@@ -203,7 +196,7 @@ def _look_on(what: Path | DetachedTraining) -> Summary:
     was_finished = run_path is not None and RunDirectory(run_path).is_finished()
     try:
         if isinstance(what, DetachedTraining):
-            run_path = detached_trainings.follow(what, _show_in_notebook_words)
+            run_path = detached_trainings.follow(what, print)
             if what.was_finished_before:  # its process has told all there is, and is gone
                 return _summary_of(run_path)
         assert run_path is not None
@@ -291,5 +284,5 @@ def _completed(run_path: Path, summary: Summary, was_finished: bool) -> Summary:
         if not was_finished:
             print(*closing_lines(run_path, summary, in_notebook_kernel()), sep="\n")
         return summary
-    deployment = _deployment(run.read_configuration(), _show_in_notebook_words)
+    deployment = _deployment(run.read_configuration(), print)
     return deployment.complete(run, in_notebook_kernel(), was_finished=was_finished)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from infrastructure.core.user_text import forget_user_texts
 from tests import forks
 
 # As `make test` does: a fork of a process whose OpenMP threads have worked would wait for them.
@@ -173,12 +172,6 @@ def save_tiny_llama(folder: Path) -> Path:
         folder
     )
     return folder
-
-
-@pytest.fixture(autouse=True)
-def no_user_texts_before() -> None:
-    """A name of a setting that a test's data holds is spelled as ever in the next test."""
-    forget_user_texts()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
-from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import has_colour, show, waiting_beside
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
@@ -83,7 +82,7 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
     prompts = check_prompts(cast("DataPipeline", data))
     notes = [f"{prompts.text}: {prompts.remedy}"] if prompts.status == "fail" else []
     for note in [] if options.json else notes:
-        show(in_flags(f"note: {note}"))
+        show(f"note: {note}")
     if options.json:
         left_out = [shown.left_out for shown in examples]
         print(json.dumps({"examples": records, "left_out": left_out, "notes": notes}))
@@ -109,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
             show(line)
 
     for note in config.notes():
-        report_line(in_flags(f"note: {note}"))
+        report_line(f"note: {note}")
     pipeline = create_test_pipeline(config, report=report_line, rebaseline=options.rebaseline)
     with interrupt_on_signals(), waiting_beside("checking"):
         pipeline.run_tests(*(GROUPS[:1] if options.quick else GROUPS))

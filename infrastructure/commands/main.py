@@ -19,7 +19,7 @@ from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, 
 from infrastructure.core.agent import agent_folder, end_with_agent, left_to_agent
 from infrastructure.core.console import RED, styled, write_above_bar
 from infrastructure.core.console_log import start_console_log
-from infrastructure.core.error_place import described, error_place, note_foreign
+from infrastructure.core.error_place import described, error_place
 from infrastructure.core.errors import (
     NoAnswerError,
     ProcessLostError,
@@ -29,7 +29,7 @@ from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.importing import own_process
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import phrase, spelled_by
 from infrastructure.core.process_end import leave_the_rest
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
@@ -39,7 +39,6 @@ from infrastructure.core.stop_signals import (
     ignore_stop_signals,
     take_usr1_as_sigterm,
 )
-from infrastructure.core.user_text import forget_user_texts, note_user_values
 
 # In the order of the help; `train-resume` is the module train_resume of this folder.
 COMMANDS = {
@@ -120,7 +119,8 @@ def _add_arguments(name: str, parser: CommandParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code, and leaves it for the agent of several processes."""
-    code = _run_and_flush(arguments)
+    with spelled_by(_as_flag):
+        code = _run_and_flush(arguments)
     if (agent := agent_folder()) is not None:
         agent.note_exit_code(code)
     return code
@@ -145,11 +145,9 @@ def _run_and_flush(arguments: Sequence[str] | None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     share_the_cores()  # before anything imports torch
-    forget_user_texts()
     try:
         parser = create_parser()
         words = list(sys.argv[1:] if arguments is None else arguments)
-        note_user_values([word for word in words if not word.startswith("--")])
         options = parse(parser, arguments)
         options.words_given = words
         if options.command is None:
@@ -230,8 +228,7 @@ def _fail(error: BaseException, code: ExitCode) -> ExitCode:
     if is_own:
         text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
     else:
-        note_foreign(error)
-        text = _in_flags(f"{_sentence(error)}{_notes(error)}")
+        text = f"{_sentence(error)}{_notes(error)}"
     _print_error(text)
     return code
 
@@ -247,13 +244,11 @@ def _print_error(text: str) -> None:
     write_above_bar(f"{styled('temper:', RED, sys.stderr)} {redact(text)}", sys.stderr)
 
 
-def _in_flags(text: str) -> str:
-    """A sentence as the command line spells settings, where one has been loaded that has any."""
-    if "infrastructure.config.deployment_config" not in sys.modules:
-        return text
-    from infrastructure.config.sources.languages import in_flags
+def _as_flag(key: str, value: str) -> str:
+    """Spell a setting as the command line does; the settings are loaded when one is named."""
+    from infrastructure.config.sources.spelling import as_flag
 
-    return in_flags(text)
+    return as_flag(key, value)
 
 
 def _fail_unexpectedly(error: Exception) -> ExitCode:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import Report, show_beside
 from infrastructure.core.console import show as show_line
 from infrastructure.core.importing import importing
@@ -13,11 +12,6 @@ from infrastructure.core.importing import importing
 def show(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
     """Print the result of a command."""
     print(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(lines))
-
-
-def show_in_flags(line: str) -> None:
-    """Show a line of a run; settings in it are spelled as flags."""
-    show_line(in_flags(line))
 
 
 @contextmanager

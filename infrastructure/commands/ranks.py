@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infrastructure.commands.output import show_in_flags
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.console import show
 from infrastructure.core.launcher import is_launched
 
 
@@ -40,5 +40,5 @@ def on_several_processes(
     size = num_processes_for(config, choose_device(config.device))
     if size == 1:
         return None
-    agent = Agent(words, size, stdin=stdin, show_end=show_in_flags, before_line=before_line)
+    agent = Agent(words, size, stdin=stdin, show_end=show, before_line=before_line)
     return agent.run()

@@ -15,7 +15,6 @@ from infrastructure.config.sources.flags import (
     flag_names,
     flag_words,
 )
-from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(config, dimensions, goal)
 
     def report(line: str) -> None:
-        progress(options.json, in_flags(line))
+        progress(options.json, line)
 
     is_over = sweep.run(options.trials, report, config.training.deadline)
     results, best = sweep.results(), sweep.best()

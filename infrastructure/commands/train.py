@@ -4,12 +4,13 @@ import argparse
 from collections.abc import Collection
 
 from infrastructure.commands.arguments import accepted, add_accept, add_data
-from infrastructure.commands.output import loading_torch, show_in_flags
+from infrastructure.commands.output import loading_torch
 from infrastructure.commands.questions import confirmed
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.settings import configure, use_versions
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.core.console import show
 from infrastructure.core.errors import InputError, RunFailedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.messages import phrase
@@ -70,7 +71,7 @@ def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     with rows_encoded_ahead(config):
         with loading_torch():
             from infrastructure.deployment.one_call import train_configured
-        return exit_code_of_training(train_configured(config, accept, show_in_flags))
+        return exit_code_of_training(train_configured(config, accept, show))
 
 
 def exit_code_of_training(summary: Summary) -> ExitCode:

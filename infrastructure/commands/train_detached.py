@@ -10,11 +10,11 @@ import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from infrastructure.commands.output import show_in_flags
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
+from infrastructure.core.console import show
 from infrastructure.core.files import write_text
 from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import interrupt_on_signals
@@ -77,7 +77,7 @@ def train(
 
     with interrupt_on_signals():
         observers = [] if trial is None else [trial_observer(trial)]
-        deployment = TrainingDeployment(config, show_in_flags, accept, begun, observers=observers)
+        deployment = TrainingDeployment(config, show, accept, begun, observers=observers)
         summary = deployment.run() if run_path is None else deployment.go_on(RunDirectory(run_path))
     if not is_begun:
         write_text(folder / FINISHED_BEFORE_NAME, "")  # first, as who looks on waits for the other

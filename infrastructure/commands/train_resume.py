@@ -5,12 +5,13 @@ from collections.abc import Collection, Sequence
 
 from infrastructure.backup.run_backup import place_options
 from infrastructure.commands.arguments import accepted, add_accept, add_run
-from infrastructure.commands.output import loading_torch, show_in_flags
+from infrastructure.commands.output import loading_torch
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.settings import configure
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.merging.precedence import Layer, Setting
 from infrastructure.config.sources.flags import add_config_flags
+from infrastructure.core.console import show
 from infrastructure.core.errors import InputError
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
@@ -67,11 +68,11 @@ def resume(
     """
     from infrastructure.deployment.resuming import find_to_resume
 
-    chosen = find_to_resume(name, output_dir, changes, accept, show_in_flags, place)
+    chosen = find_to_resume(name, output_dir, changes, accept, show, place)
     code = on_several_processes(chosen.config, words)
     if code is not None:
         return code
     with loading_torch():
         from infrastructure.deployment.one_call import resume_run
 
-    return exit_code_of_training(resume_run(chosen, accept, show_in_flags))
+    return exit_code_of_training(resume_run(chosen, accept, show))

@@ -8,7 +8,6 @@ from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
 from infrastructure.commands.settings import configure, training_words
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
-from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import Report
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
@@ -39,9 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
     report = Report(partial(progress, options.json))
     with report.waiting(phrase("commands.measuring_next_setting")):
-        fastest = find_fastest(
-            config, options.learning_rate_test, lambda line: report(in_flags(line))
-        )
+        fastest = find_fastest(config, options.learning_rate_test, report)
     given = shlex.join(training_words(options, without=fastest["settings"]))
     command = f"{given} {fastest['flags']}"
     show(options.json, {**fastest, "command": command}, f"The fastest training: {command}")

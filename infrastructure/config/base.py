@@ -11,13 +11,12 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from infrastructure.config.aliases import spelt_in_section
-from infrastructure.config.elsewhere import ABSENT, SAME, SAME_WORDS, as_keys, plain_name
+from infrastructure.config.elsewhere import SAME_WORDS, known_elsewhere, plain_name
 from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
 from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import did_you_mean, nearest
-from infrastructure.core.messages import phrase
-from infrastructure.core.user_text import note_user_values
+from infrastructure.core.messages import Setting, phrase
 
 
 class ConfigurationError(InputError):
@@ -95,7 +94,6 @@ class ConfigSection(BaseModel):
     def _plain_value(cls, value: object, info: ValidationInfo) -> object:
         """Text `none` is None where that may stand; a word may have capitals, or be that of
         another tool; a truth value is never taken for a number."""
-        note_user_values(value)
         field = cls.model_fields[str(info.field_name)]
         types = kinds(field.annotation)
         if isinstance(value, str):
@@ -178,30 +176,33 @@ def sentences(
             key = f"{section.prefix}.{name}".removeprefix(".")
             hint = cause.hint if isinstance(cause, UnknownNameError) else None
             if hint is not None and not metadata_of(info, Allowed):
-                texts[name] = f"{key}: {cause}"
+                texts[name] = phrase("config.setting_says", setting=Setting(key), reason=cause)
                 continue
             value = values.get(name)
             if name in uncountable:
                 hint = phrase("config.largest_number", largest=LARGEST)
             elif not hint:
                 hint = did_you_mean(value, choices(info)) if isinstance(value, str) else ""
-            texts[name] = f"{key} must be {allowed_values(info)}, not {format_value(value)}{hint}"
+            texts[name] = phrase(
+                "config.wrong_value",
+                setting=Setting(key),
+                allowed=allowed_values(info),
+                value=format_value(value),
+                hint=hint or "",
+            )
     return "; ".join(texts.values())
 
 
 def unknown_field(section: type[ConfigSection], name: str) -> str:
     """The sentence for a name that a section does not have."""
-    if (plain := plain_name(name)) in ABSENT:
-        return f"unknown key {name!r} in {section.__name__}; {ABSENT[plain]}"
-    if plain in SAME:
-        return phrase(
-            "config.unknown_key", name=name, section=section.__name__, same=as_keys(SAME[plain])
-        )
+    where = section.__name__
+    if (known := known_elsewhere(name)) is not None:
+        return phrase("config.unknown_key_in", key=name, section=where, advice=known)
     meant = nearest(name, section.model_fields)
-    hint = f"did you mean {meant!r}?" if meant else phrase("config.temper_config_lists_all")
-    own = phrase("config.settings_own_go_into")
-    more = "" if meant or section.prefix != "training" else own
-    return f"unknown key {name!r} in {section.__name__}; {hint}{more}"
+    if meant:
+        return phrase("config.unknown_key_in_meant", key=name, section=where, meant=meant)
+    own = phrase("config.own_settings") if section.prefix == "training" else ""
+    return phrase("config.unknown_key_in_list", key=name, section=where, own=own)
 
 
 def kinds(annotation: Any) -> set[object]:

@@ -34,6 +34,8 @@ from infrastructure.config.merging.precedence import (
     merge,
     nested,
     overridden_by_preset,
+    place_of,
+    spelled_as_given,
 )
 from infrastructure.config.merging.presets import OWN_LOOP_ONLY
 from infrastructure.config.merging.sharding import sharding_refusals
@@ -328,6 +330,10 @@ class DeploymentConfig(ConfigSection):
 
     def problems(self) -> list[str]:
         """A sentence for each setting that cannot be carried out; what `check_supported` raises."""
+        with spelled_as_given(self.source):
+            return [*self._found_problems()]
+
+    def _found_problems(self) -> Iterable[str]:
         return [
             *plugin_names.unknown_plugins(self, self.source, self._plugins),
             *contradictions(self),
@@ -358,18 +364,23 @@ class DeploymentConfig(ConfigSection):
         """A preset that takes the embedded model instead of a large one has said so itself."""
         if self.source("model.name").layer is Layer.PRESET:
             return []
-        return lora_in_passing(self.model, self._settings, self.source("model.lora_config").place)
+        return lora_in_passing(
+            self.model,
+            self._settings,
+            place_of(self.source("model.lora_config"), "model.lora_config"),
+        )
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings without effect, and those that cost much."""
         is_model_named = self.source("model.name") != DEFAULT_SOURCE
-        costs = [
-            *lora_beside_new_weights(self.model, is_model_named),
-            *stackwise_costs(self.model, self.training),
-        ]
+        with spelled_as_given(self.source):
+            found = [
+                *noted_without_effect(self, self.source),
+                *lora_beside_new_weights(self.model, is_model_named),
+                *stackwise_costs(self.model, self.training),
+            ]
         kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
-        unused = noted_without_effect(self, self.source)
-        return [*unused, *costs, *kept, *self._further_notes]
+        return [*found, *kept, *self._further_notes]
 
     def note(self, sentence: str) -> None:
         """Tell one more sentence with the other notes; the same one once."""

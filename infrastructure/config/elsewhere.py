@@ -1,6 +1,7 @@
 """Words of other tools: what the same thing is called here, or what to do where it is not here."""
 
 from infrastructure.config.aliases import canonical
+from infrastructure.core.messages import Setting, phrase
 
 # name -> settings of ours, `key` or `key=value`; a name is written with "_", as in a file.
 SAME: dict[str, tuple[str, ...]] = {
@@ -187,71 +188,50 @@ SAME_WORDS = {
     "float16": "fp16",
 }
 
-# The sentences name settings by their keys; a command line spells them as flags (`languages`).
-_WHOLE_LAYERS = (
-    "a layer is not cut over GPUs here (tensor and pipeline parallelism), which pays where one is"
-    " larger than a GPU: num_processes with training.shard = yes spreads weights, gradients and"
-    " optimizer, layer by layer"
-)
-_WHOLE_ROWS = (
-    "a row is not cut over GPUs here (context parallelism): nothing in PyTorch keeps packed rows"
-    " apart then; training.gradient_checkpointing and training.shard = yes make room for long ones"
-)
-PREFERENCES = "training.method = dpo (or kto, orpo, reward) learns from such pairs, by TRL"
-_PPO = (
-    "PPO is not here: training.method = grpo and training.method = rloo learn from rewards, by TRL"
-)
-GGUF = (
-    "a GGUF file is made of a trained model: temper export RUN FOLDER --format gguf, by llama.cpp's"
-    " convert_hf_to_gguf.py"
-)
-_OTHER_TRACKERS = (
-    "no sink of that name is built in: training.metrics_sinks takes jsonl, csv, tensorboard,"
-    " trackio, wandb, or the address of a sink of your own (module:Class)"
-)
-_SHARED = (
-    "temper export RUN --push-to-hub OWNER/NAME shares a trained model; what a training can go on"
-    " from is copied to backup.place = hf://buckets/OWNER/NAME meanwhile"
-)
-_SHUFFLED = "training data is always shuffled, by training.seed"
-_BEST = (
-    "the best checkpoint by training.best_metric is kept (training.keep_best): temper export"
-    " RUN@best FOLDER gives that model"
-)
-_RESUMED = "temper train-resume RUN@STEP goes on with a run"
-# name -> what to do: there is no such thing here.
+# name -> the message that says what to do: there is no such thing here.
 ABSENT: dict[str, str] = {
-    **dict.fromkeys(("tensor_parallel", "tensor_parallel_size", "tp", "tp_size"), _WHOLE_LAYERS),
-    **dict.fromkeys(("pipeline_parallel", "pipeline_parallel_size", "pp"), _WHOLE_LAYERS),
-    **dict.fromkeys(("context_parallel", "context_parallel_size", "cp_size"), _WHOLE_ROWS),
-    **dict.fromkeys(("sequence_parallel", "ring_attention"), _WHOLE_ROWS),
-    **dict.fromkeys(("ppo", "rlhf"), _PPO),
-    **dict.fromkeys(("gguf", "to_gguf", "llama_cpp"), GGUF),
-    **dict.fromkeys(("mlflow", "comet", "swanlab", "neptune"), _OTHER_TRACKERS),
-    **dict.fromkeys(("shuffle", "shuffle_dataset"), _SHUFFLED),
-    "warmup_ratio": (
-        "warm-up is counted in steps, not in a share: give training.warmup_steps, such as 30 of"
-        " 1,000"
+    **dict.fromkeys(
+        (
+            "tensor_parallel",
+            "tensor_parallel_size",
+            "tp",
+            "tp_size",
+            "pipeline_parallel",
+            "pipeline_parallel_size",
+            "pp",
+        ),
+        "config.no_model_parallel",
     ),
     **dict.fromkeys(
-        ("adam_epsilon", "eps"), "AdamW's epsilon is fixed here; training.adam_beta2 is not"
+        ("context_parallel", "context_parallel_size", "cp_size", "sequence_parallel"),
+        "config.no_context_parallel",
     ),
-    **dict.fromkeys(
-        ("per_device_eval_batch_size", "eval_batch_size"),
-        "held-out rows are measured in batches of training.batch_size",
-    ),
-    "do_train": "temper train trains; temper train-eval measures",
-    **dict.fromkeys(
-        ("merge_lora", "merge"),
-        "a trained LoRA is saved as one: temper export RUN FOLDER --as merged merges it",
-    ),
-    **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_repo_id"), _SHARED),
-    "hf_token": "the token is never a setting: set HF_TOKEN in the environment",
-    **dict.fromkeys(("resume", "continue"), "temper train-resume goes on with a run"),
-    "resume_from_checkpoint": _RESUMED,
-    "checkpoint": _RESUMED,
-    "load_best_model_at_end": _BEST,
+    "ring_attention": "config.no_context_parallel",
+    **dict.fromkeys(("ppo", "rlhf"), "config.no_ppo"),
+    **dict.fromkeys(("gguf", "to_gguf", "llama_cpp"), "config.gguf_is_exported"),
+    **dict.fromkeys(("mlflow", "comet", "swanlab", "neptune"), "config.no_such_tracker"),
+    **dict.fromkeys(("shuffle", "shuffle_dataset"), "config.always_shuffled"),
+    "warmup_ratio": "config.warmup_in_steps",
+    **dict.fromkeys(("adam_epsilon", "eps"), "config.epsilon_is_fixed"),
+    **dict.fromkeys(("per_device_eval_batch_size", "eval_batch_size"), "config.one_batch_size"),
+    "do_train": "config.commands_not_switches",
+    **dict.fromkeys(("merge_lora", "merge"), "config.lora_is_merged_by_export"),
+    **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_repo_id"), "config.push_by_export"),
+    "hf_token": "config.token_in_environment",
+    **dict.fromkeys(("resume", "continue"), "config.resume_command"),
+    **dict.fromkeys(("resume_from_checkpoint", "checkpoint"), "config.resume_checkpoint"),
+    "load_best_model_at_end": "config.best_is_kept",
 }
+
+
+def known_elsewhere(name: str) -> str | None:
+    """Return what a name of another tool is called here, or why it is not here; None: unknown."""
+    plain = plain_name(name)
+    if plain in ABSENT:
+        return phrase(ABSENT[plain])
+    if plain in SAME:
+        return phrase("config.called_here", settings=as_settings(SAME[plain]))
+    return None
 
 
 def plain_name(name: str) -> str:
@@ -259,9 +239,7 @@ def plain_name(name: str) -> str:
     return name.strip("-").rpartition(".")[2].replace("-", "_").lower()
 
 
-def as_keys(settings: tuple[str, ...]) -> str:
-    """As a file spells them: `model.lora_config: true and model.quantization: 4bit`."""
+def as_settings(settings: tuple[str, ...]) -> str:
+    """Spell settings for the reader: `--lora and --quantization 4bit`."""
     pairs = [setting.partition("=") for setting in settings]
-    if len(pairs) == 1 and not pairs[0][2]:
-        return repr(pairs[0][0])
-    return " and ".join(f"{canonical(key)}: {value or 'true'}" for key, _, value in pairs)
+    return " and ".join(format(Setting(canonical(key), value)) for key, _, value in pairs)

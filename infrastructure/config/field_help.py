@@ -27,6 +27,12 @@ def format_value(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
+def as_typed(value: object) -> str:
+    """A value as people type it, short, with secrets masked."""
+    text = redact(plain(value))
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+
+
 def plain(value: object) -> str:
     """A value as people type it: `none`, `true`, `32`, `a,b`."""
     if value is None or isinstance(value, bool):

@@ -9,9 +9,9 @@ from pydantic.fields import FieldInfo
 
 from infrastructure.config.aliases import KEYS, PREFIXES, QLORA, spellings
 from infrastructure.config.base import ConfigSection, kinds
-from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
+from infrastructure.config.elsewhere import SAME, as_settings, known_elsewhere, plain_name
 from infrastructure.core.lookup import nearest
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,21 @@ class Schema:
     def unknown_key(self, key: str) -> str:
         """The sentence for a key that there is not; the same last name elsewhere comes first."""
         leaf = key.rpartition(".")[2]
-        if (name := plain_name(key)) in ABSENT:
-            return f"unknown key {key!r}; {ABSENT[name]}"
-        if name in SAME:
-            return phrase("config.unknown_key_2", key=key, same=as_keys(SAME[name]))
+        if (known := known_elsewhere(key)) is not None:
+            return phrase("config.unknown_key", key=key, advice=known)
         same = [known for known in self.fields if known.rpartition(".")[2] == leaf]
         names = {known.rpartition(".")[2]: known for known in self.fields}
         sections = {prefix.split(".")[0] for prefix in PREFIXES} | self.sections.keys()
         close = nearest(key, [*self.fields, *KEYS, *sections])
         close = close or names.get(nearest(leaf, names) or "")
         meant = same[0] if same else close
-        if meant is None and (of_others := nearest(name, SAME)):
-            return phrase("config.unknown_key_did_you", key=key, same=as_keys(SAME[of_others]))
-        hint = f"did you mean {meant!r}?" if meant else phrase("config.temper_config_lists_all")
-        return f"unknown key {key!r}; {hint}"
+        if meant is None and (of_others := nearest(plain_name(key), SAME)):
+            settings = as_settings(SAME[of_others])
+            return phrase("config.unknown_key_meant", key=key, meant=settings)
+        if meant is None:
+            return phrase("config.unknown_key_list", key=key)
+        shown = repr(format(Setting(meant))) if meant in self.fields else repr(meant)
+        return phrase("config.unknown_key_meant", key=key, meant=shown)
 
 
 @cache

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from infrastructure.core.user_text import note_user_values, user_text
-
 OUR_PARENT = Path(__file__).resolve().parents[2]
 OUR_FOLDERS = ("infrastructure", "colab", "temper")
 
@@ -30,7 +28,6 @@ def error_place(error: BaseException) -> str | None:
 def named(error: BaseException) -> str:
     """Return `KeyError: 'a'`: type and text of an error that anybody may have raised, on one line;
     the screen shows it as it is."""
-    note_foreign(error)
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -55,27 +52,6 @@ def caller_place(error: BaseException) -> str | None:
         if not _is_ours(file) and not _is_of_a_library(file):
             return f"{Path(file).name}:{line} ({frame.f_code.co_name})"
     return None
-
-
-def note_foreign(error: BaseException) -> None:
-    """Note the texts of errors that our own code has not written, which one of ours may quote."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        waiting += [one.__cause__, one.__context__]
-        if isinstance(one, OSError):
-            note_user_values(one.filename, one.filename2)
-        frames = [*_frames(one)]
-        if frames:
-            is_ours = _is_ours(frames[-1][0].f_code.co_filename)
-        else:  # it was made and never raised
-            is_ours = type(one).__module__.partition(".")[0] in OUR_FOLDERS
-        if not is_ours or isinstance(one, LookupError | UnicodeError):  # which say a value alone
-            user_text(str(one))
 
 
 def place_of(function: object) -> str | None:

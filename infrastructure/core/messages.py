@@ -5,10 +5,10 @@ are three kinds of placeholder:
 
     {name}          a value of `about`, formatted as by Python: {name!r}, {name:,}
     {count:# row}   a number with its noun: "1 row", "2,000 rows"; {count:# index|indices}
-    {=key} {=key:value}   a setting, spelled as the reader gave it: a flag on the command line, a
+    {=key} {=key:value}   a setting, spelled as the reader gives it: a flag on the command line, a
                           keyword in Python, else its key
 
-Values of `about` are shown as they are: only what the catalogue marks as a setting is respelled.
+Values of `about` are shown as they are, and only a `Setting` among them is spelled so.
 """
 
 import os
@@ -17,48 +17,61 @@ import string
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 CATALOGUE = Path(__file__).with_name("catalogue")
 CODE = re.compile(r"[a-z_]+\.[a-z0-9_]+")
 WORDS, CODES = "TEMPER_MESSAGES", "codes"  # an environment variable: codes instead of words
 
+INTERRUPT = "interrupt"  # how one does it, where a key of a setting may stand
+
 Speller = Callable[[str, str], str]
 
 
-def as_key(key: str, value: str) -> str:
-    """Spell a setting as files do: `training.batch_size=4`."""
+def as_key(key: str, value: str = "") -> str:
+    """Spell a setting as files and `DeploymentConfig` do: `training.batch_size=4`."""
+    if key == INTERRUPT:
+        return "Ctrl-C"
     return f"{key}={value}" if value else key
 
 
-_speller: ContextVar[Speller] = ContextVar("speller", default=as_key)
+_spellers: list[Speller] = [as_key]  # of this process: threads show settings as it does
+
+
+def speller() -> Speller:
+    """Return what spells settings now."""
+    return _spellers[-1]
 
 
 @contextmanager
-def spelled_by(speller: Speller) -> Iterator[None]:
-    """Show settings as `speller` spells them.
+def spelled_by(spell: Speller) -> Iterator[None]:
+    """Show settings as `spell` spells them.
 
     Args:
-        speller: gets a canonical key and a value, which may be empty.
+        spell: gets a canonical key and a value, which may be empty.
     """
-    token = _speller.set(speller)
+    _spellers.append(spell)
     try:
         yield
     finally:
-        _speller.reset(token)
+        _spellers.remove(spell)
 
 
 class Setting(str):
-    """The key of a setting as a value of a message: it is spelled as the reader gave it."""
+    """The key of a setting, with a value if it has one: shown as the reader spells it."""
 
-    __slots__ = ()
+    value: str
 
-    def __format__(self, value: str) -> str:
-        return _speller.get()(str(self), value)
+    def __new__(cls, key: str, value: str = "") -> Self:
+        setting = super().__new__(cls, key)
+        setting.value = value
+        return setting
+
+    def __format__(self, spec: str) -> str:
+        return format(speller()(str(self), self.value), spec)
 
 
 @dataclass(frozen=True)
@@ -79,9 +92,7 @@ class Message:
             return self.code
         if os.environ.get(WORDS) == CODES:
             return _as_code(self)
-        out = _Words().vformat(words, (), self.about)
-        _msglog(self, out)
-        return out
+        return _Words().vformat(words, (), self.about)
 
 
 def phrase(code: str, /, **about: Any) -> str:
@@ -115,6 +126,10 @@ def _entries(topic: str) -> Mapping[str, str]:
     }
 
 
+class _Named(str):
+    """The key of a setting that the words themselves name; its value stands where a format does."""
+
+
 class _Words(string.Formatter):
     """Formats the words of one message."""
 
@@ -122,15 +137,17 @@ class _Words(string.Formatter):
         self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, str]:
         if field_name.startswith("="):
-            return Setting(field_name[1:]), field_name
+            return _Named(field_name[1:]), field_name
         return kwargs[field_name], field_name
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, _Named):
+            return str(speller()(value, format_spec))
         if format_spec.startswith("# "):
             return counted(value, format_spec[2:])
         if isinstance(value, list | tuple | set | frozenset) and not format_spec:
             values = sorted(map(str, value)) if isinstance(value, set | frozenset) else value
-            return ", ".join(map(str, values))
+            return ", ".join(map(format, values))
         return format(value, format_spec)
 
 
@@ -142,19 +159,3 @@ def counted(number: int, noun: str) -> str:
     """
     singular, _, plural = noun.partition("|")
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
-
-
-def _msglog(message, out):  # type: ignore  # noqa
-    import json
-
-    folder = os.environ.get("TEMPER_MSGLOG")
-    if not folder:
-        return
-    record = {
-        "test": os.environ.get("PYTEST_CURRENT_TEST", ""),
-        "code": message.code,
-        "about": {k: str(v)[:200] for k, v in message.about.items()},
-        "text": out[:1500],
-    }
-    with open(f"{folder}/{os.getpid()}.jsonl", "a") as f:
-        f.write(json.dumps(record) + "\n")

@@ -18,7 +18,6 @@ from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.training_config import SFT
-from infrastructure.config.sources.languages import in_keys
 from infrastructure.core.agent import agent_folder
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
@@ -121,10 +120,6 @@ MOST_NAMED = 4  # settings in one line
 log = logging.getLogger(__name__)
 
 
-def _show_in_keys(line: str) -> None:
-    show(in_keys(line))
-
-
 class TrainingDeployment:
     """A run from configuration to report.
 
@@ -146,7 +141,7 @@ class TrainingDeployment:
     def __init__(
         self,
         config: DeploymentConfig,
-        say: ShowLine = _show_in_keys,
+        say: ShowLine = show,
         accept: Collection[str] = (),
         begun: Callable[[Path], None] = do_nothing,
         make_progress: MakeProgress = make_progress,

@@ -16,7 +16,6 @@ from infrastructure.backup.run_backup import (
 )
 from infrastructure.config.auto import attention_for, is_lora_folder
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
 from infrastructure.config.registries import ADAPTERS, REGISTERED_MODELS
@@ -27,7 +26,7 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import has_no_gpu
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing as refuse_missing_package
 from infrastructure.evaluation.run_settings import inherit_from_run
 from infrastructure.monitoring.records.run_list import (
@@ -159,9 +158,11 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
     try:
         _check_rows(_files_here(measured.data, "data"), measured)
     except ValueError as error:
-        if PREFERENCES not in str(error):
+        of_training = phrase("config.learns_from_pairs")
+        if of_training not in str(error):
             raise
-        raise ValueError(str(error).replace(PREFERENCES, "answers are measured here")) from None
+        instead = phrase("deployment.answers_are_measured")
+        raise ValueError(str(error).replace(of_training, instead)) from None
 
 
 def check_model(name: str) -> None:
@@ -222,7 +223,7 @@ def _refuse_lora_without(config: DeploymentConfig) -> None:
     model, key = config.model, "model.lora_config"
     is_given = config.source(key).layer is not Layer.DEFAULT
     if model.lora_config is None and is_given and is_lora_folder(model.name):
-        raise InputError("deployment.none_model_lora_train", key=key, model=model.name)
+        raise InputError("deployment.none_model_lora_train", key=Setting(key), model=model.name)
 
 
 def _refuse_checkpoint(config: DeploymentConfig) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.errors import InputError
 from infrastructure.deployment.logits import Logits
 from infrastructure.deployment.model_repair import repair_model
@@ -46,7 +45,7 @@ def find_fastest_inference(
     Raises:
         ValueError: `length` is more than the model has positions for.
     """
-    notes = [f"note: {in_flags(note)}" for note in set_aside(config)]
+    notes = [f"note: {note}" for note in set_aside(config)]
     repair_model(Path(config.model.name))
     config.data.max_length = 2  # rows are made here, of any length that the model has positions for
     trainer = TrainerFactory().for_run(config, "transformers")

@@ -1,7 +1,6 @@
 """Train, go on and measure with one call each: what the commands do, from Python."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import key_of_keyword
-from infrastructure.config.sources.languages import in_flags, in_keywords
 from infrastructure.config.sources.load import load_config
+from infrastructure.config.sources.spelling import as_keyword, speaking
 from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
-from infrastructure.core.error_place import error_place, note_foreign
-from infrastructure.core.errors import Problem, TemperError
 from infrastructure.core.messages import phrase
-from infrastructure.core.messages import Message
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_given, check_measured, check_model
@@ -63,30 +59,13 @@ def train(
         ValueError, TemperError: it cannot be trained as it is; nothing was.
     """
     named = _named("data.path", data) | _named("model.name", model) | _named(PRESET, preset)
-    with _in_words_of_python():
+    with speaking(as_keyword):
         config = load_config(config_file, keywords=named | _by_key(settings))
         take_effect(config)
         use_versions(config)
         make_ready(config)
         check_given(config, accept)
         return train_configured(config, accept)
-
-
-@contextmanager
-def _in_words_of_python() -> Iterator[None]:
-    """Inside, what our own code raises, and notes on it, name settings as keywords do."""
-    try:
-        yield
-    except (ValueError, TemperError) as error:
-        note_foreign(error)
-        if error_place(error) is None and len(error.args) == 1:
-            if isinstance(error, Problem):
-                error.message = Message(in_keywords(str(error)))
-            else:
-                error.args = (in_keywords(str(error)),)
-            notes = getattr(error, "__notes__", [])
-            notes[:] = map(in_keywords, notes)
-        raise
 
 
 def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -102,12 +81,8 @@ def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
     return named | _named("data.path", named.pop("data", None))
 
 
-def _show_in_keywords(line: str) -> None:
-    show(in_keywords(line))
-
-
 def train_configured(
-    config: DeploymentConfig, accept: Collection[str] = (), show_line: ShowLine = _show_in_keywords
+    config: DeploymentConfig, accept: Collection[str] = (), show_line: ShowLine = show
 ) -> Summary:
     """As `train`, with a whole configuration; `show_line` shows a line to a person."""
     with interrupt_on_signals(), others_dismissed():
@@ -138,7 +113,7 @@ def resume(
     """
     schema = schema_of(DeploymentConfig)
     name = None if run is None else str(run)
-    with _in_words_of_python():
+    with speaking(as_keyword):
         given = flatten(
             _by_key(changes), schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}")
         )
@@ -150,7 +125,7 @@ def resume_with(
     output_dir: str,
     changes: Collection[Setting] = (),
     accept: Collection[str] = (),
-    show_line: ShowLine = _show_in_keywords,
+    show_line: ShowLine = show,
 ) -> Summary:
     """As `resume`, with changes that know where they were given (see `find_run` for `name`)."""
     place = next((c for c in changes if c.key == "backup.place" and c.value), None)
@@ -159,7 +134,7 @@ def resume_with(
 
 
 def resume_run(
-    chosen: RunToResume, accept: Collection[str] = (), show_line: ShowLine = _show_in_keywords
+    chosen: RunToResume, accept: Collection[str] = (), show_line: ShowLine = show
 ) -> Summary:
     """As `resume`, with what `find_to_resume` gives."""
     run, checkpoint, config = chosen
@@ -209,7 +184,7 @@ def evaluate(
         ValueError, TemperError: a model or the data cannot be used.
     """
     named = {"model.name": str(model), "data.path": str(data)}
-    with _in_words_of_python():
+    with speaking(as_keyword):
         config = load_config(keywords=named | _by_key(settings))
         take_effect(config)
         output_dir = Path(config.output_dir)
@@ -218,7 +193,7 @@ def evaluate(
         refuse_flags_without_effect(config)
         request = Request(other, None if measures is None else tuple(measures), max_tokens)
         check_measured(config, other)
-        evaluation, _ = evaluate_configured(config, request, in_keywords)
+        evaluation, _ = evaluate_configured(config, request)
     for note in evaluation.notes:
         show_beside(f"note: {note}")
     return evaluation
@@ -236,9 +211,7 @@ def evaluate_tasks(
 
 
 def evaluate_configured(
-    config: DeploymentConfig,
-    request: Request | None = None,
-    spell: Callable[[str], str] = in_flags,
+    config: DeploymentConfig, request: Request | None = None
 ) -> tuple[Evaluation, list[str]]:
     """As `evaluate`, with a whole configuration; also in lines to show."""
     models = [config.model.name, *([request.against] if request and request.against else [])]
@@ -247,4 +220,4 @@ def evaluate_configured(
         repair_model(Path(name))
     count = measured_answers()
     with interrupt_on_signals(), waiting_beside(count.words):
-        return measure_model(config, request, spell, count)
+        return measure_model(config, request, count)

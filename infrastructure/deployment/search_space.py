@@ -20,7 +20,7 @@ from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import allowed_values, leaves, plain
 from infrastructure.config.fingerprint import affects_result
-from infrastructure.config.merging.precedence import Layer, Setting, Source, parse_truth
+from infrastructure.config.merging.precedence import Layer, Setting, Source, parse_truth, place_of
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.flags import key_of_flag
 from infrastructure.core.comma_list import join_items, split_items
@@ -274,7 +274,9 @@ def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig
         given = config.source(dimension.key)
         if given.layer is Layer.FLAG and dimension.entry is None:
             raise ConfigurationError(
-                "deployment.fixes_search_looks_give", place=given.place, dimension=dimension.name
+                "deployment.fixes_search_looks_give",
+                place=place_of(given, dimension.key),
+                dimension=dimension.name,
             )
         other_rows = dimension.key in OTHER_ROWS
         if other_rows or (dimension.key == "data.path" and config.data.eval_path is None):

@@ -13,14 +13,13 @@ from typing import Any
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import EXACT_MATCH, LOSS
-from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.merging.precedence import Layer, spelled_as_given, where
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import Count
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
 from infrastructure.evaluation.evaluation_page import evaluation_page
@@ -97,7 +96,6 @@ def evaluate_model(config: DeploymentConfig) -> list[str]:
 def measure_model(
     config: DeploymentConfig,
     request: Request | None = None,
-    spell: Callable[[str], str] = in_flags,
     count: Count | None = None,
 ) -> tuple[Evaluation, list[str]]:
     """Measure `config.model.name` on `config.data.path` and write the numbers down.
@@ -107,7 +105,6 @@ def measure_model(
     model that lies in none is measured as the other one is.
 
     Args:
-        spell: gives a note in the words of whoever reads it; see `config.sources.languages`.
         count: gets to know how far it is, and of two models which one is measured.
 
     Returns:
@@ -139,7 +136,7 @@ def measure_model(
     lengths = [each.data.max_length for each in (config, other) if each is not None]
     notes += _notes_of(models, config.training.validation_prompts, lengths)
     evaluation = _evaluation(models, compared)
-    evaluation.notes = [spell(note.removeprefix(NOTE)) for note in notes]
+    evaluation.notes = [note.removeprefix(NOTE) for note in notes]
     html = evaluation_page(str(config.data.path), models, compared, evaluation.notes)
     _write(config, evaluation, models, html)
     return evaluation, _lines(config, evaluation, models, compared)
@@ -360,9 +357,13 @@ def set_aside(config: DeploymentConfig) -> list[str]:
         reason = unused_because(key)
         if reason is not None:
             is_meant = source.layer in (Layer.FLAG, Layer.KEYWORD)
-            message = phrase(
-                "evaluation.effect_measurement", key=key, place=source.place, reason=reason
-            )
+            with spelled_as_given(config.source):
+                message = phrase(
+                    "evaluation.effect_measurement",
+                    key=Setting(key),
+                    where=where(source),
+                    reason=reason,
+                )
             (refusals if is_meant else notes).append(message)
     if refusals:
         raise ConfigurationError("; ".join(f"{refusal}; leave it out" for refusal in refusals))

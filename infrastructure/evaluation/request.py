@@ -9,7 +9,7 @@ from infrastructure.config.measures import MEASURES
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.evaluation.text_scores import refuse_missing_package
 
@@ -54,7 +54,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
         reason = "nothing is trained" if is_of_learning else unused_because(key)
         if source.layer in (Layer.FLAG, Layer.KEYWORD) and reason is not None:
             sentences.append(
-                phrase("evaluation.effect_measurement_leave_out", key=key, reason=reason)
+                phrase("evaluation.effect_measurement_leave_out", key=Setting(key), reason=reason)
             )
     if sentences:
         raise ConfigurationError("; ".join(sentences))

@@ -8,7 +8,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.records.run_list import RUN_FILE
 from infrastructure.run.directory import RunDirectory
@@ -36,7 +36,7 @@ def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
         if _data_of_run(config) is None and _data_of_run(other) is not None:
             _take(config, {f"data.{name}": getattr(other.data, name) for name in INHERITED})
     taken = [
-        phrase("evaluation.run", key=key, value=value)
+        phrase("evaluation.run", key=Setting(key), value=value)
         for each in own
         for key, value in each.items()
     ]

@@ -17,7 +17,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import WIDE, charts_of
@@ -186,7 +185,7 @@ def frame(view: RunView, width: int) -> RenderableType:
     """Everything that is shown at once, for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(view, width), Text()]
     parts += [part for part in (_numbers(view, width), _machine(view, width)) if part is not None]
-    parts.append(Text(in_flags(printable(view["backup"]["text"])), style="dim"))
+    parts.append(Text(printable(view["backup"]["text"]), style="dim"))
     parts += [Text(printable(words), style=style) for words, style in messages(view)]
     if view["is_over"] and view["state"] != FINISHED:
         parts.append(Text(_next_step(view)))

@@ -7,7 +7,6 @@ from statistics import median
 
 import torch
 
-from infrastructure.core.error_place import note_foreign
 from infrastructure.core.messages import phrase
 
 TIMED_STEPS = 3
@@ -97,7 +96,6 @@ def decide_compiling(
         compiled = median(timed(number) for number in range(TIMED_STEPS))
     except Exception as error:  # a compiler fails in a hundred ways, and none is worth the run
         set_compiled(False)
-        note_foreign(error)
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return CompileDecision(eager, None, 0.0, steps_left, reason)
     spent = max(0.0, first - TIMED_STEPS * compiled)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.hardware import MIB
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.optimization.allocations import kept_for_backward
 from infrastructure.optimization.checkpointing import can_checkpoint, can_do, checkpoint_gradients
 
@@ -20,8 +20,8 @@ BYTES_PER_8BIT_STATE = 2 * (1 + 4 / 256)  # two moments of a byte, and a scale f
 LEAST_SAVING_BYTES = MIB
 LORA_RANK = 16
 CHECKPOINTING_SETTING = {
-    "selective": "training.gradient_checkpointing: true, in the mode selective",
-    "all": "training.gradient_checkpointing: true",
+    "selective": "optimization.selective_checkpointing",
+    "all": "optimization.checkpointing",
 }
 
 Forward = Callable[[], object]
@@ -123,7 +123,7 @@ def _about_activations(use: MemoryUse, micro_batch_size: int) -> Iterator[Recomm
     if kept is None:
         return
     for mode, less in use.checkpointed_bytes.items():
-        setting = CHECKPOINTING_SETTING[mode]
+        setting = phrase(CHECKPOINTING_SETTING[mode])
         cost = (
             phrase("optimization.up_third_time")
             if mode == "all"
@@ -144,15 +144,15 @@ def _about_optimizer(use: MemoryUse, name: str) -> Iterator[Recommendation]:
     small = int(BYTES_PER_8BIT_STATE * use.num_trainable)
     if name == "adamw":
         yield Recommendation(
-            "training.optimizer: adamw_8bit",
+            format(Setting("training.optimizer", "adamw_8bit")),
             use.optimizer_bytes - small,
-            "moments in 8 bits",
+            phrase("optimization.moments_in_8_bits"),
             False,
         )
     moving = use.gradients_bytes + use.optimizer_bytes
     if use.lora_bytes < moving // 2:
         yield Recommendation(
-            f"model.lora_config (r={LORA_RANK})",
+            phrase("optimization.lora_of_rank", rank=LORA_RANK),
             moving - use.lora_bytes,
             phrase("optimization.trains_matrices_beside_weights"),
             False,

@@ -71,24 +71,30 @@ def advice_at_end(
             return [
                 {
                     "text": phrase("run.learn_slowly", text=text),
-                    "command": "a lower --learning-rate",
+                    "command": phrase("run.lower_learning_rate"),
                 }
             ]
         if now > was:
             # by so little that neither a higher nor a lower rate is the likelier remedy
             digits = next((n for n in (4, 6) if format_number(was, n) != format_number(now, n)), 8)
-            text = phrase("run.held_out_loss_rose_little", was=format_number(was, digits))
+            rose = phrase(
+                "run.held_out_loss_rose_little",
+                was=format_number(was, digits),
+                now=format_number(now, digits),
+            )
             return [
                 {
-                    "text": f"{text} {format_number(now, digits)}; to learn differently",
-                    "command": "another --learning-rate",
+                    "text": rose,
+                    "command": phrase("run.another_learning_rate"),
                 }
             ]
         if now > was * (1 - HARDLY_SHARE):
-            text = phrase("run.held_out_loss_hardly_fell", was=format_number(was))
+            fell = phrase(
+                "run.held_out_loss_hardly_fell", was=format_number(was), now=format_number(now)
+            )
             return [
                 {
-                    "text": f"{text} {format_number(now)}; to learn more",
+                    "text": fell,
                     "command": longer,
                 }
             ]

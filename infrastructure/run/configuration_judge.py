@@ -16,7 +16,7 @@ from infrastructure.config.fingerprint import (
 from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.lookup import nearest
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
@@ -76,7 +76,7 @@ class ConfigurationJudge:
 
     def how_to_accept(self, names: Sequence[str]) -> str:
         """The flag for it."""
-        return f"--accept {','.join(names)}"
+        return format(Setting("accept", ",".join(names)))
 
     def why_never(self, names: Sequence[str]) -> str:
         """A checkpoint has no place for them."""
@@ -84,8 +84,9 @@ class ConfigurationJudge:
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """A flag where one brings it back, and a new run."""
-        flags = [f"--mixed-precision {d.was}" for d in refused if d.name == "precision"]
-        remedies = [phrase("run.give_precision", flag=flag) for flag in flags]
+        was = [str(d.was) for d in refused if d.name == "precision"]
+        settings = [Setting("training.mixed_precision", name) for name in was]
+        remedies = [phrase("run.give_precision", flag=setting) for setting in settings]
         return [*remedies, phrase("run.start_anew_temper_train")]
 
 

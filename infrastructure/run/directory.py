@@ -20,7 +20,6 @@ from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
 from infrastructure.core.transliteration import in_ascii
-from infrastructure.core.user_text import user_text
 from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
     began,
@@ -54,9 +53,6 @@ class RunDirectory:
     """The paths of one run."""
 
     path: Path
-
-    def __post_init__(self) -> None:
-        user_text(str(self.path))
 
     @property
     def run_id(self) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
-from infrastructure.core.user_text import note_user_values, user_text
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.monitoring.records.run_list import ROUNDED
@@ -136,7 +135,6 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
 def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary) -> str:
     """How one asks the trained model something, in a shell or in a cell."""
     system, has_context = summary.get("system_prompt"), summary.get("has_context", False)
-    note_user_values(system)
     if in_notebook and not sees:
         more = "" if system is None else f", system={system!r}"
         question = "your question\n\nits context" if has_context else "your question"
@@ -166,7 +164,7 @@ def cost_lines(summary: Summary) -> list[str]:
 
 def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[str]:
     """A text beside its name. `keeps_end`: of a long one the end is shown, and not the start."""
-    lines = user_text(text or "").strip().splitlines()
+    lines = (text or "").strip().splitlines()
     whole = [_cut(printable(line), keeps_end) for line in lines if line.strip()] or [
         blank(text or "")
     ]

@@ -37,7 +37,7 @@ NEEDED_FOR = {
     "pandas": "notebooks: Colab's own packages ask for it",
     "protobuf": "notebooks: Colab's own packages ask for it",
     "setuptools": "gputil on Python 3.12 and later",
-    "torchao": "fp8 arithmetic (--mixed-precision fp8)",
+    "torchao": "fp8 arithmetic",
     "trl": "the unsloth back end and the bridge to TRL's trainers",
 }
 # Declared as needed, so that people's files are read at once; nothing else needs them.

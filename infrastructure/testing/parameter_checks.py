@@ -130,7 +130,7 @@ def check_optimizer(subject: Subject) -> CheckResult:
     try:
         optimizer = subject.optimizer()
     except ValueError as error:
-        return CheckResult("optimizer", "fail", str(error), "give model.lora_config")
+        return CheckResult("optimizer", "fail", str(error), phrase("testing.give_lora"))
     held = [id(p) for group in optimizer.param_groups for p in group["params"]]
     named = {id(p): (name, p) for name, p in subject.model.named_parameters()}
     lacking = [name for i, (name, p) in named.items() if p.requires_grad and i not in held]

@@ -43,7 +43,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import gib, processor
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, JsonValue
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.peak_memory import PeakMemory
@@ -413,7 +413,9 @@ class EnhancedTrainer:
             spread += phrase("training.none_them_ever_all")
         if wanted != "auto":
             self.sharding = Sharding(wanted)
-            return f"training.shard is {wanted}: {spread}"
+            return phrase(
+                "config.setting_says", setting=Setting("training.shard", wanted), reason=spread
+            )
         on_disk = self.adapter.weight_bytes() if self.adapter.on_disk else None
         needed = measurement.fixed_bytes() + (on_disk or 0)
         there = measurement.budget.limit_bytes(self.device, size)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT, TrainingConfig
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 
 
 def added_weights_refusals(
@@ -18,7 +18,7 @@ def added_weights_refusals(
     """
     if not names:
         return
-    key = f"training.enabled_extensions {', '.join(names)}"
+    key = Setting("training.enabled_extensions", ",".join(names))
     if training.method != SFT:
         yield (phrase("config.adds_weights_model_trl", key=key, method=training.method))
     if training.compile_mode is not None:

@@ -36,7 +36,7 @@ from infrastructure.config.sections.training_config import (
 )
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.core.lookup import unknown_name
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
@@ -212,7 +212,7 @@ def _quantization_aware(config: HasSections) -> Iterator[str]:
     model, training = config.model, config.training
     if model.quantization_aware is None:
         return
-    key = f"model.quantization_aware {model.quantization_aware}"
+    key = Setting("model.quantization_aware", model.quantization_aware)
     if model.lora_config is not None:
         yield (phrase("config.rounds_weights_train_model", key=key))
     if model.quantization is not None:
@@ -232,27 +232,28 @@ def _lora_variants(config: HasSections) -> Iterator[str]:
         return
     key = "model.lora_config"
     if lora.init_lora_weights == "pissa" and quantization is not None:
-        yield (phrase("config.init_lora_weights_pissa", key=key, quantization=quantization))
+        yield (phrase("config.init_lora_weights_pissa", quantization=quantization))
     if lora.init_lora_weights == "pissa" and config.model.name == "embedded":
-        yield (phrase("config.init_lora_weights_pissa_2", key=key))
+        yield (phrase("config.init_lora_weights_pissa_2"))
     if lora.init_lora_weights == "loftq" and quantization != "4bit":
-        yield (phrase("config.init_lora_weights_loftq", key=key))
+        yield (phrase("config.init_lora_weights_loftq"))
     if lora.use_dora and lora.init_lora_weights != "default":
         yield (
             phrase(
                 "config.use_dora_measures_weights",
-                key=key,
                 init_lora_weights=lora.init_lora_weights,
             )
         )
     if lora.init_lora_weights == "pissa" and lora.dropout:
-        yield (phrase("config.init_lora_weights_pissa_3", key=key))
+        yield (phrase("config.init_lora_weights_pissa_3"))
     named = [name for name, is_on in variants_of(lora).items() if is_on]
     if config.model.backend == "unsloth" and named:
-        yield (phrase("config.peft_alone_model_backend", key=key, named=named[0]))
+        yield (phrase("config.peft_alone_model_backend", setting=Setting(f"{key}.{named[0]}")))
     is_ranked = _has_quantum_step(config) and config.quantum.problem == RANK_ALLOCATION
     if is_ranked and (lora.use_dora or lora.init_lora_weights != "default"):
-        yield (phrase("config.quantum_problem_rank_allocation_2", key=key, named=named[0]))
+        yield (
+            phrase("config.quantum_problem_rank_allocation_2", setting=Setting(f"{key}.{named[0]}"))
+        )
 
 
 def _missing_samplers(config: HasSections) -> Iterator[str]:
@@ -263,7 +264,8 @@ def _missing_samplers(config: HasSections) -> Iterator[str]:
         try:
             check_sampler(name)
         except (ValueError, MissingPackageError, MissingSecretError) as error:
-            yield f"quantum.{key}: {error}"
+            setting = Setting(f"quantum.{key}")
+            yield phrase("config.setting_says", setting=setting, reason=error)
 
 
 def _comes_too_late(config: HasSections) -> bool:
@@ -288,4 +290,8 @@ def _web_addresses(config: HasSections) -> Iterator[str]:
     for key in ("model.name", "data.path", "data.eval_path"):
         value = attrgetter(key)(config)
         if value is not None and _URL.match(value):
-            yield (phrase("config.web_address_download_give", key=key, value=format_value(value)))
+            yield (
+                phrase(
+                    "config.web_address_download_give", key=Setting(key), value=format_value(value)
+                )
+            )

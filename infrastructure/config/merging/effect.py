@@ -7,11 +7,11 @@ are shared between runs, and nobody is misled by it.
 from collections.abc import Callable, Collection, Iterator
 
 from infrastructure.config.base import ConfigSection
-from infrastructure.config.field_help import format_value
-from infrastructure.config.merging.precedence import Layer, Source
+from infrastructure.config.field_help import as_typed
+from infrastructure.config.merging.precedence import Layer, Source, where
 from infrastructure.config.schema import FieldSpec, schema_of, value_at
 from infrastructure.config.types import UsedWhen
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 
 SourceOf = Callable[[str], Source]
 
@@ -63,11 +63,9 @@ def _unmet(config: ConfigSection, spec: FieldSpec) -> UsedWhen | None:
 
 
 def _sentence(spec: FieldSpec, unmet: UsedWhen, value: object, source_of: SourceOf) -> str:
-    place = source_of(spec.key).place
     return phrase(
         "config.effect_because",
-        spec=spec.key,
-        value=format_value(value),
-        place=place,
+        setting=Setting(spec.key, as_typed(value)),
+        where=where(source_of(spec.key)),
         otherwise=unmet.otherwise,
     )

@@ -13,7 +13,7 @@ from typing import Any, NotRequired, TypedDict
 from infrastructure.config.base import ConfigSection
 from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.own_imports import own_imports
-from infrastructure.config.merging.precedence import Source
+from infrastructure.config.merging.precedence import Source, where
 from infrastructure.config.registries import (
     ADAPTERS,
     AUGMENTATIONS,
@@ -30,7 +30,7 @@ from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import RegisteredName, names_in
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import file_sha256
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.named_object import (
     is_address,
     look_in_folder_of,
@@ -97,11 +97,14 @@ def unknown_plugins(
         if (problem := registry.problem(name, origin)) is None:
             continue
         if origin is not None and origin.package is not None:
-            of_package.setdefault(origin.package, []).append(f"{key} ({name})")
+            of_package.setdefault(origin.package, []).append(f"{Setting(key)} ({name})")
         elif origin is not None and origin.file is not None and (lost := _lost_file(origin)):
-            yield phrase("config.run_needs", file=origin.file, key=key, name=name, lost=lost)
+            yield phrase(
+                "config.run_needs", file=origin.file, key=Setting(key), name=name, lost=lost
+            )
         else:
-            yield f"{key}: {problem} ({source_of(key).place})"
+            reason = f"{problem}{where(source_of(key))}"
+            yield phrase("config.setting_says", setting=Setting(key), reason=reason)
     for package, needed_by in of_package.items():
         yield (
             phrase(
@@ -173,7 +176,7 @@ def require_shareable(config: ConfigSection) -> None:
         try:
             registry.require_shareable(name)
         except ValueError as error:
-            raise InputError("config.message", key=key, error=error) from None
+            raise InputError("config.setting_says", setting=Setting(key), reason=error) from None
 
 
 def find_where_they_were(recorded: Origins) -> list[str]:

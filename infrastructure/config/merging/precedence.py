@@ -6,7 +6,9 @@ spelling; inside one layer two values for one key must agree. `nested` makes the
 Nothing here knows files, the environment or the command line.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -14,7 +16,7 @@ from typing import Any
 
 from infrastructure.config.aliases import canonical
 from infrastructure.config.base import ConfigSection, ConfigurationError
-from infrastructure.config.elsewhere import SAME, as_keys, plain_name
+from infrastructure.config.elsewhere import SAME, known_elsewhere, plain_name
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import Schema
@@ -22,11 +24,13 @@ from infrastructure.config.sections.stackwise_config import QLoRA
 from infrastructure.config.sections.training_config import EPOCHS_OR_STEPS
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting as Named
+from infrastructure.core.messages import Speller, as_key, phrase, spelled_by, speller
 
 _RHYTHMS = {f"training.{a}": f"training.{b}" for a, b in EPOCHS_OR_STEPS.items()}
 # Of each setting the one that it switches off, by key.
 EXCLUDING = _RHYTHMS | {b: a for a, b in _RHYTHMS.items()}
+_ARGUMENTS = {"data.path": "DATA", "model.name": "MODEL"}  # of a command line, without a flag
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -43,12 +47,53 @@ class Layer(StrEnum):
     FORM = "form"
 
 
+# Of these the place says more than the name of a setting: file and line, the preset.
+_PLACED = (Layer.FILE, Layer.PRESET, Layer.CELL, Layer.FORM)
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a value was set, in words that a user can act on."""
 
     layer: Layer
     place: str
+
+
+def where(source: Source) -> str:
+    """The place of a value behind what is said of it, if its setting's own name does not say it."""
+    return f" ({source.place})" if source.layer in _PLACED else ""
+
+
+def place_of(source: Source, key: str) -> str:
+    """The place of a value as the subject of a sentence."""
+    return source.place if source.layer in _PLACED else spelled_as(source, key)
+
+
+@contextmanager
+def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
+    """Spell each setting as its value was given; one that nobody gave, as before."""
+    door = speller()
+    with spelled_by(lambda key, value: spelled_as(source_of(key), key, value, door)):
+        yield
+
+
+def spelled_as(source: Source, key: str, value: str = "", door: Speller | None = None) -> str:
+    """Spell a setting as its value was given.
+
+    Args:
+        door: how one is spelled that nobody gave.
+    """
+    match source.layer, source.place:
+        case Layer.FLAG, place if place.startswith("--"):
+            takes_none = place.startswith("--no-") or value in ("", "true", "false")
+            return place if takes_none else f"{place} {shlex.quote(value)}"
+        case Layer.FLAG, place:
+            return _ARGUMENTS.get(place.removeprefix("argument "), key)
+        case Layer.ENVIRONMENT, place:
+            return place.removeprefix("environment ") + (f"={value}" if value else "")
+        case Layer.FILE, _:
+            return as_key(key, value)
+    return (door or speller())(key, value)
 
 
 @dataclass(frozen=True)
@@ -108,7 +153,7 @@ def _open(
             "config.section_keys_own",
             rstrip=section.rstrip("_"),
             value=format_value(value),
-            place=source.place,
+            where=where(source),
             section=_meant(section),
         )
     return value, Setting(section, True, source) if section in schema.fields else None
@@ -117,7 +162,7 @@ def _open(
 def _meant(section: str) -> str:
     """What somebody means who gives a section a value, where other tools call a setting so."""
     name = plain_name(section.rstrip("_"))
-    return f"; it is {as_keys(SAME[name])} here" if name in SAME else ""
+    return f"; {known_elsewhere(name)}" if name in SAME else ""
 
 
 def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
@@ -129,7 +174,7 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
         return parse_truth(value)
     except ValueError as error:
         raise ConfigurationError(
-            "config.message_3", section=section, error=error, place=source.place
+            "config.setting_says", setting=Named(section), reason=f"{error}{where(source)}"
         ) from None
 
 
@@ -200,9 +245,9 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
         if other.value != first.value:
             raise ConfigurationError(
                 "config.says_says_give_preset",
-                place=first.source.place,
+                place=place_of(first.source, PRESET),
                 first=format_value(first.value),
-                place_2=other.source.place,
+                place_2=place_of(other.source, PRESET),
                 other=format_value(other.value),
             )
     if first.value is None or first.value == NO_PRESET:
@@ -210,8 +255,8 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
     name = str(first.value)
     if name not in PRESETS:
         unknown = unknown_name(PRESET, name, [*PRESETS, NO_PRESET])
-        raise ConfigurationError("config.message_2", unknown=unknown, place=first.source.place)
-    source = Source(Layer.PRESET, f"preset {name} ({first.source.place})")
+        raise ConfigurationError(f"{unknown}{where(first.source)}")
+    source = Source(Layer.PRESET, f"preset {name} ({place_of(first.source, PRESET)})")
     return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]
 
 
@@ -221,19 +266,22 @@ def _one_layer(
     settings: dict[str, Setting] = {}
     for setting in layer:
         try:
-            checked = _checked(setting, schema)
+            with spelled_as_given(lambda _, source=setting.source: source):  # type: ignore[misc]
+                checked = _checked(setting, schema)
         except ConfigurationError as error:
-            problems.append(ConfigurationError(f"{error} ({setting.source.place})"))
+            problems.append(ConfigurationError(f"{error}{where(setting.source)}"))
             continue
         other = settings.get(checked.key)
         if other and other.value != checked.value:
-            problems.append(_disagreement(other, checked, "both mean " + checked.key))
+            why = phrase("config.both_mean", setting=Named(checked.key))
+            problems.append(_disagreement(other, checked, why))
         settings[checked.key] = checked
     _switch_partners_off(settings, problems)
     off = _switched_off(settings)
     for key in [key for key in settings if key.startswith(off)]:
         switch = next(s for s in settings.values() if s.value is False and _inside(key, s.key))
-        problems.append(_disagreement(switch, settings[key], f"{switch.key} is off"))
+        why = phrase("config.is_off", setting=Named(switch.key))
+        problems.append(_disagreement(switch, settings[key], why))
     return settings
 
 
@@ -257,23 +305,20 @@ def _switch_partners_off(settings: dict[str, Setting], problems: list[Configurat
             off = Setting(EXCLUDING[key], None, settings[key].source)
             settings[off.key] = off
         elif partner.value is not None and key in _RHYTHMS:
-            problems.append(
-                _disagreement(settings[key], partner, phrase("config.epochs_steps_exclude"))
+            why = phrase(
+                "config.counts_epochs_steps_same", one=Named(key), other=Named(partner.key)
             )
+            problems.append(_disagreement(settings[key], partner, why))
 
 
 def _disagreement(one: Setting, other: Setting, why: str) -> ConfigurationError:
-    if why.startswith("epochs"):
-        why = phrase("config.counts_epochs_steps_same", one=one.key, other=other.key)
     return ConfigurationError(
-        phrase(
-            "config.says_says_but_give",
-            place=one.source.place,
-            one=format_value(one.value),
-            place_2=other.source.place,
-            other=format_value(other.value),
-            why=why,
-        )
+        "config.says_says_but_give",
+        place=place_of(one.source, one.key),
+        one=format_value(one.value),
+        place_2=place_of(other.source, other.key),
+        other=format_value(other.value),
+        why=why,
     )
 
 

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from infrastructure.config.field_help import format_value
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import SFT, TrainingConfig
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 
 SPREADS = ("yes", "offload")
 STRATEGIES = ("standard", "finetune")
 ADAPTERS = ("auto", "standard", "dialogue")
-WHOLE = "set training.shard no, which keeps all of the model in each process"
 
 
 def sharding_refusals(
@@ -27,19 +26,19 @@ def sharding_refusals(
     """
     if training.shard not in SPREADS:
         return
-    name = f"training.shard = {training.shard}"
+    name = Setting("training.shard", training.shard)
     if not has_others:
         yield (phrase("config.effect_because_process_trains", name=name))
         return
     for reason in why_not_spread(model, training):
-        yield f"{name}: {reason}"
+        yield phrase("config.setting_says", setting=name, reason=reason)
     if testing_interval is not None:
         yield (
             phrase(
                 "config.testing_interval_checks_process",
                 name=name,
                 testing_interval=format_value(testing_interval),
-                whole=WHOLE,
+                whole=_keep_whole(),
             )
         )
 
@@ -52,23 +51,29 @@ def why_not_spread(model: ModelConfig, training: TrainingConfig) -> Iterator[str
     if training.method != SFT:
         yield phrase("config.training_method_trained_trl", method=training.method)
     if strategy not in STRATEGIES:
-        yield (phrase("config.training_strategy_compute_parts", strategy=strategy, whole=WHOLE))
+        yield (
+            phrase("config.training_strategy_compute_parts", strategy=strategy, whole=_keep_whole())
+        )
     if training.unfreeze_interval:
-        yield (phrase("config.training_unfreeze_interval_changes", whole=WHOLE))
+        yield (phrase("config.training_unfreeze_interval_changes", whole=_keep_whole()))
     if training.extensions:
         yield (
             phrase(
                 "config.training_enabled_extensions_read",
                 extensions=format_value(training.extensions),
-                whole=WHOLE,
+                whole=_keep_whole(),
             )
         )
     if model.adapter not in ADAPTERS:
-        yield (phrase("config.model_adapter_model_whose", adapter=model.adapter, whole=WHOLE))
+        yield (
+            phrase("config.model_adapter_model_whose", adapter=model.adapter, whole=_keep_whole())
+        )
     if training.best_needs_answers:
         yield (
             phrase(
-                "config.training_best_metric_model", best_metric=training.best_metric, whole=WHOLE
+                "config.training_best_metric_model",
+                best_metric=training.best_metric,
+                whole=_keep_whole(),
             )
         )
     if training.batch_size == "auto":
@@ -81,13 +86,13 @@ def _formats(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
             phrase(
                 "config.model_quantization_cannot_spread",
                 quantization=model.quantization,
-                whole=WHOLE,
+                whole=_keep_whole(),
             )
         )
     if model.quantization_aware is not None:
-        yield (phrase("config.model_quantization_aware_rounds", whole=WHOLE))
+        yield (phrase("config.model_quantization_aware_rounds", whole=_keep_whole()))
     if model.backend == "unsloth":
-        yield (phrase("config.model_backend_unsloth_patches", whole=WHOLE))
+        yield (phrase("config.model_backend_unsloth_patches", whole=_keep_whole()))
     if training.compile_mode is not None:
         yield (phrase("config.training_compile_mode_never", compile_mode=training.compile_mode))
     if training.mixed_precision == "fp8":
@@ -100,8 +105,12 @@ def _optimizers(training: TrainingConfig) -> Iterator[str]:
             phrase(
                 "config.training_optimizer_bitsandbytes_reads",
                 optimizer=training.optimizer,
-                whole=WHOLE,
+                whole=_keep_whole(),
             )
         )
     elif training.optimizer == "adamw_offload":
         yield (phrase("config.training_optimizer_adamw_offload"))
+
+
+def _keep_whole() -> str:
+    return phrase("config.keep_whole")

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT, TrainingConfig
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 
 
 def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     """A sentence for each setting that a vision tower on a model of text cannot go with."""
     if not training.enables(MULTIMODAL):
         return
-    enabled = "training.enabled_extensions multimodal"
+    enabled = Setting("training.enabled_extensions", MULTIMODAL)
     if training.multimodal.vision_tower is None:
         yield phrase("config.training_enabled_extensions_multimodal")
     if model.name == "embedded":

@@ -12,7 +12,6 @@ from infrastructure.core.files import require_listable
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
-from infrastructure.core.user_text import user_text
 
 RUN_FILE = "run.json"
 MAX_NAMED = 3  # runs that a wrong name may have meant
@@ -238,8 +237,7 @@ def _names(runs: Sequence[Path], wrong: str) -> list[str]:
     """What the runs are called where `wrong` is none of them: by ids if that reads like one."""
     is_id = _BEGINS_WITH_TIME.match(wrong)
     given = ((None if is_id else _given_name(run), run.name) for run in runs)
-    names = dict.fromkeys(name if isinstance(name, str) else of_id for name, of_id in given)
-    return [*map(user_text, names)]
+    return [*dict.fromkeys(name if isinstance(name, str) else of_id for name, of_id in given)]
 
 
 def find_run_path(name: str | None, output_dir: Path) -> Path:

@@ -21,7 +21,6 @@ from infrastructure.core.errors import SamplerError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import JsonObject, as_text
 from infrastructure.core.messages import phrase
-from infrastructure.core.user_text import note_user_values
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.samplers import messages as wire
 from infrastructure.quantum.samplers.bqm_arrays import as_arrays, coefficient_sum, vectors_of
@@ -122,7 +121,6 @@ class ProcessSampler(dimod.Sampler):
                 raise SamplerError("quantum.process_died", name=self.name, error=error) from error
             raise
         if "error" in values:
-            note_user_values(values["error"])
             raise SamplerError("quantum.failed", name=self.name, values=values["error"])
         return values, results
 

@@ -547,11 +547,9 @@ class _Watch:
         silent, stuck = now - seen.heard_at, now - seen.came_on_at
         if silent > self._most_silent_seconds or (not pulse.beats and silent > self._joins_within):
             raise ProcessLostError(
-                f"{group.name_of(rank)} is gone: no sign of life for {silent:.0f} seconds"
-                if pulse.beats
-                else f"{group.name_of(rank)} has not come in {silent:.0f} seconds: start it with"
-                " the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE; to wait longer, set"
-                " --process-timeout"
+                "training.rank_silent" if pulse.beats else "training.rank_never_joined",
+                rank=group.name_of(rank),
+                seconds=silent,
             )
         if stuck > self.limit * (BUSY_TIMES if pulse.is_busy else 1.0):
             raise ProcessLostError(

@@ -17,7 +17,7 @@ from infrastructure.config.registries import EXTENSIONS
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.lookup import nearest
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import require
 from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
@@ -598,7 +598,8 @@ class TrainerJudge:
     def how_to_accept(self, names: Sequence[str]) -> str:
         """The argument for it."""
         if self.is_whole:
-            return f"--accept {','.join(dict.fromkeys(map(self.name_to_accept, names)))}"
+            accepted = dict.fromkeys(map(self.name_to_accept, names))
+            return format(Setting("accept", ",".join(accepted)))
         return f"TemperCallback(..., accept={list(names)!r})"
 
     def why_never(self, names: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from infrastructure.core.errors import (
 )
 from infrastructure.core.files import make_directory, recover_directory, whole_directory
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.monitoring.records.run_list import TRAINER_KEY
 from infrastructure.monitoring.records.run_owner import read_trainer
@@ -139,7 +139,7 @@ class TrainerRun:
         if self.is_whole:
             return []
         return [
-            phrase("trainer.note_effect_trainer_own", key=key)
+            phrase("trainer.note_effect_trainer_own", key=Setting(key))
             for key, source in self.config.sources().items()
             if source.layer in HERE and not key.startswith(TAKES_EFFECT)
         ]

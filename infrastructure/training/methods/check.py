@@ -14,7 +14,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.lookup import nearest
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.training.data.readers.sources import HUGGINGFACE, files_of, may_be_on_the_hub
 from infrastructure.training.methods.method_data import understand
@@ -33,16 +33,15 @@ REGISTERED_MANIFEST = "temper_model.json"
 WITHOUT_BETA_NOTHING = ("dpo", "kto")
 # Arguments of TRL's that would change what Temper keeps safe.
 NOT_HERE = {
-    "sync_ref_model": "the reference that moves is in no checkpoint, and a run that goes on would"
-    " begin with another one",
-    "ref_model_sync_steps": "it belongs to sync_ref_model",
-    "ref_model_mixup_alpha": "it belongs to sync_ref_model",
-    "use_vllm": "vLLM draws answers by a random state of its own, which is in no checkpoint",
-    "model_init_kwargs": "the settings model.dtype, model.attention and model.revision say that",
-    "teacher_model_init_kwargs": "training.teacher is loaded as the model is",
-    "teacher_model_name_or_path": "training.teacher names it",
-    "chat_template_path": "data.chat_template names it",
-    "log_completions_hub_repo": "nothing is uploaded but to backup.place",
+    "sync_ref_model": "methods.no_sync_ref_model",
+    "ref_model_sync_steps": "methods.no_ref_model_sync_steps",
+    "ref_model_mixup_alpha": "methods.no_ref_model_mixup_alpha",
+    "use_vllm": "methods.no_vllm",
+    "model_init_kwargs": "methods.model_settings_say_that",
+    "teacher_model_init_kwargs": "methods.teacher_loads_alike",
+    "teacher_model_name_or_path": "methods.teacher_names_it",
+    "chat_template_path": "methods.chat_template_names_it",
+    "log_completions_hub_repo": "methods.only_backups_are_uploaded",
 }
 
 # (method, argument of TRL that has no effect alone): the argument and the values that it needs; ""
@@ -78,9 +77,10 @@ def check_method(config: DeploymentConfig) -> None:
     if method == SFT:
         return
     installed = installed_method(method)
-    refuse_missing("datasets", f"training.method = {method}")
+    needed_for = format(Setting("training.method", method))
+    refuse_missing("datasets", needed_for)
     if config.model.lora_config is not None:
-        refuse_missing("peft", "model.lora_config")
+        refuse_missing("peft", format(Setting("model.lora_config")))
     if problems := problems_of(config, installed):
         raise ConfigurationError("; ".join(problems))
     _refuse_launcher(method)
@@ -182,7 +182,7 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
     for name in config.training.method_settings:
         if name in NOT_HERE:
             yield phrase(
-                "methods.training_method_settings_taken", name=name, not_here=NOT_HERE[name]
+                "methods.training_method_settings_taken", name=name, not_here=phrase(NOT_HERE[name])
             )
         elif name in ours:
             yield phrase("methods.training_method_settings_give", name=name, ours=ours[name])
@@ -221,6 +221,7 @@ def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
 
 def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
     """Refuse what is no language model; a name of the hub is looked at when it is loaded."""
+    key = Setting(key)
     if name == "embedded":
         raise InputError("methods.embedded_model_knows_nothing")
     folder = Path(name).expanduser()

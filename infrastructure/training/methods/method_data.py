@@ -17,7 +17,6 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.chat_format import (
     FormatError,
     TemplateFormat,
@@ -149,7 +148,6 @@ def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> Me
     try:
         return recognise(rows, config, method)
     except ValueError as error:
-        note_user_values(row.values for row in rows)
         raise InputError("methods.message", files=files[0].name, error=error) from error
 
 
@@ -405,7 +403,7 @@ class RowWriter:
         if given and self.plain is not None:
             raise FormatError(
                 f"it has {', '.join(given)}: only a chat template can write that",
-                "the model has no chat template: give one with data.chat_template",
+                phrase("data.no_chat_template"),
             )
         if self.options:
             given = {OPTIONS: self.options, **given}
@@ -430,7 +428,7 @@ class RowWriter:
                     "the template writes what stands before an answer differently when the model is"
                     f" asked ({_where_unlike(prompt, whole)}), so an answer would be learnt where"
                     " asking never puts it",
-                    "give data.chat_template one that writes both alike",
+                    phrase("data.template_writing_alike"),
                 )
             answers[name] = whole[len(prompt) :]
         return prompt, answers
@@ -500,7 +498,7 @@ def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
         if more or answer.calls_tools:
             raise FormatError(
                 "an answer of several messages, or of calls of tools, needs a chat template",
-                "the model has none: give one with data.chat_template",
+                phrase("data.no_chat_template"),
             )
         answers[name] = answer.text
     return answers

@@ -20,7 +20,7 @@ from typing import Any
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.training.data.encoding.column_names import PREFERENCE_PAIRS
 from infrastructure.training.data.encoding.row_schema import (
     TEXT,
@@ -138,7 +138,9 @@ def recognise(rows: Sequence[Row], config: DataConfig, method: str) -> MethodSha
         name = getattr(config, key)
         if name is not None and all(value_of(row.values, name) is None for row in rows):
             raise InputError(
-                "methods.data", key=key, unknown_name=unknown_name("column", name, columns)
+                "config.setting_says",
+                setting=Setting(f"data.{key}"),
+                reason=unknown_name("column", name, columns),
             )
     wanted = METHODS[method].rows
     pair = _pair_in(columns)
@@ -282,7 +284,7 @@ def _judged(
     label = labels[0]
     without = [_without(row, label) for row in rows]
     schema = recognise_shape(without, _request(config))
-    inner = _of_conversation(schema, "training.method = kto")
+    inner = _of_conversation(schema, format(Setting("training.method", "kto")))
 
     def convert(values: RowValues) -> MethodRow:
         judged = _truth(values.get(label))
@@ -344,7 +346,7 @@ def _prompts(
     schema = _with_answers(rows, config)
     if schema is None:
         return _prompts_alone(rows, columns, config, method)
-    inner = _of_conversation(schema, f"training.method = {method}")
+    inner = _of_conversation(schema, format(Setting("training.method", method)))
 
     def convert(values: RowValues) -> MethodRow:
         return inner(values, "answer", _for_rewards(values))

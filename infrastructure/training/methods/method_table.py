@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import Setting
 from infrastructure.core.optional import refuse_missing
 
 
@@ -118,7 +119,7 @@ def installed_method(name: str) -> TrlMethod:
         MissingPackageError: there is no TRL; says how to install it.
         ValueError: its version does not have this method.
     """
-    refuse_missing("trl", f"training.method = {name}")
+    refuse_missing("trl", format(Setting("training.method", name)))
     spec = importlib.util.find_spec("trl")
     assert spec is not None
     folders = [Path(place) for place in spec.submodule_search_locations or ()]

@@ -10,10 +10,10 @@ from enum import Enum
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.field_help import format_value
-from infrastructure.config.merging.precedence import Source
+from infrastructure.config.field_help import as_typed
+from infrastructure.config.merging.precedence import Source, where
 from infrastructure.config.schema import schema_of
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.run.configuration_judge import names as accepted_names
 
 
@@ -41,6 +41,10 @@ class Treatment:
     words: str
     values: tuple[object, ...] | None = None
 
+    def reason(self) -> str:
+        """Return why TRL's trainers do not take it."""
+        return phrase(self.words)
+
 
 def _argument(name: str, *values: object) -> Treatment:
     return Treatment(Use.ARGUMENT, name, values or None)
@@ -56,12 +60,12 @@ def _nothing(why: str) -> Treatment:
 
 
 _RUN, _DATA, _MODEL = (Treatment(use, "") for use in (Use.RUN, Use.DATA, Use.MODEL))
-_OWN_LOOP = "only Temper's own loop does that"
-_ALL_WEIGHTS = "TRL trains all weights alike, or LoRA"
-_READS_ALL = "TRL's trainers hold all rows, which Temper reads before the first step"
-_ITS_LOADER = "TRL's loader makes batches in the training process"
-_ITS_LOSS = "the method is the loss"
-_ONE_PROCESS = "TRL's methods train in one process here"
+_OWN_LOOP = "methods.only_temper_own_loop"
+_ALL_WEIGHTS = "methods.trl_trains_weights_alike"
+_READS_ALL = "methods.trl_trainers_hold_rows"
+_ITS_LOADER = "methods.trl_loader_makes_batches"
+_ITS_LOSS = "methods.method_loss"
+_ONE_PROCESS = "methods.trl_methods_train_one"
 
 # By key, or by the beginning of keys that ends in a dot; the longest that fits counts.
 SETTINGS: dict[str, Treatment] = {
@@ -75,14 +79,14 @@ SETTINGS: dict[str, Treatment] = {
         ),
         _MODEL,
     ),
-    "model.lora_config.init_lora_weights": _refused("TRL's trainers begin a LoRA without a change"),
-    "model.lora_config.router": _refused("TRL's trainers train the matrices alone"),
-    "model.lora_config.rank_pattern": _refused("LoRA has one rank in TRL's trainers here"),
-    "model.backend": _refused("TRL's trainers load models by transformers here", "transformers"),
+    "model.lora_config.init_lora_weights": _refused("methods.trl_trainers_begin_lora"),
+    "model.lora_config.router": _refused("methods.trl_trainers_train_matrices"),
+    "model.lora_config.rank_pattern": _refused("methods.lora_has_one_rank"),
+    "model.backend": _refused("methods.trl_trainers_load_models", "transformers"),
     "model.quantization_aware": _refused(_OWN_LOOP),
-    "model.adapter": _refused("TRL talks to the model itself"),
-    "model.train_vision": _refused("methods train on text here"),
-    "model.embedded.": _nothing("a method begins with a trained model"),
+    "model.adapter": _refused("methods.trl_talks_model_itself"),
+    "model.train_vision": _refused("methods.methods_train_on_text"),
+    "model.embedded.": _nothing("methods.method_begins_trained_model"),
     **dict.fromkeys(
         (
             *("data.path", "data.eval_path", "data.format", "data.encoding", "data.prompt_column"),
@@ -92,21 +96,21 @@ SETTINGS: dict[str, Treatment] = {
         ),
         _DATA,
     ),
-    "data.shape": _refused("the columns tell what the rows are"),
-    "data.text_column": _refused("rows are answers to prompts here, no texts"),
-    "data.image_column": _refused("methods train on text here"),
-    "data.image_background": _refused("methods train on text here"),
+    "data.shape": _refused("methods.columns_tell_what_rows"),
+    "data.text_column": _refused("methods.rows_answers_prompts_texts"),
+    "data.image_column": _refused("methods.methods_train_on_text"),
+    "data.image_background": _refused("methods.methods_train_on_text"),
     "data.task_column": _refused(_OWN_LOOP),
     "data.over_length": Treatment(
-        Use.DATA, "TRL cuts the ends of longer rows", ("keep_start", "quarantine")
+        Use.DATA, "methods.trl_cuts_ends_longer", ("keep_start", "quarantine")
     ),
-    "data.packing": _nothing("rows are compared with each other, so none are packed"),
-    "data.train_on": _refused("only answers are learnt"),
+    "data.packing": _nothing("methods.rows_compared_each_other"),
+    "data.train_on": _refused("methods.only_answers_learnt"),
     "data.num_workers": _refused(_ITS_LOADER, 0),
     "data.prefetch_factor": _refused(_ITS_LOADER),
     "data.pin_memory": _argument("dataloader_pin_memory"),
     "data.streaming": _refused(_READS_ALL),
-    "data.buffer_size": _nothing("nothing streams"),
+    "data.buffer_size": _nothing("methods.nothing_streams"),
     "data.memory_limit": _refused(_READS_ALL),
     "data.balance_by": _refused(_OWN_LOOP),
     "data.augmentation": _refused(_OWN_LOOP),
@@ -136,7 +140,7 @@ SETTINGS: dict[str, Treatment] = {
     "training.adam_beta2": _argument("adam_beta2"),
     "training.mixed_precision": _argument("bf16", True, False, "bf16", "fp16", "fp32"),
     "training.gradient_checkpointing": _argument("gradient_checkpointing"),
-    "training.gradient_checkpointing_mode": _refused("TRL recomputes all blocks"),
+    "training.gradient_checkpointing_mode": _refused("methods.trl_recomputes_blocks"),
     "training.memory_efficient_attention": _MODEL,
     "training.seed": _argument("seed"),
     "training.checkpoint_interval": _RUN,
@@ -144,36 +148,32 @@ SETTINGS: dict[str, Treatment] = {
     "training.keep_checkpoints": _RUN,
     "training.checkpoint_seconds": _RUN,
     "training.keep_best": _RUN,
-    "training.best_metric": _refused("TRL measures held-out rows by their loss", "loss"),
-    "training.best_metric_mode": _refused("TRL measures held-out rows by their loss", "auto"),
+    "training.best_metric": _refused("methods.trl_measures_held_out", "loss"),
+    "training.best_metric_mode": _refused("methods.trl_measures_held_out", "auto"),
     "training.keep_every": _RUN,
     "training.compress_checkpoints": _RUN,
     "training.deadline": _RUN,
     "training.validation_interval": _RUN,
     "training.validation_frequency": _RUN,
-    "training.validation_prompts": _refused("TRL measures held-out rows by their loss", 0),
+    "training.validation_prompts": _refused("methods.trl_measures_held_out", 0),
     "training.log_frequency": _argument("logging_steps"),
     "training.early_stopping_patience": _RUN,
     "training.early_stopping_min_delta": _RUN,
     "training.enabled_extensions": _RUN,
-    "training.recovery.out_of_memory": _refused(
-        "TRL's trainers stop, and the finished steps are saved", "stop"
-    ),
-    "training.recovery.not_finite": _refused(
-        "a training whose weights are no longer finite stops", "stop"
-    ),
+    "training.recovery.out_of_memory": _refused("methods.trl_trainers_stop_and", "stop"),
+    "training.recovery.not_finite": _refused("methods.training_whose_weights_longer", "stop"),
     "training.recovery.max_failed_saves": _RUN,
     "training.metrics_sinks": _RUN,
     "training.loss": _refused(_ITS_LOSS),
     "training.metrics": _refused(_ITS_LOSS),
-    "training.settings": _refused("training.method_settings are TRL's"),
+    "training.settings": _refused("methods.training_method_settings_trl"),
     "backup.": _RUN,
-    "cache.": _nothing("rows are tokenised by TRL, and kept in memory"),
+    "cache.": _nothing("methods.rows_tokenised_trl_and"),
     "memory.": _refused(_OWN_LOOP),
     "memory.gpu_memory_fraction": _refused(_OWN_LOOP),
     "monitor.": _RUN,
     "resources.": _refused(_OWN_LOOP),
-    "quantum.": _refused("the quantum step belongs to Temper's own loop"),
+    "quantum.": _refused("methods.quantum_step_belongs_temper"),
     "output_dir": _RUN,
     "new_run": _RUN,
     "run_name": _RUN,
@@ -184,12 +184,12 @@ SETTINGS: dict[str, Treatment] = {
     **dict.fromkeys(("num_processes", "process_timeout"), _refused(_ONE_PROCESS)),
     "price_per_hour": _RUN,
     "enable_gpu_optimization": _argument("tf32"),
-    "enable_memory_optimization": _nothing("nothing of Temper's is in the loop to release"),
+    "enable_memory_optimization": _nothing("methods.nothing_temper_loop_release"),
     "enable_monitoring": _RUN,
     "enable_backups": _RUN,
-    "enable_testing": _nothing("rows, rewards and arguments are tried before the model loads"),
+    "enable_testing": _nothing("methods.rows_rewards_and_arguments"),
     "testing_interval": _refused(_OWN_LOOP),
-    "max_memory_percent": _refused("TRL's trainers release no memory between steps"),
+    "max_memory_percent": _refused("methods.trl_trainers_release_memory"),
 }
 
 
@@ -222,16 +222,12 @@ def refused_settings(
             continue
         if value == spec.default:
             continue
-        place = (source_of or config.source)(key).place
-        yield (
-            phrase(
-                "methods.cannot_carried_out_training",
-                key=key,
-                value=format_value(value),
-                place=place,
-                method=config.training.method,
-                words=treatment.words,
-            )
+        yield phrase(
+            "methods.cannot_carried_out_training",
+            setting=Setting(key, as_typed(value)),
+            where=where((source_of or config.source)(key)),
+            method=config.training.method,
+            reason=treatment.reason(),
         )
 
 

@@ -16,7 +16,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject, as_text
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,
@@ -104,7 +104,10 @@ class TacticalMappoAdapter(ModelAdapter):
         unread = [key for key in ("path", "eval_path") if getattr(self.data_config, key)]
         return [
             phrase("model_adapters.eval_loss_minus_covered"),
-            *(phrase("model_adapters.data_effect_model_makes", key=key) for key in unread),
+            *(
+                phrase("model_adapters.data_effect_model_makes", key=Setting(f"data.{key}"))
+                for key in unread
+            ),
         ]
 
     def save(self, directory: Path) -> None:

@@ -62,7 +62,7 @@ def _remedy(model: torch.nn.Module) -> str:
     if getattr(config, "output_router_logits", False):
         return phrase("models.balancing_loss_reads_mask")
     if attention_implementation(model) not in ("sdpa", "eager", "temper_packed", None):
-        return "set model.attention=sdpa"
+        return phrase("models.set_sdpa")
     return phrase("models.choose_another_model_leave")
 
 

@@ -8,6 +8,7 @@ import torch
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.core.messages import phrase
 from infrastructure.training.models.added_modules import (
     added_modules,
     added_train_alone,
@@ -47,10 +48,7 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
     if trains_all and name == "fp16":
         raise InputError("models.model_dtype_fp_cannot")
     if trains_all and name == "bf16":
-        logger.warning(
-            "model.dtype=bf16: updates smaller than 0.4 % of a weight are rounded away;"
-            " fp32 with training.mixed_precision=bf16 keeps them"
-        )
+        logger.warning(phrase("models.bf16_rounds_updates_away"))
     return DTYPES[name]
 
 

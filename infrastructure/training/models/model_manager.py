@@ -19,7 +19,7 @@ from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.optimization.checkpointing import checkpoint_gradients
 from infrastructure.training.models import quantization_aware
 from infrastructure.training.models.added_modules import added_modules, load_added
@@ -363,12 +363,12 @@ class ModelManager:
         config = self.config
         for key, is_set, why in (
             (
-                "backend=unsloth",
+                Setting("model.backend", "unsloth"),
                 config.backend == "unsloth",
                 phrase("models.patches_layers_they_hang"),
             ),
             (
-                "quantization_aware",
+                Setting("model.quantization_aware"),
                 config.quantization_aware,
                 phrase("models.saves_second_rounded_model"),
             ),

@@ -6,7 +6,6 @@ Loads no torch.
 import difflib
 from pathlib import Path
 
-from infrastructure.config.elsewhere import GGUF
 from infrastructure.config.registries import REGISTERED_MODELS
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import NotOnHubError, hub_file, reads_like_path
@@ -25,7 +24,9 @@ def refuse_file(path: Path) -> None:
         ValueError: `path` is a file, or would be one of llama.cpp's.
     """
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
-        raise InputError("models.model_gguf_file_cannot", path=path, gguf=GGUF)
+        raise InputError(
+            "models.model_gguf_file_cannot", path=path, gguf=phrase("config.gguf_is_exported")
+        )
     if path.is_file():
         raise InputError("models.model_file_give_folder", path=path)
 

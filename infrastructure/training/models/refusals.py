@@ -5,6 +5,7 @@ Loads no torch; whatever loads the model looks at it again.
 
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import Setting
 from infrastructure.core.optional import is_installed
 
 GROUP_SIZE = 32  # weights of a row that share a scale, where training rounds them (torchao)
@@ -25,7 +26,9 @@ def refuse_quantized_base(name: str) -> None:
 
 def refuse_without_effect(key: str, name: str, reason: str) -> None:
     """Raise ValueError for a setting of a model that has no use for it."""
-    raise InputError("models.model_model_leave_out", key=key, name=name, reason=reason)
+    raise InputError(
+        "models.model_model_leave_out", key=Setting(f"model.{key}"), name=name, reason=reason
+    )
 
 
 def refuse_pictures_by_unsloth() -> None:

@@ -16,7 +16,7 @@ from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import file_sha256, recover_directory
 from infrastructure.core.json_text import JsonObject, parse_json
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.monitoring.records.run_list import FINAL, ROUNDED
 from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file
 
@@ -226,7 +226,7 @@ def refuse_odd_rows(folder: Path, group: int) -> None:
     """
     if not (folder / "config.json").is_file():
         return
-    key, config = "model.quantization_aware", read_json(folder / "config.json")
+    key, config = Setting("model.quantization_aware"), read_json(folder / "config.json")
     if "vision_config" in config:
         raise InputError("models.models_text_alone_leave_2", key=key)
     if config.get("model_type") in CONV1D_MODELS:

@@ -7,7 +7,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.types import amount_bytes
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.optimization.gpu_capability import (
     limit_gpu_memory,
     require_capability,
@@ -74,7 +74,7 @@ def _limit_gpu(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
             "resources.gpu.memory_limit": limit,
         }
         for key in [key for key, value in given.items() if value is not None]:
-            log.warning(phrase("setup.effect_training_runs", key=key, device=device))
+            log.warning(phrase("setup.effect_training_runs", key=Setting(key), device=device))
         return
     limit_bytes = None if limit is None else amount_bytes(limit, _gpu_total_bytes(trainer))
     limit_gpu_memory(device, limit_bytes, config.memory.gpu_memory_fraction)

@@ -142,7 +142,7 @@ class PlainFormat:
             if turn.calls_tools:
                 raise FormatError(
                     f"message {index + 1} calls tools: only a chat template can write that",
-                    "the model has no chat template: give one with data.chat_template",
+                    phrase("data.no_chat_template"),
                 )
             start = len(text)
             text += turn.text

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import nearest, unknown_name
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.training.data.encoding.column_names import (
     PREFERENCE_PAIRS,
     known_pairs,
@@ -291,15 +290,15 @@ def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str])
             "data.set_data_prompt_column", prompts=_typed(prompts[0]), chosen=_typed(chosen)
         )
     elif is_text:
-        instead = f"set data.text_column={_typed(chosen)}"
+        instead = phrase("data.set_text_column", column=chosen)
     elif matching(CHAT_COLUMNS[:1], columns):
-        instead = f"set data.shape={MESSAGES}"
+        instead = phrase("data.set_shape", shape=MESSAGES)
     else:
         instead = phrase("data.write_into_column_messages", chosen=chosen)
     return phrase(
         "data.rows_hold_better_worse",
         repr=" and ".join(map(repr, pair)),
-        preferences=PREFERENCES,
+        preferences=phrase("config.learns_from_pairs"),
         instead=instead,
     )
 
@@ -319,7 +318,9 @@ def _check_exists(
     if not any(value_of(row.values, column) is not None for row in rows):
         known = [*columns, *(name for name in _leaves(rows, columns) if name not in columns)]
         raise InputError(
-            "data.message", setting=setting, unknown_name=unknown_name("column", column, known)
+            "config.setting_says",
+            setting=Setting(setting),
+            reason=unknown_name("column", column, known),
         )
 
 
@@ -604,7 +605,7 @@ def _other_column(columns: list[str], request: ShapeRequest) -> str:
         detail="the prompts" if has_prompt else "the answers",
         what=what,
         others=shown(others),
-        key=key,
+        key=Setting(key),
     )
 
 

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.row_accounting import LeftOut
 from infrastructure.training.data.encoding.token_survival import Survivals
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
@@ -107,8 +106,6 @@ class DataReport:
             is_verbose: all of it; otherwise what everybody should read before a training.
             num_positions: tokens that the model can see; None: it does not say.
         """
-        note_user_values(self.unused_columns, self.unread, self.task_counts, self.end_tokens)
-        note_user_values(file["name"] for file in self.files)
         warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]
         warnings += self.notes  # they decide what is learned: everybody reads them before step 1
         if not is_verbose:

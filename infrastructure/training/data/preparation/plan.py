@@ -11,7 +11,6 @@ from infrastructure.config.types import amount_bytes
 from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import memory, processor
 from infrastructure.core.messages import phrase
-from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.chat_format import (
     TemplateFormat,
     marks_without_token,
@@ -235,7 +234,6 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
     except ValueError as error:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         hint = _missing_header(files[0], sample[0])
-        note_user_values(row.values for row in sample)
         raise InputError(
             "data.message_2", files=files[0].name, more=more, hint=hint or error
         ) from error

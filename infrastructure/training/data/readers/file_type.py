@@ -142,7 +142,7 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
     even, odd = head[::2].count(0) / len(head), head[1::2].count(0) / len(head)
     if max(even, odd) > MANY and min(even, odd) < FEW:
         encoding = "utf-16-le" if odd > even else "utf-16-be"
-        return phrase("data.utf_without_byte_order"), f"set data.encoding={encoding}"
+        return phrase("data.utf_without_byte_order"), phrase("data.set_encoding", encoding=encoding)
     if b"\x00" in head:
         return "binary", "give text, Excel, Parquet or HDF5"
     return None

@@ -12,7 +12,6 @@ from typing import Any
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.core.user_text import user_text
 
 EXCERPT_CHARACTERS = 120
 
@@ -39,17 +38,16 @@ NOT_IN_TOKENS = "not in the tokenizer's tokens"  # some of an answer
 # template or tokenizer already.
 UNLEARNABLE = frozenset({LEFT_OUT, NOT_IN_TOKENS})
 
-# What to do where many rows are set aside for one reason.
+# What to do if many rows are skipped for one reason.
 REMEDIES = {
-    INVALID_UTF8: "set data.encoding to what the file is written in (cp1252 for Western Europe,"
-    " cp1251 Cyrillic, cp932 Japanese, gb18030 Chinese, cp949 Korean)",
-    OTHER_ENCODING: "set data.encoding to what the file is written in",
-    HALF_CHARACTER: "a text was cut inside a character: write it whole",
-    BROKEN_JSON: "write each row with json.dumps, one a line",
-    MISSING_COLUMN: "give one file where a folder holds rows of several kinds",
-    NOT_IN_TOKENS: "take a model whose tokenizer has tokens for these characters",
-    WRONG_COLUMNS: "put fields that hold the separator into quotes",
-    BROKEN_CSV: "put a field that holds a quote into quotes, and write each quote in it twice",
+    INVALID_UTF8: "data.set_encoding_of_common",
+    OTHER_ENCODING: "data.set_encoding_of_file",
+    HALF_CHARACTER: "data.write_text_whole",
+    BROKEN_JSON: "data.write_with_json_dumps",
+    MISSING_COLUMN: "data.give_one_file",
+    NOT_IN_TOKENS: "data.take_other_tokenizer",
+    WRONG_COLUMNS: "data.quote_separators",
+    BROKEN_CSV: "data.quote_quotes",
 }
 
 TEXT_ROLE = "text"
@@ -136,12 +134,14 @@ class BadRow:
         """What to do about many rows like this; "" where there is no more to say."""
         if self.encoding:
             return phrase("data.looks_like_windows_text", encoding=self.encoding)
-        return self.advice or REMEDIES.get(self.reason, "")
+        if self.advice or self.reason not in REMEDIES:
+            return self.advice
+        return phrase(REMEDIES[self.reason])
 
     @property
     def shown_detail(self) -> str:
         """The detail, which quotes the row; that of a long row holds numbers alone."""
-        return self.detail if self.reason == OVER_LONG else user_text(self.detail)
+        return self.detail
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}" + (f" ({self.shown_detail})" if self.detail else "")

@@ -22,7 +22,6 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import public_address
 from infrastructure.core.registry import Registry
-from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.readers.compressed import (
     COMPRESSED,
     ZIP,
@@ -167,9 +166,6 @@ class DataFile:
     held_out: tuple["DataFile", ...] = ()
     test: tuple["DataFile", ...] = ()
 
-    def __post_init__(self) -> None:
-        note_user_values(self.name, str(self.path))
-
     def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
         """The rows from `start` on.
 
@@ -181,7 +177,6 @@ class DataFile:
             for row in self._rows(start):
                 if isinstance(row, Row) and row.values.keys() != columns:
                     columns = row.values.keys()
-                    note_user_values(*columns)
                 yield row
         except Exception as error:
             if is_damaged(error):
@@ -439,7 +434,6 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
     for directory in (folder, *filter(Path.is_dir, inside)):
         require_listable(directory)  # nothing of it would be read, and nobody told
     everything = sorted(p for p in inside if p.is_file() or (p.is_symlink() and not p.exists()))
-    note_user_values(p.name for p in everything)
     if data_format == "auto":
         known = [p for p in everything if _format_by_name(p)]
         known = [p for p in known if not is_no_data(p, known)] or known

@@ -171,11 +171,12 @@ class TokenCache:
                 del sizes[folder]
         if sum(sizes.values()) > limit:
             logger.warning(
-                "prepared data in use takes %.0f MB of the cache %s, more than cache.disk_size=%d:"
-                " raise it or set data.streaming",
-                sum(sizes.values()) / MEGABYTE,
-                self.root,
-                self.config.disk_size,
+                phrase(
+                    "data.cache_too_small",
+                    megabytes=sum(sizes.values()) / MEGABYTE,
+                    root=self.root,
+                    limit=self.config.disk_size,
+                )
             )
 
     def _entries(self) -> list[Path]:

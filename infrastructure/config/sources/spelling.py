@@ -1,0 +1,69 @@
+"""How settings are spelled for whoever reads of them: as flags, as keywords, or as keys of a file.
+
+A door (the command line, `temper.train`, a notebook) sets the spelling while it is open. What is
+said about a value that was given spells its setting as it was given.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from infrastructure.config.base import kinds
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import flag_names, is_truth, keyword_of
+from infrastructure.core.errors import Problem
+from infrastructure.core.messages import Message, Speller, as_key, spelled_by
+
+_FIELDS = schema_of(DeploymentConfig).fields
+# Of functions and commands; no settings of a run.
+_ARGUMENTS = {"accept", "max_tokens", "preset"}
+# Of functions, where the first name of the flag is another one.
+_KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards": "rewards"}
+
+
+def as_flag(key: str, value: str = "") -> str:
+    """Spell a setting as a command line does: `--batch-size 4`, `--no-lora`."""
+    if key in _ARGUMENTS:
+        return f"--{key.replace('_', '-')} {value}".rstrip()
+    if key not in _FIELDS:
+        return as_key(key, value)
+    name = flag_names(key)[0]
+    if is_truth(_FIELDS[key]):
+        return f"--no-{name.removeprefix('--')}" if value in ("false", "none") else name
+    return f"{name} {shlex.quote(value)}" if value else name
+
+
+def as_keyword(key: str, value: str = "") -> str:
+    """Spell a setting as Python does: `batch_size=4`, `lora=False`."""
+    if key == "accept" and value:
+        return f"accept={json.dumps(value.split(','), ensure_ascii=False)}"
+    if key in _ARGUMENTS:
+        return f"{key}={json.dumps(value)}" if value else key
+    if key not in _FIELDS:
+        return as_key(key, value)
+    name = _KEYWORDS.get(key) or keyword_of(key)
+    return f"{name}={_literal(key, value)}" if value else name
+
+
+def _literal(key: str, value: str) -> str:
+    """Return a value as Python writes it."""
+    types = kinds(_FIELDS[key].info.annotation)
+    if value in ("true", "false") and (bool in types or is_truth(_FIELDS[key])):
+        return value.capitalize()
+    if value == "none" and type(None) in types:
+        return "None"
+    is_number = value.replace(".", "", 1).replace("e-", "", 1).isdigit() and types & {int, float}
+    return value if is_number else json.dumps(value, ensure_ascii=False)
+
+
+@contextmanager
+def speaking(spell: Speller) -> Iterator[None]:
+    """Spell settings so, also in the text of an error that leaves."""
+    with spelled_by(spell):
+        try:
+            yield
+        except Problem as error:
+            error.message = Message(str(error))
+            raise

@@ -1,0 +1,96 @@
+"""Every message that code names has words, which name just what the code says it is about."""
+
+import ast
+import re
+import string
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.messages import CATALOGUE, CODE, words_of
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("infrastructure", "colab", "temper")
+
+
+@cache
+def entries() -> frozenset[str]:
+    names = re.compile(r"^\[([a-z0-9_]+)\]$", re.MULTILINE)
+    return frozenset(
+        f"{path.stem}.{name}"
+        for path in CATALOGUE.glob("*.toml")
+        for name in names.findall(path.read_text(encoding="utf-8"))
+    )
+
+
+@cache
+def mentions() -> tuple[tuple[str, str, frozenset[str] | None], ...]:
+    """Place, code, and the names that a call gives; None where a table holds the code alone."""
+    return tuple(_mentions())
+
+
+def _mentions() -> Iterator[tuple[str, str, frozenset[str] | None]]:
+    topics = {path.stem for path in CATALOGUE.glob("*.toml")}
+    for path in sorted(p for name in SOURCES for p in (ROOT / name).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        of_calls: dict[int, ast.Call] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and node.args:
+                first = node.args[0]
+                for one in (first, *([first.body, first.orelse] if isinstance(first, ast.IfExp) else [])):
+                    of_calls[id(one)] = node
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            if not CODE.fullmatch(node.value) or node.value.partition(".")[0] not in topics:
+                continue
+            call = of_calls.get(id(node))
+            is_message = call is not None and _is_of_messages(call)
+            if not is_message and node.value not in entries():
+                continue
+            place = f"{path.relative_to(ROOT)}:{node.lineno}"
+            given = None
+            if is_message and call is not None and all(k.arg for k in call.keywords):
+                given = frozenset(str(k.arg) for k in call.keywords)
+            yield place, node.value, given
+
+
+def _is_of_messages(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name in {"phrase", "Message"} or name.endswith("Error")
+
+
+def names_in(words: str) -> set[str]:
+    found = set()
+    for _, name, spec, _ in string.Formatter().parse(words):
+        if name is None:
+            continue
+        if not name.startswith("="):
+            found.add(name)
+        found |= names_in(spec or "")
+    return found
+
+
+def test_every_code_has_words() -> None:
+    assert [(place, code) for place, code, _ in mentions() if code not in entries()] == []
+
+
+def test_no_words_are_left_of_a_message_that_is_gone() -> None:
+    assert entries() - {code for _, code, _ in mentions()} == set()
+
+
+# Errors whose attributes are no part of their words.
+OF_ERRORS = frozenset({"differences", "hub_reachable"})
+
+
+def test_words_name_what_the_code_says() -> None:
+    wrong = []
+    for place, code, given in mentions():
+        words = words_of(code)
+        if given is None or words is None:
+            continue
+        if names_in(words) != given - OF_ERRORS:
+            wrong.append((place, code, sorted(names_in(words) ^ (given - OF_ERRORS))))
+    assert wrong == []
