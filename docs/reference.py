@@ -46,8 +46,8 @@ def _setting_row(key: str, spec: FieldSpec) -> str:
     flags = "<br>".join(f"`{flag}`" for flag in flag_names(key))
     default = "on" if spec.default is not None and spec.is_switch else plain(spec.default)
     takes = "true or false" if spec.is_switch else allowed_values(spec.info)
-    unused = [one.otherwise for one in conditions_of(spec)]
-    note = f" No effect where {'; or '.join(unused)}." if unused else ""
+    unused = [one.reason() for one in conditions_of(spec)]
+    note = f" No effect if {'; or '.join(unused)}." if unused else ""
     cells = [f"`{key}`<br>{flags}", takes, f"`{default}`", f"{spec.description}{note}"]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

@@ -7,8 +7,8 @@ look at the machine: a share such as "90%" becomes bytes where the total is know
 import codecs
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import is_utf8
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lookup import did_you_mean, unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import is_address
 from infrastructure.core.price import parse_price
 from infrastructure.core.redact import redact
@@ -46,13 +47,22 @@ class UsedWhen:
 
     Attributes:
         holds: whether it has one, in a whole configuration.
-        otherwise: why it has none.
-        remedy: what to do then.
+        otherwise: the message that says why it has none.
+        remedy: the message that says what to do then.
+        about: what `otherwise` refers to.
     """
 
     holds: Callable[[Any], object]
     otherwise: str
-    remedy: str = "leave it out"
+    remedy: str = "config.leave_out"
+    about: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def reason(self) -> str:
+        """Return why it has no effect."""
+        return phrase(
+            self.otherwise,
+            **{k: phrase(v) if CODE.fullmatch(v) else v for k, v in self.about.items()},
+        )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def refused_without_effect(
     """
     for spec, condition, value in _without_effect(config):
         if value != spec.default and (keys is None or spec.key in keys):
-            yield f"{_sentence(spec, condition, value, source_of)}: {condition.remedy}"
+            yield f"{_sentence(spec, condition, value, source_of)}. {phrase(condition.remedy)}"
 
 
 def noted_without_effect(config: ConfigSection, source_of: SourceOf) -> Iterator[str]:
@@ -67,5 +67,5 @@ def _sentence(spec: FieldSpec, unmet: UsedWhen, value: object, source_of: Source
         "config.effect_because",
         setting=Setting(spec.key, as_typed(value)),
         where=where(source_of(spec.key)),
-        otherwise=unmet.otherwise,
+        otherwise=unmet.reason(),
     )

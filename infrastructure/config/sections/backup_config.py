@@ -16,8 +16,8 @@ class BackupConfig(ConfigSection):
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
             lambda config: config.backup.place is not None,
-            "nothing is copied without backup.place",
-            "give that too, or leave it out",
+            "config.unused_no_backup_destination",
+            "config.unused_set_it_too",
         ),
     )
 

@@ -25,12 +25,12 @@ from infrastructure.config.types import (
 MAX_UNLEARNABLE_PERCENT = 1.0
 _WITHOUT_EVAL_PATH = UsedWhen(
     lambda config: config.data.eval_path is None or not config.data.validation_split,
-    "data.eval_path is held out instead",
+    "config.unused_eval_path_is_held_out",
 )
 _STREAMING = UsedWhen(
     lambda config: config.data.streaming,
-    "it is the buffer of data.streaming, which is off",
-    "switch that on, or leave it out",
+    "config.unused_streaming_is_off",
+    "config.unused_switch_it_on",
 )
 
 

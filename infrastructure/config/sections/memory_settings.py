@@ -18,8 +18,8 @@ class MemorySettings(ConfigSection):
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
             lambda config: config.training.enables(MEMORY),
-            "there is no such memory",
-            "add memory to training.enabled_extensions, or leave it out",
+            "config.unused_no_memory_extension",
+            "config.unused_add_memory_extension",
         ),
     )
 

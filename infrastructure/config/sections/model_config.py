@@ -23,10 +23,10 @@ from infrastructure.core.errors import InputError
 
 _EMBEDDED = UsedWhen(
     lambda config: config.model.name == "embedded",
-    "it shapes the embedded model, and model.name is another",
+    "config.unused_shapes_embedded_model",
 )
 _NOT_EMBEDDED = UsedWhen(
-    lambda config: config.model.name != "embedded", "the embedded model comes without code"
+    lambda config: config.model.name != "embedded", "config.unused_embedded_model_has_no_code"
 )
 
 
@@ -34,7 +34,7 @@ _ALL_LINEAR = UsedWhen(
     lambda config: (
         config.model.lora_config is None or config.model.lora_config.target_modules == "all-linear"
     ),
-    "model.lora_config.target_modules names what gets LoRA, experts by the names of their weights",
+    "config.unused_target_modules_are_named",
 )
 
 

@@ -10,8 +10,8 @@ from infrastructure.config.types import CountOrZero, PathText, UsedWhen
 MULTIMODAL = "multimodal"  # the extension
 _IS_ENABLED = UsedWhen(
     lambda config: config.training.enables(MULTIMODAL),
-    "training.enabled_extensions has no multimodal",
-    "add it there, or leave this out",
+    "config.unused_no_multimodal_extension",
+    "config.unused_add_it_there",
 )
 
 

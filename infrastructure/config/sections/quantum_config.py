@@ -39,14 +39,15 @@ BASELINES = {
 def _decides(problem: str) -> UsedWhen:
     return UsedWhen(
         lambda config: config.quantum.problem == problem,
-        f"it is about {problem}, and quantum.problem is another",
+        "config.unused_other_problem",
+        about={"problem": problem},
     )
 
 
 _DATA, _BLOCKS, _RANKS = map(_decides, BASELINES)
 _SAMPLED = UsedWhen(
     lambda config: config.quantum.answer == SAMPLER,
-    "quantum.answer is a baseline, and no sampler solves it",
+    "config.unused_no_sampler",
 )
 
 
@@ -57,8 +58,8 @@ class QuantumConfig(ConfigSection):
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
             lambda config: QUANTUM in config.training.extensions,
-            "no quantum step is made",
-            "add quantum to training.enabled_extensions, or leave it out",
+            "config.unused_no_quantum_step",
+            "config.unused_add_quantum_extension",
         ),
     )
 

@@ -31,8 +31,8 @@ _LOOPBACK = "127.0.0.1"
 
 OPTIMIZES_MEMORY = UsedWhen(
     lambda config: config.enable_memory_optimization,
-    "enable_memory_optimization is off",
-    "switch that on, or leave it out",
+    "config.unused_memory_optimization_is_off",
+    "config.unused_switch_it_on",
 )
 
 

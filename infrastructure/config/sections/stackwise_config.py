@@ -35,62 +35,61 @@ def _is_stackwise(config: Any) -> bool:
 
 
 _IN_BLOCKS = UsedWhen(
-    lambda config: config.training.mode in ("blockwise", "fused"), "training.mode has no blocks"
+    lambda config: config.training.mode in ("blockwise", "fused"),
+    "config.unused_mode_has_no_blocks",
 )
 _TOGETHER = UsedWhen(
     lambda config: _is_stackwise(config) and not config.training.trains_units_in_turn,
-    "training.strategy is not end_to_end",
+    "config.unused_not_end_to_end",
 )
 _MAKES_STACKS = UsedWhen(
     lambda config: _is_stackwise(config) and config.training.mode is None,
-    "training.mode or strategy makes no stacks of their own",
+    "config.unused_no_stacks",
 )
 _PROGRESSIVE = UsedWhen(
     lambda config: config.training.strategy == "progressive",
-    "training.strategy is not progressive",
+    "config.unused_not_progressive",
 )
 _IN_TURN = UsedWhen(
-    lambda config: config.training.trains_units_in_turn, "no unit of layers trains after another"
+    lambda config: config.training.trains_units_in_turn, "config.unused_nothing_trains_in_turn"
 )
 _STACKWISE = UsedWhen(
     _is_stackwise,
-    "the training is not stack-wise",
-    "give training.strategy or mode, or leave it out",
+    "config.unused_not_stackwise",
+    "config.unused_set_strategy_or_mode",
 )
 _RECONSTRUCTS = UsedWhen(
     lambda config: config.training.local_loss == "reconstruct",
-    "training.local_loss is not reconstruct",
+    "config.unused_not_reconstruct",
 )
-_MASKED = UsedWhen(
-    lambda config: config.training.time_step_masking, "training.time_step_masking is off"
-)
+_MASKED = UsedWhen(lambda config: config.training.time_step_masking, "config.unused_masking_is_off")
 _CACHED = UsedWhen(
     lambda config: (
         config.training.trunk_can_be_cached and config.training.cache_activations is not False
     ),
-    "no frozen trunk is cached",
+    "config.unused_no_trunk_is_cached",
 )
 _CACHED_STEPS = UsedWhen(
     lambda config: config.training.time_step_masking and config.training.trunk_can_be_cached,
-    "no activations of time steps are cached",
+    "config.unused_no_steps_are_cached",
 )
 _QUANTIZED = UsedWhen(
     lambda config: config.training.trunk_is_quantized,
-    "training.quantization_enabled is off",
+    "config.unused_stack_quantization_is_off",
 )
 _QLORA_TRUNK = UsedWhen(
     lambda config: config.training.qlora_enabled or config.training.trunk_is_adapted,
-    "training.qlora_enabled is off",
+    "config.unused_stack_qlora_is_off",
 )
 _QLORA = UsedWhen(
     lambda config: (
         _QLORA_TRUNK.holds(config) or config.training.progressive.new_stack_precision == "nf_fp8"
     ),
-    "training.qlora_enabled is off",
+    "config.unused_stack_qlora_is_off",
 )
 _VARIABLE = UsedWhen(
     lambda config: config.training.qlora_strategy == "variable",
-    "training.qlora_strategy is not variable",
+    "config.unused_qlora_not_variable",
 )
 
 

@@ -56,57 +56,53 @@ EPOCHS_OR_STEPS = {
 
 _ADDS_WEIGHTS = UsedWhen(
     lambda config: set(config.training.extensions) - {QUANTUM},
-    "no extension adds weights",
-    "add memory or multimodal to training.enabled_extensions, or leave it out",
+    "config.unused_nothing_adds_weights",
+    "config.unused_add_extension",
 )
 _CHECKPOINTED = UsedWhen(
     lambda config: config.training.gradient_checkpointing,
-    "training.gradient_checkpointing is off",
-    "switch that on, or leave it out",
+    "config.unused_checkpointing_is_off",
+    "config.unused_switch_it_on",
 )
 _TRANSFORMERS = UsedWhen(
-    lambda config: config.model.backend != "unsloth", "model.backend unsloth has a way of its own"
+    lambda config: config.model.backend != "unsloth", "config.unused_unsloth_checkpoints"
 )
 _HAS_BETAS = UsedWhen(
-    lambda config: config.training.optimizer != "sgd", "training.optimizer sgd has no betas"
+    lambda config: config.training.optimizer != "sgd", "config.unused_sgd_has_no_betas"
 )
 _HOLDS_OUT = UsedWhen(
     lambda config: config.data.holds_out,
-    "nothing is held out to measure",
-    "set data.validation_split or data.eval_path",
+    "config.unused_nothing_held_out",
+    "config.unused_hold_rows_out",
 )
 _STOPS_EARLY = UsedWhen(
     lambda config: config.training.early_stopping_patience is not None,
-    "nothing stops early",
-    "set training.early_stopping_patience",
+    "config.unused_no_early_stopping",
+    "config.unused_set_patience",
 )
 _OWN_METRIC = UsedWhen(
     lambda config: config.training.best_metric not in MEASURES,
-    "training.best_metric is built in",
-    "leave it out",
+    "config.unused_metric_is_built_in",
+    "config.leave_out",
 )
 
 
-def _method_is(names: tuple[str, ...], what: str) -> UsedWhen:
+def _method_is(names: tuple[str, ...], otherwise: str) -> UsedWhen:
     """The condition of a setting that only some methods read."""
-    return UsedWhen(
-        lambda config: config.training.method in names, f"training.method is none of those {what}"
-    )
+    return UsedWhen(lambda config: config.training.method in names, otherwise)
 
 
-_BY_REWARD = _method_is(BY_REWARD, "with rewards (grpo, rloo)")
-_GENERATES = _method_is(GENERATING, "that generate (grpo, rloo, distillation)")
-_HAS_BETA = _method_is(WITH_BETA, "with a beta (dpo, kto, orpo, grpo, rloo, distillation)")
-_HAS_TEACHER = _method_is(("distillation",), "with a teacher (distillation)")
-_BY_TRL = UsedWhen(
-    lambda config: config.training.method != SFT, "training.method sft is not one of TRL's"
-)
+_BY_REWARD = _method_is(BY_REWARD, "config.unused_method_has_no_rewards")
+_GENERATES = _method_is(GENERATING, "config.unused_method_generates_nothing")
+_HAS_BETA = _method_is(WITH_BETA, "config.unused_method_has_no_beta")
+_HAS_TEACHER = _method_is(("distillation",), "config.unused_method_has_no_teacher")
+_BY_TRL = UsedWhen(lambda config: config.training.method != SFT, "config.unused_method_is_sft")
 CURRICULUM = "curriculum"  # the strategy
 ALIKE = ("standard", CURRICULUM)
 _FINETUNES = UsedWhen(
     lambda config: config.training.strategy not in ALIKE,
-    "training.strategy standard or curriculum trains all layers alike",
-    "use finetune or auto",
+    "config.unused_trains_all_layers_alike",
+    "config.unused_use_finetune",
 )
 
 
@@ -115,15 +111,15 @@ def _is_curriculum(config: Any) -> bool:
     return config.training.strategy not in ("auto", "standard", "finetune", *STACKWISE)
 
 
-_IN_STAGES = UsedWhen(_is_curriculum, "training.strategy is not curriculum")
+_IN_STAGES = UsedWhen(_is_curriculum, "config.unused_not_curriculum")
 _BY_RANK = UsedWhen(
     lambda config: _is_curriculum(config) and config.training.curriculum_by != "task",
-    "training.strategy is not curriculum, or each task of training.curriculum_order is a stage",
+    "config.unused_tasks_are_stages",
 )
 _BY_TASK = UsedWhen(
     lambda config: _is_curriculum(config) and config.training.curriculum_by == "task",
-    "training.curriculum_by is not task",
-    "set training.strategy curriculum and training.curriculum_by task, or leave it out",
+    "config.unused_not_by_task",
+    "config.unused_set_curriculum_by_task",
 )
 
 
