@@ -69,7 +69,7 @@ def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
             f"{', '.join(sorted(_stale))} was replaced after this kernel loaded it: restart it"
             " (Runtime > Restart session) and run all cells again; nothing is installed twice"
         )
-    print(phrase("notebook.everything_temper_needs_installed"))
+    print(phrase("notebook.everything_installed"))
 
 
 def _install_for_gpu(column: Column) -> set[str]:
@@ -79,7 +79,7 @@ def _install_for_gpu(column: Column) -> set[str]:
     try:
         return _install(column, True)
     except InstallError as error:
-        print(phrase("notebook.unsloth_could_installed_transformers", error=error))
+        print(phrase("notebook.unsloth_not_installed", error=error))
         return set()
 
 
@@ -117,7 +117,7 @@ def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> No
             build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"
             install_torch(installer, line.removeprefix(PIN), build)
     if todo.lines:
-        title = phrase("notebook.packages_missing", num_lines=len(todo.lines))
+        title = phrase("notebook.missing_packages", count=len(todo.lines))
         _install_beside(installer, title, todo.lines, todo.held)
     if todo.alone:
         installer.install(phrase("notebook.unsloth_without_dependencies"), "--no-deps", *todo.alone)

@@ -40,10 +40,10 @@ class KnownCosts:
         try:
             run = None if config.new_run else self._of_this_purpose(config)
         except (OSError, ValueError) as error:  # gone since, or not to be read: this only shows
-            yield phrase("notebook.runs_cannot_read", output_dir=config.output_dir, error=error)
+            yield phrase("notebook.runs_unreadable", output_dir=config.output_dir, error=error)
             return
         if run is None:
-            yield phrase("notebook.new_run_begins", output_dir=config.output_dir)
+            yield phrase("notebook.new_run_starts", output_dir=config.output_dir)
             return
         yield _standing(run)
         forecast = _read(run.directory / FORECAST_FILE)
@@ -55,8 +55,8 @@ class KnownCosts:
             cost = "" if price is None else f", so about {parse_price(price).text(seconds)},"
             yield (
                 phrase(
-                    "notebook.when_started_last_measured",
-                    seconds=format_duration(seconds),
+                    "notebook.measured_at_last_start",
+                    duration=format_duration(seconds),
                     cost=cost,
                     steps=steps,
                     peak=format_bytes(peak),
@@ -84,7 +84,7 @@ def _extent(config: DeploymentConfig) -> str:
     """Steps or epochs, and what a step is."""
     training = config.training
     if training.batch_size == "auto":
-        batch = phrase("notebook.many_examples_fastest_measured")
+        batch = phrase("notebook.fastest_batch_measured")
     else:
         batch = f"{training.batch_size * training.gradient_accumulation} examples"
     if training.max_steps is not None and training.num_epochs == "auto":
@@ -99,7 +99,7 @@ def _epochs(config: DeploymentConfig) -> str:
         if trains_from_scratch(config.model):
             return f"{SCRATCH_EPOCHS} epochs"
         return phrase(
-            "notebook.epochs_where_weights_new",
+            "notebook.default_epochs",
             finetune_epochs=FINETUNE_EPOCHS,
             scratch_epochs=SCRATCH_EPOCHS,
         )
@@ -111,18 +111,18 @@ def _standing(facts: RunFacts) -> str:
     name = facts.run_id
     trainer = read_trainer(facts.directory)
     if trainer is not None and trainer.is_alive:
-        return phrase("notebook.run_these_settings_being", name=name, trainer=trainer)
+        return phrase("notebook.same_run_is_training", run=name, trainer=trainer)
     if facts.status == "finished":
-        return phrase("notebook.run_did_just_finished", name=name)
+        return phrase("notebook.same_run_is_finished", run=name)
     steps = facts.summary.get("steps")
-    so_far = phrase("notebook.steps_done", steps=steps) if isinstance(steps, int) else ""
-    return phrase("notebook.goes_run_new_run", name=name, so_far=so_far)
+    so_far = phrase("notebook.steps_already_done", steps=steps) if isinstance(steps, int) else ""
+    return phrase("notebook.run_will_resume", run=name, so_far=so_far)
 
 
 def _copies(config: DeploymentConfig) -> str:
     if not config.enable_backups or config.backup.place is None:
-        return phrase("notebook.checkpoints_lie_machine_lost")
-    return phrase("notebook.checkpoints_copied", place=config.backup.place)
+        return phrase("notebook.checkpoints_not_backed_up")
+    return phrase("notebook.checkpoints_backed_up_to", place=config.backup.place)
 
 
 def _purpose_in(path: Path) -> Mapping[str, object] | None:

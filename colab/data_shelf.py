@@ -66,7 +66,7 @@ class Shelf:
                 f"{self.folder} cannot be written to ({error.strerror}): give another folder"
             ) from error
         if not self._lock.take(wait=False, where_there_are_none=True):
-            print(phrase("notebook.another_process_fetching_same", folder=self.folder))
+            print(phrase("notebook.waiting_for_same_download", folder=self.folder))
             self._lock.take()
         return self
 

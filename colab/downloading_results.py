@@ -55,10 +55,10 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
             archive.write(file, Path(directory.name) / file.relative_to(directory), how)
     print(
         phrase(
-            "notebook.model_report",
-            directory=directory.name,
+            "notebook.results_zipped",
+            run=directory.name,
             target=target,
-            st_size=format_bytes(target.stat().st_size),
+            size=format_bytes(target.stat().st_size),
         )
     )
     _offer(target)
@@ -87,11 +87,17 @@ def _offer(target: Path) -> None:
     size_bytes = target.stat().st_size
     if size_bytes > MOST_FOR_BROWSER_BYTES:
         most = format_bytes(MOST_FOR_BROWSER_BYTES)
-        print(phrase("notebook.browser_takes_notebook", most=most, other_ways=OTHER_WAYS))
+        print(phrase("notebook.too_large_for_browser", limit=most, other_ways=OTHER_WAYS))
         return
     try:
         importlib.import_module("google.colab.files").download(str(target))
     except Exception as error:  # the page's side has errors of its own kinds
-        print(phrase("notebook.browser_did_take", name=type(error).__name__, other_ways=OTHER_WAYS))
+        print(
+            phrase(
+                "notebook.browser_download_failed",
+                error=type(error).__name__,
+                other_ways=OTHER_WAYS,
+            )
+        )
         return
-    print(phrase("notebook.browser_downloads_when_cell"))
+    print(phrase("notebook.browser_download_pending"))

@@ -83,20 +83,20 @@ def mount_drive(folder: str = "temper") -> StorageFolder:
         raise ValueError(f"name a folder of your Drive, as in 'temper/tests', not {folder!r}")
     here = Path.cwd() / folder
     if platform() is not Platform.COLAB:
-        return StorageFolder(here, False, phrase("notebook.colab_runtime_drive_mount"))
+        return StorageFolder(here, False, phrase("notebook.no_drive_outside_colab"))
     try:
         path = _ready(folder)
     except _RefusedError as error:
         return StorageFolder(here, False, str(error))
     except TimeoutError as error:
-        return StorageFolder(here, False, phrase("notebook.drive_does_answer_restart", error=error))
+        return StorageFolder(here, False, phrase("notebook.drive_not_responding", error=error))
     except OSError as error:
         there = DrivePlace(_top() / folder)
         what = error.strerror or type(error).__name__
         return StorageFolder(
             here, False, f"Drive refuses {there.root} ({what}): {there.advice(error)}"
         )
-    return StorageFolder(path, True, phrase("notebook.drive_mounted_outlives_session", path=path))
+    return StorageFolder(path, True, phrase("notebook.drive_mounted", path=path))
 
 
 def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
@@ -108,16 +108,16 @@ def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
         One sentence: what happened.
     """
     if platform() is not Platform.COLAB:
-        return phrase("notebook.colab_runtime_drive_flush")
+        return phrase("notebook.nothing_to_flush")
     try:
         drive = importlib.import_module("google.colab.drive")
         longest_ms = int(seconds * 1000)
         within(seconds + GRACE_SECONDS, lambda: drive.flush_and_unmount(timeout_ms=longest_ms))
     except TimeoutError as error:
-        return phrase("notebook.drive_finished_uploading_goes", error=error)
+        return phrase("notebook.drive_still_uploading", error=error)
     except Exception as error:  # Colab's own package raises many kinds, KeyError among them
-        return phrase("notebook.drive_flushed_uploads_itself", error=_words(error))
-    return phrase("notebook.drive_uploaded_held_back")
+        return phrase("notebook.drive_not_flushed", error=_words(error))
+    return phrase("notebook.drive_flushed")
 
 
 def _ready(folder: str) -> Path:
@@ -154,7 +154,7 @@ def _advice(error: Exception) -> str:
     for text, advice in ADVICE.items():
         if text in str(error):
             return advice.format(mount=MOUNT_POINT)
-    return phrase("notebook.drive_mounted_run_again", error=_words(error))
+    return phrase("notebook.drive_not_mounted", error=_words(error))
 
 
 def _words(error: Exception) -> str:

@@ -109,7 +109,7 @@ def fetch_from_hub(
             return _reported("Here already", fetched)
         shelf.accept(safe_name(address))
         part = fetch_hub_file(address, shelf.work, endpoint)
-        return _keep(shelf, part, None, sha256, phrase("notebook.look_hub"))
+        return _keep(shelf, part, None, sha256, phrase("notebook.check_file_on_hub"))
 
 
 def _hub_dataset(name: str, sha256: str | None, folder: Path | None) -> Path:
@@ -128,7 +128,7 @@ def _local(path: Path, sha256: str | None) -> Path:
         _refuse_hash(sha256, str(path))
         return path
     _check(
-        path, sha256, None if sha256 is None else file_sha256(path), phrase("notebook.look_file")
+        path, sha256, None if sha256 is None else file_sha256(path), phrase("notebook.check_file")
     )
     return path
 

@@ -66,7 +66,7 @@ class ConfigForm:
         Returns:
             The forecast, or why there is none, in sentences; shown in the form too.
         """
-        self._report(phrase("notebook.measuring_few_steps_run"))
+        self._report(phrase("notebook.measuring_steps"))
         self._measured = (_what_costs(self._state.config), self._forecast())
         self._draw()
         return self._measured[1]
@@ -113,7 +113,7 @@ class ConfigForm:
         try:
             return [*colab.forecast(self.config).lines(), ON_TOP]
         except Exception as error:  # of whatever library: it is only told
-            return [redact(phrase("notebook.cannot_measured", error=error))]
+            return [redact(phrase("notebook.measurement_failed", error=error))]
 
     def _doubt(self) -> list[str]:
         """What would be a question at a terminal: here a box of the form answers it."""
@@ -178,7 +178,7 @@ def show_form(config: DeploymentConfig) -> ConfigForm:
     try:
         form.update(**_EDITS.of(config))
     except ConfigurationError as error:
-        print(redact(phrase("notebook.changed_form_before_does", error=error)))
+        print(redact(phrase("notebook.form_changes_outdated", error=error)))
     if in_notebook_kernel() and is_installed("ipywidgets"):
         display = require("IPython.display", "a form")
         display.display(form.make_view().box)

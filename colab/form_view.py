@@ -51,10 +51,12 @@ class FormView:
             layout=widgets.Layout(width="40em", max_width="100%"),
         )
         self.presets.observe(self._on_preset, names="value")
-        self.reset = widgets.Button(description="Undo all", tooltip=phrase("notebook.cell_says"))
+        self.reset = widgets.Button(
+            description="Undo all", tooltip=phrase("notebook.form_reset_tooltip")
+        )
         self.reset.on_click(lambda _: actions.reset())
         self.measure = widgets.Button(
-            description="Measure", tooltip=phrase("notebook.try_few_steps_machine")
+            description="Measure", tooltip=phrase("notebook.form_measure_tooltip")
         )
         self.measure.on_click(lambda _: actions.measure())
         self._status, self._cost, self._line = (widgets.HTML() for _ in range(3))

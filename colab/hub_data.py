@@ -30,7 +30,7 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
         DataError: the Hub does not give it, or other bytes than it names.
         StorageError: the disk has too little free space for it.
     """
-    why = phrase("notebook.files_hugging_face_hub")
+    why = phrase("notebook.hub_files")
     hub, errors = require("huggingface_hub", why), require("huggingface_hub.errors", why)
     uri = require("huggingface_hub.utils", why).parse_hf_uri(address)
     if not uri.path_in_repo or ".." in uri.path_in_repo.split("/"):

@@ -117,11 +117,11 @@ def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> lis
             shown = f"step {copy['confirmed_step']:,}"
             place = f"{format_duration(max(0.0, now - copy['saved_at']))} ago, {place}"
         tiles.append(make_tile("Last durable checkpoint", shown, more=place))
-    where = phrase("notebook.saved_machine") if tiles else "Last durable checkpoint"
+    where = phrase("notebook.saved_on_this_machine") if tiles else "Last durable checkpoint"
     if saved is None:
-        return [*tiles, make_tile(phrase("notebook.saved_machine"), "nothing yet")]
+        return [*tiles, make_tile(phrase("notebook.saved_on_this_machine"), "nothing yet")]
     age = f"{format_duration(max(0.0, now - saved.saved_at))} ago"
-    more = age if tiles or view["is_over"] else phrase("notebook.machine", age=age)
+    more = age if tiles or view["is_over"] else phrase("notebook.saved_here_only", age=age)
     return [*tiles, make_tile(where, f"step {saved.step:,}", more=more)]
 
 
@@ -131,4 +131,4 @@ def curve_section(view: RunView) -> Markup:
     figures = curves(charts_of(points, view["evaluated"], NUM_SMALL_BUCKETS), wide=None)
     if figures:
         return element("div", *figures, css_class="columns")
-    return NOTHING if view["is_over"] else element("p", phrase("notebook.step_been_logged_yet"))
+    return NOTHING if view["is_over"] else element("p", phrase("notebook.no_step_logged_yet"))

@@ -49,9 +49,9 @@ def rehearse_disconnect(
     use_sample_data(config)
     run = newest_of_this_purpose(config, [])
     if run is not None and run.is_finished():
-        print(phrase("notebook.run_finished_nothing_left", run_id=run.run_id))
+        print(phrase("notebook.rehearsal_run_finished", run=run.run_id))
     elif run is None and (lost := newest_of_this_purpose(_elsewhere(config), [])):
-        print(phrase("notebook.machine_run_gone_already", run_id=lost.run_id))
+        print(phrase("notebook.rehearsal_machine_already_gone", run=lost.run_id))
     else:
         path = run.path if run and _pid_of(run.path) else detached.follow(detached.start(config))
         _take_away(RunDirectory(path), Path(config.output_dir), at_step, timeout_seconds)
@@ -72,12 +72,8 @@ def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_second
     lost = output_dir / LOST_FOLDER / run.run_id
     lost.parent.mkdir(parents=True, exist_ok=True)
     run.path.rename(lost)
-    print(phrase("notebook.killed_process_trained_run", pid=pid, run_id=run.run_id))
-    print(
-        phrase(
-            "notebook.step_safe_nothing_left", confirmed_step=safe.confirmed_step, place=safe.place
-        )
-    )
+    print(phrase("notebook.rehearsal_machine_taken_away", pid=pid, run=run.run_id))
+    print(phrase("notebook.rehearsal_only_backup_left", step=safe.confirmed_step, place=safe.place))
 
 
 def _pid_of(path: Path) -> int | None:

@@ -45,7 +45,7 @@ def release_runtime(
     """
     run_directory, _ = find_run(None if run is None else str(run), Path(output_dir))
     if platform() is not Platform.COLAB:
-        return _stays(phrase("notebook.colab_runtime_none_give"))
+        return _stays(phrase("notebook.no_runtime_outside_colab"))
     try:
         print(make_sure(run_directory, seconds))
         return _unassign(run_directory)
@@ -77,7 +77,7 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
         step = _confirmed_step(run, backup, seconds)
         if not run.is_finished():
             return phrase(
-                "notebook.step_run_safe_finished", step=step, run_id=run.run_id, place=options.place
+                "notebook.unfinished_run_confirmed", step=step, run=run.run_id, place=options.place
             )
         if damaged := damaged_files(run.final):
             raise StorageError(
@@ -90,8 +90,8 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
                 f"the model of run {run.run_id} is not known to be safe: {end.problem}"
             )
     return phrase(
-        "notebook.run_safe_step_model",
-        run_id=run.run_id,
+        "notebook.finished_run_confirmed",
+        run=run.run_id,
         step=step,
         place=options.place,
         published=end.published,
@@ -104,7 +104,9 @@ def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int
         raise StorageError(f"run {run.run_id} has no checkpoint yet")
     status = backup.finish(seconds)
     if status.confirmed_name != newest:
-        why = status.error or phrase("notebook.confirmed_within", seconds=age_words(seconds))
+        why = status.error or phrase(
+            "notebook.backup_not_confirmed_within", duration=age_words(seconds)
+        )
         raise StorageError(
             f"the last checkpoint of run {run.run_id} is not known to be safe: {why}"
         )
@@ -119,9 +121,11 @@ def _unassign(run: RunDirectory) -> bool:
         importlib.import_module("google.colab.runtime").unassign()
     except Exception as error:  # errors.RuntimeManagementError, and whatever its network raises
         return _stays(
-            phrase("notebook.colab_did_take_back", error=redact(str(error)) or type(error).__name__)
+            phrase(
+                "notebook.runtime_not_released", error=redact(str(error)) or type(error).__name__
+            )
         )
-    print(phrase("notebook.runtime_given_back"))
+    print(phrase("notebook.runtime_released"))
     return True
 
 

@@ -172,7 +172,7 @@ class WebFile(RemoteFile):
 
     def _advice_for(self, status: int) -> str:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return phrase("notebook.wants_know_who_asks")
+            return phrase("notebook.download_needs_login")
         return "check the address"
 
 

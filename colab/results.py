@@ -70,7 +70,7 @@ def show_data(config: DeploymentConfig) -> None:
     trainer.initialize_model()
     data: Any = trainer.initialize_data()
     print(*data.report.lines(), sep="\n")
-    print(phrase("notebook.examples_model_sees_them"))
+    print(phrase("notebook.example_preview_heading"))
     for one in first_examples(data, NUM_PREVIEWED):
         if in_notebook_kernel():
             shown = token_preview_html(one.example, data.tokenizer, one.left_out)
@@ -237,10 +237,10 @@ def export(
     facts = export_model(run_directory, checkpoint, folder, request)
     print(
         phrase(
-            "notebook.step_run_model_own",
-            facts=facts["step"],
-            facts_2=facts["run"],
-            facts_3=facts["folder"],
+            "notebook.step_exported",
+            step=facts["step"],
+            run=facts["run"],
+            folder=facts["folder"],
         )
     )
     print(*[f"  {line}" for line in [*facts["lines"], *facts["notes"]]], sep="\n")

@@ -114,7 +114,7 @@ def _of_colab(name: str) -> SecretLookup:
     except Exception as error:  # NotebookAccessError is no errors.Error, and others come from below
         return SecretLookup(name, MISSING, _why(error))
     if not value:
-        return SecretLookup(name, MISSING, phrase("notebook.empty_colab_secrets"))
+        return SecretLookup(name, MISSING, phrase("notebook.colab_secret_empty"))
     return SecretLookup(name, COLAB, value=value)
 
 
@@ -122,11 +122,11 @@ def _why(error: Exception) -> str:
     """What Colab's refusal means. Its own words are not repeated: nobody knows what they hold."""
     kind = type(error).__name__
     if kind == "SecretNotFoundError":
-        return phrase("notebook.colab_secrets_none_name")
+        return phrase("notebook.colab_secret_missing")
     if kind == "NotebookAccessError":
-        return phrase("notebook.colab_secrets_but_notebook")
+        return phrase("notebook.colab_secret_not_granted")
     if kind == "TimeoutException":
-        _colab.silent = phrase("notebook.colab_page_did_answer")
+        _colab.silent = phrase("notebook.colab_page_not_responding")
         return _colab.silent
-    _colab.silent = phrase("notebook.colab_secrets_cannot_asked", kind=kind)
+    _colab.silent = phrase("notebook.colab_secrets_unavailable", error=kind)
     return _colab.silent

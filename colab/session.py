@@ -74,13 +74,13 @@ class Session:
             place = redact(os.environ[PLACE_VARIABLE])
             return [
                 phrase(
-                    "notebook.kept_checkpoints_copied_environment",
+                    "notebook.backed_up_by_environment",
                     place=place,
-                    place_variable=PLACE_VARIABLE,
+                    variable=PLACE_VARIABLE,
                 )
             ]
         if self.place.is_drive:
-            return [phrase("notebook.kept_checkpoints_copied_your", place=self.place.path)]
+            return [phrase("notebook.backed_up_to_drive", place=self.place.path)]
         return [f"kept: {KEPT[self.platform]}", f"      {self.place.reason}"]
 
 
@@ -115,14 +115,12 @@ def _place(project: str, use_drive: bool) -> StorageFolder | None:
         return StorageFolder(
             output_folder(project),
             False,
-            phrase("notebook.copies_made", place_variable=PLACE_VARIABLE, value=value),
+            phrase("notebook.backups_turned_off", variable=PLACE_VARIABLE, value=value),
         )
     if value:
         return None
     if not use_drive:
-        return StorageFolder(
-            output_folder(project), False, phrase("notebook.drive_asked_use_drive")
-        )
+        return StorageFolder(output_folder(project), False, phrase("notebook.drive_not_requested"))
     return mount_drive(project)
 
 

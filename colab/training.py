@@ -146,7 +146,9 @@ class _Cell:
         self.panel: LivePanel | None = None
 
     def report(self, line: str) -> None:
-        print(line if self.panel is None else line.removesuffix(phrase("run.ctrl_c_saves_stops")))
+        print(
+            line if self.panel is None else line.removesuffix(phrase("run.ctrl_c_saves_and_stops"))
+        )
         if self.panel is not None:
             self.panel.look()
 
@@ -174,12 +176,12 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
                 config, cell.report, accept, cell.begun, cell.make_progress, shown_elsewhere
             ).run()
     except KeyboardInterrupt:
-        print(phrase("notebook.interrupted_before_first_step"))
+        print(phrase("notebook.interrupted_before_training"))
         raise
     finally:
         cell.finish()
     if summary["status"] == "stopped":
-        print(phrase("notebook.run_cell_again_training"))
+        print(phrase("notebook.run_cell_to_resume"))
     return summary
 
 
@@ -203,9 +205,9 @@ def _look_on(what: Path | DetachedTraining) -> Summary:
         if _is_trained(run_path):
             print(
                 phrase(
-                    "notebook.run_trained_looking",
-                    run_path=run_path.name,
-                    run_path_2=read_trainer(run_path),
+                    "notebook.watching_other_process",
+                    run=run_path.name,
+                    trainer=read_trainer(run_path),
                 )
             )
         _show_until_end(run_path)
@@ -236,7 +238,7 @@ def _show_until_end(run_path: Path) -> None:
 
 def _print_next_steps(run_path: Path | None) -> None:
     name = "The training" if run_path is None else f"Run {run_path.name}"
-    print(phrase("notebook.goes_itself_colab_attach", name=name))
+    print(phrase("notebook.training_continues_detached", run=name))
 
 
 def _summary_of(run_path: Path | None) -> Summary:
@@ -261,7 +263,7 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
     run.close()
     summary = _summary_of(run_path)
     output = run_path / OUTPUT_FILE
-    hint = phrase("notebook.all_said", output=output) if output.exists() else ""
+    hint = phrase("notebook.full_output_file", output=output) if output.exists() else ""
     if state == "failed":
         raise RunFailedError(f"run {run_path.name} failed: {summary.get('error')}{hint}")
     if state == "interrupted":

@@ -183,8 +183,8 @@ class Transfer:
     def _kept(self) -> str:
         held = self.held_bytes()
         if not held:
-            return phrase("notebook.nothing_kept")
-        return phrase("notebook.kept_same_call_goes", held=format_bytes(held))
+            return phrase("notebook.nothing_downloaded_kept")
+        return phrase("notebook.partial_download_kept", size=format_bytes(held))
 
     def _part(self, name: str) -> Path:
         return self.folder / "part" / name

@@ -120,7 +120,7 @@ class BackupSystem(RunBackup):
                 model, optimizer, epoch=epoch, step=step, loss=loss, kind="emergency", **others
             )
         except (TemperError, OSError, ValueError, RuntimeError) as error:
-            log.error(phrase("backup.emergency_backup_written", error=redact(str(error))))
+            log.error(phrase("backup.emergency_save_failed", error=redact(str(error))))
             return EmergencyResult(None, False, time.monotonic() - begin, redact(str(error)))
         status = self.finish(budget - (time.monotonic() - begin), look="")
         confirmed = status.confirmed_name == path.stem
@@ -169,7 +169,7 @@ class BackupSystem(RunBackup):
             return name
         if self._link is not None:
             return self.restore_run().stem
-        raise CheckpointError("backup.holds_version_restored", root=self.store.root)
+        raise CheckpointError("backup.no_restorable_checkpoint", root=self.store.root)
 
     def _find_step(self, step: int) -> str:
         for name in self.store.versions():
@@ -178,7 +178,7 @@ class BackupSystem(RunBackup):
                 return name
         if self._link is not None:
             return self.restore_run(step).stem
-        raise CheckpointError("backup.holds_version_step", root=self.store.root, step=step)
+        raise CheckpointError("backup.no_checkpoint_of_step", root=self.store.root, step=step)
 
 
 def create_backup_system(

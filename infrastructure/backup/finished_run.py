@@ -89,12 +89,10 @@ def complete(
     look = backup.begin_last_look()  # copying the model may have taken long
     status = backup.finish(max(LAST_LOOK_SECONDS, _left(deadline)), look)
     if status.confirmed_name != backup.store.newest_healthy():
-        problem = status.problem or phrase("backup.place_confirmed_last_checkpoint")
+        problem = status.problem or phrase("backup.last_checkpoint_not_confirmed")
         return Completion(published, problem)
     if not status.has_looked(look) or published not in status.published_folders.values():
-        return Completion(
-            published, status.problem or phrase("backup.destination_checked_last_time")
-        )
+        return Completion(published, status.problem or phrase("backup.final_check_not_done"))
     return Completion(published)
 
 
@@ -107,16 +105,16 @@ def not_safe(run_path: Path, place: str, end: Completion) -> str:
     problem = end.problem
     if end.published is not None:
         return phrase(
-            "backup.all_safe_run_finished",
-            run_path=run_path.name,
-            published=redact_urls(end.published),
+            "backup.finished_run_partly_confirmed",
+            run=run_path.name,
+            url=redact_urls(end.published),
             problem=problem,
         )
     return phrase(
-        "backup.safe_yet_run_finished",
-        run_path=run_path.name,
-        run_path_2=run_path / FINAL,
-        place=redact_urls(place),
+        "backup.finished_run_not_confirmed",
+        run=run_path.name,
+        model=run_path / FINAL,
+        url=redact_urls(place),
         problem=problem or "nobody waited for it",
     )
 

@@ -27,15 +27,17 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
     checkpoints = "1 checkpoint" if num_more == 1 else f"{num_more} checkpoints"
     size = _size(bytes_per_version)
     what = phrase(
-        "backup.reserve", checkpoints=checkpoints, size=size, slack_bytes=_size(SLACK_BYTES)
+        "backup.space_needed", checkpoints=checkpoints, size=size, reserve=_size(SLACK_BYTES)
     )
     text = f"{where}: {what} need {_size(needed)}"
     if free is None:
-        return phrase("backup.how_much_free_known", text=text)
+        return phrase("backup.free_space_unknown", need=text)
     if free < needed:
         fits_one = free >= bytes_per_version + SLACK_BYTES
-        lower = phrase("backup.set_training_keep_checkpoints") if num_more > 1 and fits_one else ""
-        raise StorageError("backup.free_make_room", text=text, free=_size(free), lower=lower)
+        lower = phrase("backup.or_keep_fewer_checkpoints") if num_more > 1 and fits_one else ""
+        raise StorageError(
+            "backup.no_space_for_rotation", need=text, free=_size(free), alternative=lower
+        )
     return f"{text}, {_size(free)} are free"
 
 

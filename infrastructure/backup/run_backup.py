@@ -216,7 +216,7 @@ class RunBackup:
                 self.store.sweep()
             except OSError as error:
                 raise StorageError(
-                    "backup.cannot_swept", root=self.store.root, error=error
+                    "backup.sweep_failed", root=self.store.root, error=error
                 ) from error
             repairs = [*StoreRepair(self.store, remote, where).steps(confirmed)]
         if directory is not None:
@@ -225,7 +225,7 @@ class RunBackup:
                 repairs += RunFileRepair(directory, stores).steps()
             except OSError as error:
                 raise StorageError(
-                    "backup.cannot_repaired_2", directory=directory, error=error
+                    "backup.run_files_repair_failed", directory=directory, error=error
                 ) from error
         return repairs
 
@@ -272,7 +272,7 @@ class RunBackup:
             return replace(status, state=STARTING)  # what ended those before it may be gone
         if self._copier.failure is not None and status.error is None:
             return replace(
-                status, error=phrase("backup.process_copies", failure=self._copier.failure)
+                status, error=phrase("backup.copier_failed", reason=self._copier.failure)
             )
         return status
 
@@ -290,8 +290,8 @@ class RunBackup:
         status = replace(
             known,
             state=DOWN,
-            error=phrase("backup.process_copies_cannot_run", failure=copier.failure),
-            advice=phrase("backup.confirmed_lies_machine_temper"),
+            error=phrase("backup.copier_cannot_run", reason=copier.failure),
+            advice=phrase("backup.unconfirmed_only_here"),
             num_failures=copier.num_failures,
             in_flight_step=None,
             newest_name=self.store.newest_healthy(),
@@ -361,7 +361,7 @@ class RunBackup:
         if self.options.allow_missing_place:
             self.is_missing = True
             return message
-        raise StorageError(f"{message}{phrase('backup.allow_missing_place_trains_without_until')}")
+        raise StorageError(f"{message}{phrase('backup.or_allow_missing_destination')}")
 
     def _contact(self) -> None:
         link = self._require_link()
@@ -483,8 +483,10 @@ class RunBackup:
                 return where
             is_over = status.state in (FENCED, DOWN) or time.monotonic() >= deadline
             if is_over:
-                problem = status.problem or phrase("backup.place_confirmed_yet")
-                raise StorageError("backup.safe", folder=folder, url=url, problem=problem)
+                problem = status.problem or phrase("backup.folder_not_confirmed_yet")
+                raise StorageError(
+                    "backup.folder_not_safe", folder=folder, url=url, problem=problem
+                )
             time.sleep(POLL_SECONDS)
 
     def _stores(self) -> dict[str, Store]:
@@ -494,7 +496,7 @@ class RunBackup:
 
     def _require_link(self) -> RemoteSession:
         if self._link is None:
-            raise StorageError("backup.place_copy_give_backup")
+            raise StorageError("backup.no_destination")
         return self._link
 
     def _unreachable(self, error: OSError) -> StorageError:
@@ -527,7 +529,7 @@ def refuse_unreachable_place(options: BackupConfig) -> None:
         place.require_reachable()
     except OSError as error:
         if not options.allow_missing_place:
-            way_out = phrase("backup.allow_missing_place_trains_without_until")
+            way_out = phrase("backup.or_allow_missing_destination")
             raise StorageError(f"{_cannot_be_used(place, error)}{way_out}") from error
 
 
@@ -536,5 +538,5 @@ def _cannot_be_used(place: Place, error: OSError | StorageError) -> str:
     if isinstance(error, OSError):
         advice = f" ({place.advice(error)})"
     return redact(
-        phrase("backup.backup_place_cannot_used", url=place.url, reason=reason, advice=advice)
+        phrase("backup.destination_unusable", url=place.url, reason=reason, advice=advice)
     )

@@ -13,12 +13,12 @@ A_RUN_HELP = "a run (default: the newest)"
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Add DATA, which is `data.path`."""
     parser.add_argument(
-        "data", nargs="?", metavar="DATA", help=phrase("commands.file_folder_hub_data")
+        "data", nargs="?", metavar="DATA", help=phrase("commands.help_data_or_samples")
     )
 
 
 def add_run(
-    parser: argparse.ArgumentParser, help_text: str = phrase("commands.run_run_step_run")
+    parser: argparse.ArgumentParser, help_text: str = phrase("commands.help_run_or_checkpoint")
 ) -> None:
     """Add RUN."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=help_text)
@@ -32,7 +32,7 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
         type=names_in,
         metavar="NAMES",
         default=[],
-        help=phrase("commands.go_although_these_changed"),
+        help=phrase("commands.help_accept"),
     )
 
 
@@ -48,9 +48,7 @@ def names_in(text: str) -> list[str]:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`; see `output`."""
-    parser.add_argument(
-        "--json", action="store_true", help=phrase("commands.print_json_object_nothing")
-    )
+    parser.add_argument("--json", action="store_true", help=phrase("commands.help_json"))
 
 
 def add_folder_flags(parser: argparse.ArgumentParser, *keys: str) -> None:

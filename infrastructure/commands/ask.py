@@ -21,23 +21,23 @@ LONGEST_ANSWER_TOKENS = 256
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("model", metavar="MODEL", help=phrase("commands.run_final_any_model"))
+    parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
     parser.add_argument(
         "questions",
         nargs="*",
         default=[],
         metavar="QUESTION",
-        help=phrase("commands.plain_words_each_quotes"),
+        help=phrase("commands.help_questions"),
     )
     parser.add_argument(
         "--system",
         metavar="TEXT",
-        help=phrase("commands.system_prompt_before_each"),
+        help=phrase("commands.help_system_prompt"),
     )
     parser.add_argument(
         "--context",
         metavar="TEXT",
-        help=phrase("commands.questions_about_rows_training"),
+        help=phrase("commands.help_question_context"),
     )
     parser.add_argument(
         "--image",
@@ -45,18 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help=phrase("commands.picture_questions_about_model"),
+        help=phrase("commands.help_question_image"),
     )
     parser.add_argument(
         "--max-tokens",
         type=int,
         default=LONGEST_ANSWER_TOKENS,
         metavar="N",
-        help=phrase("commands.longest_answer_default", longest_answer_tokens=LONGEST_ANSWER_TOKENS),
+        help=phrase("commands.help_max_answer_tokens", default=LONGEST_ANSWER_TOKENS),
     )
-    parser.add_argument(
-        "--json", action="store_true", help=phrase("commands.print_json_object_each")
-    )
+    parser.add_argument("--json", action="store_true", help=phrase("commands.help_json_per_answer"))
     add_folder_flags(parser, "device")
 
 
@@ -69,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.given_paths import check_device, check_model
 
     if not all(question.strip() for question in options.questions):
-        raise ValueError(phrase("commands.nothing_asked_nothing_answered"))
+        raise ValueError(phrase("commands.no_question_asked"))
     config = configure(options)
     with waiting_beside("loading the model"):
         model = resolve_model(options.model, Path(config.output_dir))
@@ -80,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     typed = _typed()
     first = next(typed, None) if is_piped else None  # before the model is loaded
     if is_piped and first is None:
-        raise ValueError(phrase("commands.nothing_asked_nothing_answered"))
+        raise ValueError(phrase("commands.no_question_asked"))
     with waiting_beside("loading the model"):
         from infrastructure.deployment.model_repair import repair_model
         from infrastructure.evaluation.prompting import Answerer
@@ -96,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     for note in [] if options.json else notes:
         show_beside(note)
     if options.context is None and not options.json and has_context(Path(model)):
-        show_beside(phrase("commands.note_trained_questions_context"))
+        show_beside(phrase("commands.note_model_expects_context"))
     num_answered = num_shown = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):
@@ -115,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         if written.is_cut and not options.json:
             show_beside(f"note: {answerer.why_cut(written)}")
     if not num_answered:
-        raise ValueError(phrase("commands.nothing_asked_nothing_answered"))
+        raise ValueError(phrase("commands.no_question_asked"))
     return ExitCode.DONE
 
 

@@ -72,7 +72,7 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
-        run_help = phrase("commands.run_run_step_run") if action == RESTORE else A_RUN_HELP
+        run_help = phrase("commands.help_run_or_checkpoint") if action == RESTORE else A_RUN_HELP
         add = partial(_add_action_arguments, run_help, can_be_tried=action == "prune")
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
@@ -81,9 +81,11 @@ def _add_action_arguments(
     run_help: str, parser: argparse.ArgumentParser, can_be_tried: bool
 ) -> None:
     add_run(parser, run_help)
-    parser.add_argument("--place", metavar="TEXT", help=phrase("commands.same_backup_place"))
+    parser.add_argument("--place", metavar="TEXT", help=phrase("commands.help_backup_place"))
     if can_be_tried:
-        parser.add_argument("--dry-run", action="store_true", help=phrase("commands.say_go"))
+        parser.add_argument(
+            "--dry-run", action="store_true", help=phrase("commands.help_prune_dry_run")
+        )
     add_json(parser)
     add_folder_flags(parser, *keys_of("backup"))
 
@@ -98,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         name, version = split_version(options.run)
         if version is not None and not (Path(options.run) / RUN_FILE).is_file():
             raise ValueError(
-                phrase("monitoring.checkpoint_about_whole_run", name=options.run, run=name)
+                phrase("monitoring.checkpoint_instead_of_run", name=options.run, run=name)
             )
     _, act = ACTIONS[options.action]
     return act(options, configure(options, {PLACE: options.place}))
@@ -110,7 +112,7 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     now is the run's place from here on, whichever lay there before."""
     run, backup = _backup_of_run(options.run, config)
     if not backup.store.versions():
-        raise InputError("commands.run_checkpoint_yet_nothing", run_id=run.run_id)
+        raise InputError("commands.nothing_to_back_up", run_id=run.run_id)
     if PLACE in _given(config):
         backup.adopt_place()
     is_finished = run.is_finished()
@@ -133,7 +135,7 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     if is_finished:
         facts |= asdict(end)
         place = str(backup.options.place)
-        safe = phrase("commands.run_safe_model_lies", run_id=run.run_id, published=end.published)
+        safe = phrase("commands.run_is_safe", run_id=run.run_id, url=end.published)
         lines.append(safe if is_safe else not_safe(run.path, place, end))
     show(options.json, facts, *lines)
     if is_safe:
@@ -143,7 +145,7 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 def _waits_for(backup: RunBackup) -> str:
     problem = backup.status().problem
-    return phrase("commands.waiting_place", detail=f": {problem}" if problem else "")
+    return phrase("commands.waiting_for_destination", reason=f": {problem}" if problem else "")
 
 
 def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
@@ -214,7 +216,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
             missing = _nothing_of(run_id, place)
     if not rows:
         why = "" if missing is None else f" ({missing})"
-        raise InputError("commands.run_version_place_nothing", run_id=run_id, why=why)
+        raise InputError("commands.nothing_to_verify", run_id=run_id, reason=why)
     damaged = [row for row in rows if row["problem"]]
     lines = [f"{_name(row)} {row['where']}: {row['problem'] or 'whole'}" for row in rows]
     show(
@@ -234,7 +236,7 @@ def _nothing_of(run_id: str, place: Place) -> str:
         return missing
     runs = answer_of(place, lambda: runs_at(place))
     there = f"; it holds {', '.join(runs[-MAX_NAMED:])}" if runs else ""
-    return phrase("commands.copy_run", run_id=run_id, url=place.url, there=there)
+    return phrase("commands.no_backup_of_run", run_id=run_id, url=place.url, others=there)
 
 
 def _others_at(options: argparse.Namespace, place: Place) -> str:
@@ -242,9 +244,7 @@ def _others_at(options: argparse.Namespace, place: Place) -> str:
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))
-    command = (
-        phrase("commands.temper_backup_verify_place", runs=shlex.quote(runs[-1])) if runs else ""
-    )
+    command = phrase("commands.command_backup_verify", run=shlex.quote(runs[-1])) if runs else ""
     return f"; of those: {command} {shlex.quote(place.url)}" if runs else ""
 
 
@@ -271,8 +271,8 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     is_finished = run.is_finished()
     facts = {"run": run.run_id, "path": str(path), "step": number}
     facts["go_on"] = None if is_finished else command
-    line = phrase("commands.run_verified_step", run_id=run.run_id, number=number)
-    end = phrase("commands.finished_model", path=path / FINAL)
+    line = phrase("commands.run_restored", run_id=run.run_id, step=number)
+    end = phrase("commands.restored_run_is_finished", path=path / FINAL)
     show(options.json, facts, line + (end if is_finished else f"; go on with: {command}"))
     return ExitCode.DONE
 
@@ -284,10 +284,10 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         gone = list(_superseded(run_id, backup))
         lines = [f"would remove {_name(row)} {row['where']}" for row in gone]
         facts = {"run": run_id, "would_remove": gone}
-        show(options.json, facts, *(lines or [phrase("commands.nothing_removed")]))
+        show(options.json, facts, *(lines or [phrase("commands.nothing_would_be_removed")]))
         return ExitCode.DONE
     if not backup.store.versions():
-        raise InputError("commands.run_checkpoint_nothing_prune", run_id=run_id)
+        raise InputError("commands.nothing_to_prune", run_id=run_id)
     done = backup.prune()
     show(options.json, {"run": run_id, "done": done}, *done)
     return ExitCode.DONE
@@ -305,7 +305,9 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
             kept = versions_to_keep(store, retention)
             names = [name for name in store.versions() if name not in kept]
         except OSError as error:
-            raise StorageError("commands.answer", where=where, error=error) from error
+            raise StorageError(
+                "commands.store_does_not_respond", where=where, error=error
+            ) from error
         yield from ({"where": where, **describe(store, name)} for name in names)
 
 
@@ -322,8 +324,8 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     if backup.options.place is None:
         is_elsewhere = "output_dir" in _given(config)
         name = str(run.path) if is_elsewhere else options.run or run.run_id
-        command = phrase("commands.temper_backup_create_place", name=shlex.quote(name))
-        text = phrase("commands.run_machine_copy", run_id=run.run_id, command=command)
+        command = phrase("commands.command_backup_create", run=shlex.quote(name))
+        text = phrase("commands.run_has_no_backup", run_id=run.run_id, command=command)
         show(options.json, {"run": run.run_id, "place": None, "text": text}, text)
         return ExitCode.DONE
     state = backup.status()
@@ -346,22 +348,20 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         lines.append(f"Caution: {missing}")
     elif nothing is not None:
         lines.append(
-            phrase(
-                "commands.caution_temper_backup_list", nothing=nothing, url=shlex.quote(place.url)
-            )
+            phrase("commands.caution_no_backup_of_run", problem=nothing, url=shlex.quote(place.url))
         )
     elif loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
         caution = place.caution(run.path) if isinstance(place, FolderPlace) else None
-        safe = phrase("commands.if_machine_died_now")
-        safe += phrase("commands.destination_last_seen") if seen else ""
+        safe = phrase("commands.nothing_would_be_lost")
+        safe += phrase("commands.as_destination_last_seen") if seen else ""
         lines.append(f"Caution: {caution}" if caution else safe)
     elif training is not None:
         since = (
             "all steps" if state.confirmed_step is None else f"steps after {state.confirmed_step}"
         )
-        lines.append(phrase("commands.if_machine_died_now_2", since=since))
+        lines.append(phrase("commands.steps_would_be_lost", steps=since))
     elif loss.seconds is not None:
-        lines.append(phrase("commands.if_machine_died_now_3", seconds=age_words(loss.seconds)))
+        lines.append(phrase("commands.work_would_be_lost", age=age_words(loss.seconds)))
     show(options.json, {**facts, "text": loss.text, "missing": missing or nothing}, *lines)
     return ExitCode.WRONG_INPUT if missing is not None and is_given else ExitCode.DONE
 
@@ -378,7 +378,7 @@ def _missing_folder(place: Place) -> str | None:
     """That a folder is not there, in a sentence; None: it is, or only its answer would show it."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None
-    return phrase("commands.folder_copy_now_path", url=place.url)
+    return phrase("commands.destination_folder_missing", url=place.url)
 
 
 def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
@@ -389,18 +389,19 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
     if not is_back and (trainer is None or trainer.is_alive is not False):
         return None
     if run.is_finished():
-        return phrase("commands.training_finished")
-    how = {RunStatus.STOPPED: "was stopped", RunStatus.FAILED: phrase("commands.ended_error")}
-    command = phrase(
-        "commands.same_command_temper_train_resume", run=shlex.quote(from_here(run.path))
-    )
+        return phrase("commands.run_finished")
+    how = {
+        RunStatus.STOPPED: "was stopped",
+        RunStatus.FAILED: phrase("commands.run_ended_with_error"),
+    }
+    command = phrase("commands.command_or_train_resume", run=shlex.quote(from_here(run.path)))
     go_on = "its own script" if run.is_of_a_trainer() else command
     at = "" if newest_step is None else f" from step {newest_step}"
     if is_back or trainer is None:
-        return phrase("commands.training_brought_back_gone", go_on=go_on, at=at)
+        return phrase("commands.restored_run_not_resumed", command=go_on, start=at)
     by_person = was_stopped(run.path, trainer)
     ended = how.get(run.status(), "was stopped" if by_person else "was killed")
-    return phrase("commands.training_before_end_goes", ended=ended, go_on=go_on, at=at)
+    return phrase("commands.run_ended_early", ended=ended, command=go_on, start=at)
 
 
 Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]
@@ -441,10 +442,12 @@ def _backup_of_run(
     options = place_options(recorded).copy_with(**changes)
     if options.place is None and (last := last_place(run.checkpoints)) is not None:
         if MASK in last and opens:
-            raise InputError("commands.run_copied_whose_password", run_id=run.run_id, last=last)
+            raise InputError(
+                "commands.destination_password_not_stored", run_id=run.run_id, url=last
+            )
         options = options.copy_with(place=last)
     if options.place is None and must_have_place:
-        raise InputError("commands.run_place_backups_give", run_id=run.run_id)
+        raise InputError("commands.run_has_no_destination", run_id=run.run_id)
     retention = retention_of(recorded.training)
     return run, RunBackup(
         run.checkpoints,
@@ -478,17 +481,21 @@ def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None,
         except NoSuchRunError:
             pass  # nothing of it is here
         except ValueError as error:
-            error.add_note(phrase("commands.place_brings_back"))
+            error.add_note(phrase("commands.place_restores_run"))
             raise
         else:
             return run.run_id, backup.options
     whose = "" if name is None else f" of {name}"
     known = " or ".join(_places_of_runs(Path(config.output_dir)))
     others = (
-        phrase("commands.runs_copied", output_dir=config.output_dir, known=known) if known else ""
+        phrase(
+            "commands.destinations_of_other_runs", output_dir=config.output_dir, destinations=known
+        )
+        if known
+        else ""
     )
     raise InputError(
-        "commands.where_backup_give_place", whose=whose, place=variable_of(PLACE), others=others
+        "commands.backup_location_unknown", of_run=whose, variable=variable_of(PLACE), others=others
     )
 
 

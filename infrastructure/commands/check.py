@@ -32,14 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         const=NUM_PREVIEWED,
         metavar="N",
-        help=phrase("commands.show_tokens_examples_trained"),
+        help=phrase("commands.help_preview"),
     )
-    parser.add_argument(
-        "--quick", action="store_true", help=phrase("commands.seconds_moves_weight")
-    )
+    parser.add_argument("--quick", action="store_true", help=phrase("commands.help_quick_check"))
     parser.add_argument("--strict", action="store_true", help="a warning is a failure")
     parser.add_argument(
-        "--rebaseline", action="store_true", help=phrase("commands.forget_earlier_times_work")
+        "--rebaseline", action="store_true", help=phrase("commands.help_rebaseline")
     )
     add_json(parser)
     add_preset_flag(parser)
@@ -50,10 +48,10 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
     """Show examples as the training will see them. The model is not loaded; what is prepared of the
     data is kept for the training."""
     if options.preview < 1:
-        raise InputError("commands.preview_shows_least_example")
+        raise InputError("commands.preview_needs_an_example")
     if options.quick or options.strict or options.rebaseline:
-        raise InputError("commands.preview_checks_nothing_leave")
-    with waiting_beside(phrase("commands.loading_pytorch_reading_data")):
+        raise InputError("commands.preview_runs_no_checks")
+    with waiting_beside(phrase("commands.loading_pytorch_and_data")):
         from infrastructure.testing.label_checks import check_prompts
         from infrastructure.training.data.data_pipeline import first_examples
         from infrastructure.training.data.encoding.token_preview import (
@@ -66,7 +64,7 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
         adapter = TrainerFactory().for_run(config, "transformers").adapter
         tokenizer = adapter.initialize_tokenizer()
         if tokenizer is None:
-            raise InputError("commands.preview_shows_tokens_model")
+            raise InputError("commands.preview_of_model_without_text")
         data = adapter.create_data_source(config.cache, config.training.seed)
         examples = [*first_examples(cast("DataPipeline", data), options.preview)]
     records = []

@@ -50,8 +50,8 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
     for action, text in (
-        ("list", phrase("commands.show_checkpoints_run")),
-        ("verify", phrase("commands.compare_every_byte_checkpoints")),
+        ("list", phrase("commands.help_checkpoints_list")),
+        ("verify", phrase("commands.help_checkpoints_verify")),
     ):
         actions.add_parser(
             action, help=text, description=as_sentence(text), add_arguments=_add_action_arguments
@@ -79,7 +79,7 @@ def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool =
         label = _name_scores(run, rows)
         show(as_json, facts, f"Run {run.run_id}", checkpoint_table(rows, label))
     else:
-        show(as_json, facts, phrase("commands.run_checkpoint_yet", run_id=run.run_id))
+        show(as_json, facts, phrase("commands.no_checkpoint_yet", run_id=run.run_id))
     return ExitCode.DONE
 
 
@@ -89,7 +89,7 @@ def verify_checkpoints(
     """Compare every byte of a run's checkpoints with what was written."""
     chosen = list(_chosen(run, checkpoint))
     if not chosen:
-        raise InputError("commands.run_checkpoint_verify", run_id=run.run_id)
+        raise InputError("commands.no_checkpoint_to_verify", run_id=run.run_id)
     rows = verify_versions(chosen)
     num_damaged = sum(row["problem"] is not None for row in rows)
     facts = {"run": run.run_id, "checkpoints": rows, "damaged": num_damaged}

@@ -12,7 +12,7 @@ from infrastructure.core.messages import phrase
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument(
-        "--changed", action="store_true", help=phrase("commands.settings_their_default")
+        "--changed", action="store_true", help=phrase("commands.help_changed_settings")
     )
     add_preset_flag(parser)
     add_config_flags(parser)

@@ -16,12 +16,12 @@ from infrastructure.monitoring.records.run_list import find_run_path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    add_run(parser, phrase("commands.run_default_always_newest"))
-    parser.add_argument("--host", default="127.0.0.1", help=phrase("commands.where_listen_default"))
-    parser.add_argument("--port", type=int, default=8765, help=phrase("commands.any_free_default"))
+    add_run(parser, phrase("commands.help_dashboard_run"))
+    parser.add_argument("--host", default="127.0.0.1", help=phrase("commands.help_dashboard_host"))
     parser.add_argument(
-        "--json", action="store_true", help=phrase("commands.tell_address_json_object")
+        "--port", type=int, default=8765, help=phrase("commands.help_dashboard_port")
     )
+    parser.add_argument("--json", action="store_true", help=phrase("commands.help_dashboard_json"))
     add_folder_flags(parser)
 
 
@@ -47,9 +47,9 @@ def _show_address(server: Dashboard, as_json: bool) -> None:
         address = {"url": server.url, "port": server.port, "path": server.path}
         print(json.dumps(address), flush=True)
         return
-    print(phrase("commands.dashboard", url=server.url))
+    print(phrase("commands.dashboard_address", url=server.url))
     if server.is_local:
-        print(phrase("commands.through_proxy_such_notebook", server=server.path))
+        print(phrase("commands.dashboard_path_behind_proxy", path=server.path))
     else:
-        print(phrase("commands.who_address_token_sees"))
-    print(phrase("commands.ctrl_c_ends_trainings_go"), flush=True)
+        print(phrase("commands.dashboard_needs_token"))
+    print(phrase("commands.dashboard_stops_with_ctrl_c"), flush=True)

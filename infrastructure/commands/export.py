@@ -22,42 +22,40 @@ log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("run", metavar="RUN", help=phrase("commands.run_run_step_run_2"))
+    parser.add_argument("run", metavar="RUN", help=phrase("commands.help_export_run"))
     parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help=phrase("commands.empty_folder_none_yet")
+        "folder", nargs="?", metavar="FOLDER", help=phrase("commands.help_export_folder")
     )
     parser.add_argument(
         "--push-to-hub",
         metavar="OWNER/NAME",
-        help=phrase("commands.put_model_hugging_face"),
+        help=phrase("commands.help_push_to_hub"),
     )
-    parser.add_argument(
-        "--public", action="store_true", help=phrase("commands.make_new_repository_push_to_hub")
-    )
+    parser.add_argument("--public", action="store_true", help=phrase("commands.help_public"))
     parser.add_argument(
         "--as",
         dest="part",
         choices=["auto", "lora", "merged"],
         default="auto",
-        help=phrase("commands.lora_alone_added_base"),
+        help=phrase("commands.help_export_as"),
     )
     parser.add_argument(
         "--bits",
         type=int,
         choices=[16, 8, 4],
-        help=phrase("commands.each_weight_bitsandbytes_gguf"),
+        help=phrase("commands.help_export_bits"),
     )
     parser.add_argument(
         "--format",
         choices=["safetensors", "gguf", "onnx", "torch-export"],
         default="safetensors",
-        help=phrase("commands.transformers_llama_cpp_ollama"),
+        help=phrase("commands.help_export_format"),
     )
     parser.add_argument(
         "--converter",
         type=Path,
         metavar="PATH",
-        help=phrase("commands.format_gguf_llama_cpp"),
+        help=phrase("commands.help_converter"),
     )
     add_json(parser)
     add_folder_flags(parser)
@@ -67,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
     """Write the model of a checkpoint; needs no GPU and none of the training data."""
     output_dir = Path(configure(options).output_dir)
     if options.folder is None and options.push_to_hub is None:
-        raise InputError("commands.where_name_folder_push_to_hub")
+        raise InputError("commands.no_export_target")
     if options.public and options.push_to_hub is None:
-        raise InputError("commands.public_push_to_hub_owner_name")
+        raise InputError("commands.public_without_push_to_hub")
     from infrastructure.deployment.export_request import (
         ExportRequest,
         Form,
@@ -108,16 +106,16 @@ def run(options: argparse.Namespace) -> int:
             facts: JsonObject = {"run": run.run_id, "step": step}
         else:
             folder = Path(options.folder or Path(scratch) / "model")
-            with waiting_beside(phrase("commands.working_model")):
+            with waiting_beside(phrase("commands.exporting_model")):
                 facts = export_model(
                     run, checkpoint, folder, request, partial(progress, options.json)
                 )
         lines = [
             phrase(
-                "commands.step_run_model",
-                facts=facts["step"],
+                "commands.model_exported",
+                step=facts["step"],
                 run_id=run.run_id,
-                get=facts.get("folder"),
+                folder=facts.get("folder"),
             )
         ]
         lines += [f"  {line}" for key in ("lines", "notes") for line in as_list(facts.pop(key, []))]
@@ -127,10 +125,10 @@ def run(options: argparse.Namespace) -> int:
             lines = lines if options.folder else []
             lines += [
                 phrase(
-                    "commands.step_run_hub",
-                    facts=facts["step"],
+                    "commands.model_on_hub",
+                    step=facts["step"],
                     run_id=run.run_id,
-                    facts_2=facts["url"],
+                    url=facts["url"],
                 )
             ]
             lines += [f"  {note}" for note in as_list(published["notes"])]

@@ -39,14 +39,14 @@ def run(options: argparse.Namespace) -> int:
         ValueError: a word is given; says what shows a run, or another folder.
     """
     if (word := options.word) is not None:
-        raise InputError("commands.list_too_much_temper", word=word, word_2=shlex.quote(word))
+        raise InputError("commands.list_takes_no_run", word=word, quoted=shlex.quote(word))
     config = configure(options)
     folder = Path(config.output_dir)
     rows = [(row, _written_at(folder / row.name)) for row in RunRows(folder).read()]
     runs = [{**asdict(row), "written_at": moment} for row, moment in rows]
     is_missing = config.source("output_dir").layer is Layer.FLAG and not folder.is_dir()
-    there = f"No run in {folder}{phrase('commands.folder') * is_missing}"
-    text = phrase("commands.start_temper_train_data", there=there)
+    there = f"No run in {folder}{phrase('commands.which_is_not_a_folder') * is_missing}"
+    text = phrase("commands.no_run_to_list", no_run=there)
     if rows:
         text = render_table(HEADINGS, [_cells(row, moment) for row, moment in rows])
     show(options.json, spell_numbers({"folder": str(folder), "runs": runs}), text)

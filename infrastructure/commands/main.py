@@ -101,10 +101,10 @@ def create_parser() -> CommandParser:
     """The whole command line; what a command takes is added when it is called."""
     parser = CommandParser(
         prog=PROGRAM,
-        description=phrase("commands.fine_tune_language_models_machines"),
-        epilog=phrase("commands.temper_command_help_lists"),
+        description=phrase("commands.help_temper"),
+        epilog=phrase("commands.help_of_a_command"),
     )
-    parser.add_argument("--version", action=ShowVersion, help=phrase("commands.show_version_exit"))
+    parser.add_argument("--version", action=ShowVersion, help=phrase("commands.help_version"))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
         add = partial(_add_arguments, name)
@@ -193,7 +193,7 @@ def _how_to_go_on(arguments: Sequence[str] | None) -> str:
     goes_on = name in GOES_ON or words[:2] == ["queue", "run"]
     if not goes_on or "--new-run" in words:
         return ""
-    return phrase("commands.same_command_goes_saved")
+    return phrase("commands.interrupted_how_to_resume")
 
 
 def _start_debugging(options: argparse.Namespace) -> None:
@@ -236,7 +236,7 @@ def _fail(error: BaseException, code: ExitCode) -> ExitCode:
 def _sentence(error: BaseException) -> str:
     """What an error says; where the system refuses a file, which one."""
     if isinstance(error, PermissionError) and error.filename is not None and error.errno:
-        return phrase("commands.permission_denied_user_use", filename=error.filename)
+        return phrase("commands.permission_denied", path=error.filename)
     return str(error)
 
 
@@ -264,8 +264,8 @@ def _hint(error: BaseException, shown: bool) -> str:
         return ""
     path = traceback_file(error)
     if path is not None:
-        return phrase("commands.traceback", path=path)
-    return phrase("commands.run_again_log_level_debug")
+        return phrase("commands.traceback_location", path=path)
+    return phrase("commands.how_to_see_traceback")
 
 
 def _notes(error: BaseException) -> str:

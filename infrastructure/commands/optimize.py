@@ -25,14 +25,14 @@ SETTINGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("model", metavar="MODEL", help=phrase("commands.run_final_any_model"))
-    parser.add_argument("--rows", type=int, default=1, help=phrase("commands.inputs_default"))
+    parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
+    parser.add_argument("--rows", type=int, default=1, help=phrase("commands.help_inference_rows"))
     parser.add_argument("--length", type=int, default=128, help="in tokens (default: 128)")
     parser.add_argument(
         "--save",
         type=Path,
         metavar="FILE",
-        help=phrase("commands.write_program_pt_torch"),
+        help=phrase("commands.help_save_program"),
     )
     add_json(parser)
     add_folder_flags(parser, *SETTINGS)
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     with loading_torch(options.json):
         from infrastructure.deployment.inference import find_fastest_inference
 
-    with interrupt_on_signals(), waiting_beside(phrase("commands.trying_each_way_answer")):
+    with interrupt_on_signals(), waiting_beside(phrase("commands.trying_inference_methods")):
         fastest = find_fastest_inference(config, options.rows, options.length, options.save)
     result, program = fastest.result, fastest.program
     facts = {
@@ -72,16 +72,18 @@ def run(options: argparse.Namespace) -> int:
 def _refuse_wrong(options: argparse.Namespace) -> None:
     for name, value in (("--rows", options.rows), ("--length", options.length)):
         if value < 1:
-            raise InputError("commands.give_whole_number_least", name=name, value=value)
+            raise InputError("commands.inference_size_too_small", flag=name, value=value)
     if options.save is None:
         return
     if options.save.exists():
-        raise InputError("commands.already_name_another_file", save=options.save)
+        raise InputError("commands.program_file_exists", path=options.save)
     from infrastructure.optimization.inference import PROGRAMS
 
     if options.save.suffix not in PROGRAMS:
         endings = ", ".join(PROGRAMS)
-        raise InputError("commands.name_file_endings", save=options.save, endings=endings)
+        raise InputError(
+            "commands.unknown_program_extension", path=options.save, extensions=endings
+        )
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
@@ -95,6 +97,6 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     refused = [f"{name} is not possible: {why}" for name, why in facts["failures"].items()]
     best = "as it is" if facts["method"] == "eager" else facts["method"]
     speedup = before / facts["after_seconds"]
-    verdict = phrase("commands.fastest_same_answers", best=best, speedup=speedup)
+    verdict = phrase("commands.fastest_method", method=best, speedup=speedup)
     written = [f"written: {facts['saved']}"] if facts["saved"] else []
     return [render_table([title, "latency", "speed"], rows), *refused, verdict, *written]

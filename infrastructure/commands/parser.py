@@ -44,7 +44,7 @@ class CommandParser(argparse.ArgumentParser):
             add_arguments(self)
             if self._is_long():
                 self.add_argument(
-                    "--help-all", action=ShowAll, help=phrase("commands.show_every_flag_section")
+                    "--help-all", action=ShowAll, help=phrase("commands.help_all_flags")
                 )
         return self
 
@@ -75,10 +75,10 @@ class CommandParser(argparse.ArgumentParser):
         message = message.replace("ignored explicit argument", "it takes no value, not")
         words = self.prog.removeprefix(PROGRAM).strip()
         raise InputError(
-            "commands.see_help",
-            words=words,
-            detail=": " * bool(words),
-            message=message,
+            "commands.wrong_arguments",
+            command=words,
+            separator=": " * bool(words),
+            problem=message,
             prog=self.prog,
         )
 
@@ -90,15 +90,15 @@ class CommandParser(argparse.ArgumentParser):
             known = [choice.dest for choice in action._choices_actions]
             if action.dest == "action" and "list" in known and _is_a_run(str(value)):
                 raise InputError(
-                    "commands.run_takes_first_do",
-                    value=str(value),
+                    "commands.action_missing_before_run",
+                    word=str(value),
                     prog=self.prog,
-                    value_2=value,
-                    known=", ".join(known),
+                    run=value,
+                    actions=", ".join(known),
                 )
             text = unknown_command(self.prog, str(value), known)
             if action.dest == "action" and "list" in known and "did you mean" not in text:
-                text += phrase("commands.run_name_list", prog=self.prog, value=value)
+                text += phrase("commands.or_list_run_of_this_name", prog=self.prog, run=value)
             raise ValueError(text)
         if action.choices is not None and value not in action.choices:
             self._refuse_value_of_another(action, value)
@@ -111,7 +111,9 @@ class CommandParser(argparse.ArgumentParser):
         for other in self._actions:
             if other.option_strings and other.choices is not None and value in other.choices:
                 flag, given = other.option_strings[-1], action.option_strings[-1]
-                raise InputError("commands.message", given=given, value=value, flag=flag)
+                raise InputError(
+                    "commands.value_of_another_flag", given_flag=given, value=value, flag=flag
+                )
 
     def add_actions(self) -> Any:
         """Let the command take a second word, such as `verify` in `temper checkpoints verify`."""
@@ -176,19 +178,17 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     from infrastructure.commands.unknown_words import flag_hint
 
     if (spaced := _name_with_spaces(words)) is not None:
-        raise InputError(
-            "commands.spaces_put_between_quotes", spaced=spaced, spaced_2=shlex.quote(spaced)
-        )
+        raise InputError("commands.name_needs_quotes", name=spaced, quoted=shlex.quote(spaced))
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
     known, command = known_flags(parser, *words), " ".join([PROGRAM, *words])
     flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
     data = getattr(options, "data", None)
     if not flags and data is not None and not unknown[0].startswith("-"):
-        raise InputError("commands.unknown_argument_data_already", unknown=unknown[0], data=data)
+        raise InputError("commands.second_data_argument", argument=unknown[0], data=data)
     flags = flags or [unknown[0]]
     *before, last = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
     ended = [text if text.endswith("?") else f"{text}." for text in before]
-    raise InputError("commands.unknown_argument", items=" Unknown too: ".join([*ended, last]))
+    raise InputError("commands.unknown_argument", arguments=" Unknown too: ".join([*ended, last]))
 
 
 def _refuse_value_of_switch(
@@ -210,8 +210,8 @@ def _refuse_value_of_switch(
     for flag, value in pairs:
         if flag in switches and not Path(value).exists():
             off = f"--no-{flag.removeprefix('--')}"
-            ways = phrase("commands.off", off=off) if off in switches else "it is on"
-            raise InputError("commands.takes_value_alone", flag=flag, value=value, ways=ways)
+            ways = phrase("commands.switch_on_or_off", flag=off) if off in switches else "it is on"
+            raise InputError("commands.switch_takes_no_value", flag=flag, value=value, ways=ways)
 
 
 def _name_with_spaces(words: Sequence[str]) -> str | None:

@@ -28,10 +28,10 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
     for action, text, add in (
-        ("add", phrase("commands.training_wait_takes_temper"), _add_training),
-        ("run", phrase("commands.train_waits_after_another"), _add_folder),
-        ("list", phrase("commands.show_waits_became_others"), _add_folder),
-        ("remove", phrase("commands.take_trainings_out_queue"), _add_numbers),
+        ("add", phrase("commands.help_queue_add"), _add_training),
+        ("run", phrase("commands.help_queue_run"), _add_folder),
+        ("list", phrase("commands.help_queue_list"), _add_folder),
+        ("remove", phrase("commands.help_queue_remove"), _add_numbers),
     ):
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
@@ -50,7 +50,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 def _add_numbers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "numbers", nargs="+", type=int, metavar="NUMBER", help=phrase("commands.list_shows_them")
+        "numbers", nargs="+", type=int, metavar="NUMBER", help=phrase("commands.help_queue_numbers")
     )
     _add_folder(parser)
 
@@ -72,7 +72,7 @@ def add(options: argparse.Namespace) -> int:
     job = queue.add(*given)
     print(f"Job {job.number} waits: {job.line}")
     if queue.runner() is None:
-        print(phrase("commands.temper_queue_run_trains"))
+        print(phrase("commands.how_to_run_queue"))
     return ExitCode.DONE
 
 
@@ -80,7 +80,7 @@ def run_queue(options: argparse.Namespace) -> int:
     """Train what is to be done."""
     queue = _queue_of(options)
     jobs = queue.run(lambda line: progress(options.json, line))
-    _show(options.json, jobs, phrase("commands.nothing_waits_temper_queue"))
+    _show(options.json, jobs, phrase("commands.no_job_waits"))
     if any(job.state is not JobState.FINISHED for job in jobs):
         return ExitCode.FAILED
     return ExitCode.NOT_CONFIRMED if any(job.reason for job in jobs) else ExitCode.DONE
@@ -90,7 +90,7 @@ def list_jobs(options: argparse.Namespace) -> int:
     """Show every job."""
     queue = _queue_of(options)
     runner = queue.runner()
-    _show(options.json, queue.jobs(), phrase("commands.queue_empty_temper_queue"), runner)
+    _show(options.json, queue.jobs(), phrase("commands.queue_is_empty"), runner)
     return ExitCode.DONE
 
 
@@ -112,7 +112,7 @@ def _show(as_json: bool, jobs: Sequence[Job], empty: str, runner: str | None = N
     if not jobs:
         show(as_json, facts, empty)
         return
-    lines = [phrase("commands.run", runner=runner)] if runner else []
+    lines = [phrase("commands.queue_is_run_by", process=runner)] if runner else []
     show(as_json, facts, *lines, *(line for job in jobs for line in job_lines(job)))
 
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUES",
-        help=phrase("commands.tried_learning_rate_log"),
+        help=phrase("commands.help_sweep_search"),
     )
     parser.add_argument(
         "--trials", type=int, default=NUM_TRIALS, metavar="N", help="how many (default: 20)"
@@ -52,14 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=SAMPLERS,
         default="tpe",
         metavar="NAME",
-        help=phrase("commands.draws_values_default_tpe", samplers=", ".join(SAMPLERS)),
+        help=phrase("commands.help_sweep_sampler", samplers=", ".join(SAMPLERS)),
     )
     parser.add_argument(
         "--pruner",
         choices=PRUNERS,
         default="median",
         metavar="NAME",
-        help=phrase("commands.ends_trial_behind_default", pruners=", ".join(PRUNERS)),
+        help=phrase("commands.help_sweep_pruner", pruners=", ".join(PRUNERS)),
     )
     add_json(parser)
     add_preset_flag(parser)
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     }
     lines = [table(results, best, dimensions, goal)] if results else []
     if best is not None:
-        lines += [phrase("commands.best_trial_final", run=best.run), f"The same again: {command}"]
+        lines += [phrase("commands.best_trial", run=best.run), f"The same again: {command}"]
     show(options.json, facts, *lines)
     if not is_over:
         return ExitCode.INTERRUPTED
@@ -118,11 +118,11 @@ def check(
         ConfigurationError: says what, and what to do.
     """
     if num_trials < 1:
-        raise ConfigurationError("commands.trials_least_trained", num_trials=num_trials)
+        raise ConfigurationError("commands.too_few_trials", count=num_trials)
     if config.new_run:
-        raise ConfigurationError("commands.new_run_effect_sweep_another")
+        raise ConfigurationError("commands.new_run_in_sweep")
     if not config.data.holds_out:
-        raise ConfigurationError("commands.sweep_compares_measured_held_out")
+        raise ConfigurationError("commands.sweep_without_held_out_data")
     check_comparable(dimensions, config)
     if goal.sampler == "grid":
         grid(dimensions)

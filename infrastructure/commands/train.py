@@ -24,9 +24,7 @@ from infrastructure.training.data.preparation.doubts import UnconfirmedDataError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_data(parser)
-    parser.add_argument(
-        "--detach", action="store_true", help=phrase("commands.process_own_outlives_shell")
-    )
+    parser.add_argument("--detach", action="store_true", help=phrase("commands.help_detach"))
     add_accept(parser)
     add_preset_flag(parser)
     add_config_flags(parser)
@@ -98,19 +96,17 @@ def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     make_ready(config)
     same = None if config.new_run else detached.preparing_the_same(config)
     if same is not None:
-        raise InputError("commands.same_being_prepared_wait", trainer=same.trainer)
+        raise InputError("commands.same_run_being_prepared", process=same.trainer)
     training = detached.start(config, accept)
     try:
         run_path = detached.follow(training)
     except RunFailedError:  # its last line has told why
         return training.exit_code()
     except KeyboardInterrupt:
-        print(phrase("commands.prepared_further_temper_stop", trainer=training.trainer))
+        print(phrase("commands.preparation_continues", process=training.trainer))
         return ExitCode.DONE
     trainer = read_trainer(run_path)
     if trainer is not None and trainer.is_alive:
-        print(
-            phrase("commands.run_trained_whatever_becomes", run_path=run_path.name, trainer=trainer)
-        )
+        print(phrase("commands.detached_run_trains", run=run_path.name, process=trainer))
         print(*detached.how_to_look_on(run_path), sep="\n")
     return ExitCode.DONE

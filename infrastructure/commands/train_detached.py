@@ -100,4 +100,4 @@ def _move_output(before: Path, after: Path) -> None:
                 os.dup2(output.fileno(), stream.fileno())
         before.unlink(missing_ok=True)
     except OSError as error:  # it goes on where it went until now
-        log.warning(phrase("commands.output_stays", before=before, error=error))
+        log.warning(phrase("commands.output_not_moved", path=before, error=error))

@@ -22,41 +22,35 @@ OF_TASKS = ("tasks_path", "limit", "num_fewshot")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("model", metavar="MODEL", help=phrase("commands.run_final_any_model"))
-    parser.add_argument(
-        "data", nargs="?", metavar="DATA", help=phrase("commands.file_folder_hub_data_2")
-    )
-    parser.add_argument(
-        "--against", metavar="OTHER", help=phrase("commands.second_model_same_rows")
-    )
+    parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
+    parser.add_argument("data", nargs="?", metavar="DATA", help=phrase("commands.help_data"))
+    parser.add_argument("--against", metavar="OTHER", help=phrase("commands.help_against"))
     parser.add_argument(
         "--measures",
         action="extend",
         type=names_in,
         metavar="NAMES",
-        help=phrase("commands.answers_such_exact_match", measures=", ".join(MEASURES)),
+        help=phrase("commands.help_measures", measures=", ".join(MEASURES)),
     )
     parser.add_argument(
         "--max-tokens",
         type=int,
         metavar="N",
-        help=phrase("commands.longest_answer_default_few"),
+        help=phrase("commands.help_max_tokens_of_evaluation"),
     )
     parser.add_argument(
         "--tasks",
         action="extend",
         type=names_in,
         metavar="NAMES",
-        help=phrase("commands.instead_data_tasks_lm_evaluation_harness"),
+        help=phrase("commands.help_tasks"),
     )
     parser.add_argument(
-        "--tasks-path", type=Path, metavar="FOLDER", help=phrase("commands.tasks_yaml_files_your")
+        "--tasks-path", type=Path, metavar="FOLDER", help=phrase("commands.help_tasks_path")
     )
+    parser.add_argument("--limit", type=int, metavar="N", help=phrase("commands.help_tasks_limit"))
     parser.add_argument(
-        "--limit", type=int, metavar="N", help=phrase("commands.tasks_rows_each_task")
-    )
-    parser.add_argument(
-        "--num-fewshot", type=int, metavar="N", help=phrase("commands.tasks_examples_before_each")
+        "--num-fewshot", type=int, metavar="N", help=phrase("commands.help_num_fewshot")
     )
     add_json(parser)
     add_config_flags(parser)
@@ -73,13 +67,13 @@ def run(options: argparse.Namespace) -> int:
     refuse_flags_without_effect(config)
     if options.tasks is not None:
         return _on_tasks(options, config, against)
-    of_a_file = phrase("commands.data_validation_prompts_says_how")
+    of_a_file = phrase("commands.validation_prompts_limit_answers")
     for name in OF_TASKS:
         more = of_a_file if name == "limit" else ""
-        _refuse(options, [name], phrase("commands.tasks_use", more=more))
+        _refuse(options, [name], phrase("commands.only_used_by_tasks", more=more))
     if options.data is None:
         raise InputError(
-            "commands.train_eval_data_missing_file", model=_own_rows(Path(config.model.name))
+            "commands.train_eval_data_missing", held_out=_own_rows(Path(config.model.name))
         )
     from infrastructure.deployment.given_paths import check_measured
 
@@ -102,13 +96,13 @@ def _own_rows(model: Path) -> str:
     record = read_run_record(RunDirectory(model.parent if model.name == FINAL else model))
     given = record.get("config", {}).get("data.eval_path")
     held_out = None if given is None else given["value"]
-    return phrase("commands.rows_run_held_out", held_out=held_out) if held_out else ""
+    return phrase("commands.held_out_rows_location", path=held_out) if held_out else ""
 
 
 def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: str | None) -> int:
-    _refuse(options, ("measures", "max_tokens"), phrase("commands.tasks_bring_their_own"))
+    _refuse(options, ("measures", "max_tokens"), phrase("commands.tasks_have_own_measures"))
     if options.data is not None:
-        raise InputError("commands.train_eval_tasks_bring_their", data=options.data)
+        raise InputError("commands.train_eval_tasks_with_data", data=options.data)
     from infrastructure.deployment.given_paths import check_model
     from infrastructure.evaluation.request import TaskRequest
 
@@ -130,4 +124,4 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> N
     for name in names:
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise InputError("commands.train_eval_effect_leave_out", flag=flag, reason=reason)
+            raise InputError("commands.train_eval_flag_without_effect", flag=flag, reason=reason)

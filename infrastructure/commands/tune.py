@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--learning-rate-test",
         action="store_true",
-        help=phrase("commands.find_out_how_high"),
+        help=phrase("commands.help_learning_rate_test"),
     )
     add_json(parser)
     add_preset_flag(parser)

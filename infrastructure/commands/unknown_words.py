@@ -48,7 +48,7 @@ def unknown_command(command: str, word: str, known: Collection[str]) -> str:
     if word in NO_COMMAND:
         return f"unknown command {word!r}; {NO_COMMAND[word]}"
     if word == "help":
-        return phrase("commands.unknown_command_did_you", word=word, command=command)
+        return phrase("commands.help_is_a_flag", word=word, command=command)
     meant = COMMANDS_ELSEWHERE.get(word) or nearest(word, known)
     hint = f"; did you mean {command} {meant}?" if meant in known else ""
     return phrase("commands.unknown_command", word=word, hint=hint, known=", ".join(known))

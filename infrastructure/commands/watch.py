@@ -27,12 +27,12 @@ NICENESS = 10  # whoever trains on this machine comes first
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_run(parser, A_RUN_HELP)
-    parser.add_argument("--once", action="store_true", help=phrase("commands.show_now_end"))
+    parser.add_argument("--once", action="store_true", help=phrase("commands.help_watch_once"))
     parser.add_argument(
         "--every",
         type=float,
         metavar="SECONDS",
-        help=phrase("commands.between_looks_default_between"),
+        help=phrase("commands.help_watch_every"),
     )
     add_json(parser)
     add_folder_flags(parser)
@@ -54,11 +54,11 @@ def run(options: argparse.Namespace) -> int:
     if options.run is None and options.once and read_view(path)["is_over"]:
         for process in started_trainings(Path.cwd()):
             if _run_of(process.pid, output_dir) is None:
-                print(phrase("commands.process_starts_training_without", pid=process.pid))
+                print(phrase("commands.starting_process_without_run", pid=process.pid))
     was_over = options.run is None and not options.once and read_view(path)["is_over"]
     state = watch(path, options.once, options.every)
     if was_over:
-        print(phrase("commands.ended_before_temper_watch"))
+        print(phrase("commands.watched_run_had_ended"))
     return ExitCode.FAILED if state == "failed" else ExitCode.DONE
 
 
@@ -68,7 +68,7 @@ def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
     for process in started_trainings(Path.cwd()):
         if _run_of(process.pid, output_dir) is None:
             pid = process.pid
-            print(phrase("commands.process_starts_training_waiting", pid=pid))
+            print(phrase("commands.waiting_for_starting_process", pid=pid))
         until = process.create_time() + STARTING_SECONDS
         while computes(process) and time.time() < until:
             if (run := _run_of(process.pid, output_dir)) is not None:
@@ -89,6 +89,6 @@ def _run_of(pid: int, output_dir: Path) -> Path | None:
 def _wait_for_run(output_dir: Path, interval_seconds: float) -> None:
     """It may be opened before the first training."""
     if not runs_in(output_dir):
-        print(phrase("commands.run_yet_waiting_ctrl_c", output_dir=output_dir), flush=True)
+        print(phrase("commands.waiting_for_first_run", output_dir=output_dir), flush=True)
     while not runs_in(output_dir):
         time.sleep(interval_seconds)

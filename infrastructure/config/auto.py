@@ -85,7 +85,7 @@ def attention_for(model: ModelConfig, training: TrainingConfig) -> str:
     if (wanted == "eager") != (model.attention == "eager"):
         given = str(training.memory_efficient_attention).lower()
         raise ConfigurationError(
-            "config.training_memory_efficient_attention",
+            "config.attention_settings_disagree",
             given=given,
             wanted=wanted,
             attention=model.attention,

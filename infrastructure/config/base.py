@@ -102,7 +102,7 @@ class ConfigSection(BaseModel):
                 return None
             value = _word_of(choices(field), value)
         if isinstance(value, bool) and bool not in types and types & {int, float}:
-            raise InputError("config.truth_value_number")
+            raise InputError("config.boolean_for_a_number")
         return value
 
     @classmethod
@@ -113,15 +113,15 @@ class ConfigSection(BaseModel):
             section, _, name = key.rpartition(".")
             if section != cls.prefix:
                 raise ConfigurationError(
-                    "config.spelt_set", prefix=cls.prefix, spelt=spelt, key=key
+                    "config.key_in_another_section", prefix=cls.prefix, given=spelt, key=key
                 )
             if name in given and given[name][1] != value:
                 raise ConfigurationError(
-                    "config.but_both_mean_give",
-                    given=given[name][0],
-                    given_2=format_value(given[name][1]),
-                    spelt=spelt,
-                    value=format_value(value),
+                    "config.two_names_for_one_key",
+                    first=given[name][0],
+                    first_value=format_value(given[name][1]),
+                    second=spelt,
+                    second_value=format_value(value),
                     key=key,
                 )
             given[name] = (spelt, value)

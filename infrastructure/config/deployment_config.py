@@ -92,7 +92,7 @@ def _device_list(value: object) -> object:
 def _no_secret(value: str | None) -> str | None:
     """A run's name becomes a folder, which everybody sees."""
     if value is not None and redact(value) != value:
-        raise InputError("config.secret")
+        raise InputError("config.secret_in_run_name")
     return value
 
 
@@ -494,7 +494,7 @@ class DeploymentConfig(ConfigSection):
             return []
         return [
             phrase(
-                "config.training_warmup_steps_half",
+                "config.warmup_too_long",
                 wanted=wanted,
                 total_steps=total_steps,
                 used=used,

@@ -20,7 +20,7 @@ def describe(config: DeploymentConfig, only_changed: bool = False) -> str:
     ]
     width = min(max((len(left) for left, _ in rows), default=0), 60)
     lines = [f"{left:<{width}}   {right}" for left, right in rows] or [
-        phrase("config.every_setting_default")
+        phrase("config.all_settings_at_default")
     ]
     return "\n".join(map(redact, [*lines, *(f"note: {n}" for n in config.environment_notes)]))
 

@@ -25,6 +25,4 @@ def wants_gpus_by_number(config: DeploymentConfig) -> bool:
 
 def no_such_gpu(config: DeploymentConfig) -> str:
     """The sentence where none of them is here."""
-    return phrase(
-        "config.cuda_visible_devices_pytorch", cuda_visible_devices=config.cuda_visible_devices
-    )
+    return phrase("config.visible_device_not_found", devices=config.cuda_visible_devices)

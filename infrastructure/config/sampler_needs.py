@@ -104,7 +104,7 @@ def check_access(name: str) -> None:
     """
     access = SAMPLER_NEEDS[canonical(name)].access
     if access is not None and not any(map(os.environ.get, access.variables)):
-        raise MissingSecretError("config.sampler", name=name, sentence=access.sentence)
+        raise MissingSecretError("config.sampler_access_missing", name=name, need=access.sentence)
 
 
 def most_variables(name: str) -> int | None:

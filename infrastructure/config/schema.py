@@ -60,7 +60,7 @@ class Schema:
         """The sentence for a key that there is not; the same last name elsewhere comes first."""
         leaf = key.rpartition(".")[2]
         if (known := known_elsewhere(key)) is not None:
-            return phrase("config.unknown_key", key=key, advice=known)
+            return phrase("config.key_of_another_tool", key=key, advice=known)
         same = [known for known in self.fields if known.rpartition(".")[2] == leaf]
         names = {known.rpartition(".")[2]: known for known in self.fields}
         sections = {prefix.split(".")[0] for prefix in PREFIXES} | self.sections.keys()

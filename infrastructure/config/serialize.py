@@ -58,9 +58,7 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
         masked = list(_keys_with_mask(saved["values"]))
     masked = [key for key in masked if key != NOT_NEEDED]
     if masked:
-        raise ConfigurationError(
-            "config.recorded_configuration_value_held", masked=", ".join(masked), mask=MASK
-        )
+        raise ConfigurationError("config.recorded_value_masked", keys=", ".join(masked), mask=MASK)
 
 
 def without_masked_place(saved: Mapping[str, Any]) -> dict[str, object]:

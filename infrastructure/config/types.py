@@ -59,10 +59,7 @@ class UsedWhen:
 
     def reason(self) -> str:
         """Return why it has no effect."""
-        return phrase(
-            self.otherwise,
-            **{k: phrase(v) if CODE.fullmatch(v) else v for k, v in self.about.items()},
-        )
+        return phrase(self.otherwise, **self.about)
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ def parse_size(text: str) -> int:
     unit = match[2].upper() if match else "?"
     factor = {"": 1, **_DECIMAL, **_BINARY}.get(unit)
     if match is None or factor is None:
-        raise InputError("config.size_such_gb_mib", text=text)
+        raise InputError("config.invalid_size", text=text)
     return round(float(match[1]) * factor)
 
 
@@ -166,7 +163,7 @@ def amount_bytes(amount: str, total_bytes: int) -> int:
 
 def _normal_price(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise InputError("config.price")
+        raise InputError("config.invalid_price")
     return str(parse_price(str(value)))
 
 
@@ -176,15 +173,15 @@ def _normal_amount(value: object) -> object:
     Less than a megabyte is a forgotten unit ("90" for "90%"), never an amount that somebody wants.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InputError("config.size")
+        raise InputError("config.invalid_amount")
     match = _AMOUNT.fullmatch(str(value))
     if match and match[2] == "%":
         if not 0 < float(match[1]) <= 100:
-            raise InputError("config.share_between")
+            raise InputError("config.invalid_percentage")
         return f"{float(match[1]):g}%"
     num_bytes = parse_size(str(value))
     if num_bytes < _DECIMAL["MB"]:
-        raise InputError("config.less_megabyte")
+        raise InputError("config.size_below_megabyte")
     return format_size(num_bytes)
 
 
@@ -194,7 +191,7 @@ def _duration_seconds(value: object) -> object:
         return value
     match = _DURATION.fullmatch(value)
     if match is None:
-        raise InputError("config.duration")
+        raise InputError("config.invalid_duration")
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
@@ -205,7 +202,7 @@ def _with_unit(value: object) -> object:
         return value
     number = value.strip() if isinstance(value, str) else str(value)
     if not isinstance(value, bool) and re.fullmatch(r"\d+(\.0*)?", number) and float(number) < 60:
-        raise InputError("config.unit")
+        raise InputError("config.duration_without_unit")
     return _duration_seconds(value)
 
 
@@ -239,7 +236,7 @@ def _from_json(value: object) -> object:
     try:
         return parse_json(value)
     except ValueError as error:
-        raise InputError("config.json", error=error) from error
+        raise InputError("config.invalid_json", reason=error) from error
 
 
 def _path_text(value: object) -> object:
@@ -248,20 +245,20 @@ def _path_text(value: object) -> object:
 
 def _each_once(values: list[str]) -> list[str]:
     if len(set(values)) < len(values):
-        raise InputError("config.name_twice")
+        raise InputError("config.duplicate_name")
     return values
 
 
 def _only_utf8(value: str) -> str:
     """Tokenizers, the Hub's library and other machines cannot name a path of other bytes."""
     if not is_utf8(value):
-        raise InputError("config.utf")
+        raise InputError("config.value_not_utf8")
     return value
 
 
 def _expand_home(value: str) -> str:
     if not value:
-        raise InputError("config.empty")
+        raise InputError("config.empty_path")
     return str(Path(value).expanduser()) if value.startswith("~") else value
 
 
@@ -274,14 +271,14 @@ def _text_encoding(value: str) -> str:
     if value == "auto" or name.startswith("utf-8"):
         return "auto" if value == "auto" else "utf-8"
     if not name or name in _NO_FILE_ENCODINGS or not _is_of_text(value):
-        raise InputError("config.unknown")
+        raise InputError("config.unknown_value")
     return name
 
 
 def _colour(value: str) -> str:
     colour = value.lower()
     if colour not in ("white", "black", "gray") and not re.fullmatch("#[0-9a-f]{6}", colour):
-        raise InputError("config.unknown")
+        raise InputError("config.unknown_value")
     return colour
 
 

@@ -53,11 +53,11 @@ def _among_temporary_files(home: Path | None) -> Path:
     if not _is_own(folder):
         folder = Path(tempfile.mkdtemp(prefix="temper-cache-"))
     reason = (
-        phrase("system.home_folder")
+        phrase("core.no_home_folder")
         if home is None
-        else phrase("system.cannot_written", home=home / IN_HOME)
+        else phrase("core.cache_not_writable", folder=home / IN_HOME)
     )
-    logger.warning(phrase("system.cache_because", folder=folder, reason=reason))
+    logger.warning(phrase("core.temporary_cache_folder", folder=folder, reason=reason))
     return folder
 
 

@@ -40,7 +40,7 @@ def read_record(path: Path) -> JsonObject:
     try:
         return parse_record(path.read_bytes())
     except DamagedFileError as error:
-        raise DamagedFileError("system.message", path=path, error=error) from error
+        raise DamagedFileError("core.damaged_record", path=path, error=error) from error
 
 
 def parse_record(data: bytes) -> JsonObject:
@@ -52,12 +52,12 @@ def parse_record(data: bytes) -> JsonObject:
     try:
         record = parse_json(data)
     except ValueError as error:
-        raise DamagedFileError("system.readable_json", error=error) from error
+        raise DamagedFileError("core.record_not_json", error=error) from error
     if not isinstance(record, dict):
-        raise DamagedFileError("system.holds_json_object")
+        raise DamagedFileError("core.record_not_object")
     expected = record.pop(CHECKSUM, None)
     if expected is not None and expected != _checksum(record):
-        raise DamagedFileError("system.damaged_changed_hand_checksum")
+        raise DamagedFileError("core.record_checksum_mismatch")
     return record
 
 
@@ -99,7 +99,7 @@ def parse_sums(text: str) -> dict[str, str]:
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match is None or Path(match[2]).is_absolute() or ".." in Path(match[2]).parts:
-            raise DamagedFileError("system.line_cannot_read", sums=SUMS, line=line[:80])
+            raise DamagedFileError("core.invalid_checksum_line", file=SUMS, line=line[:80])
         sums[match[2]] = match[1]
     return sums
 
@@ -115,9 +115,9 @@ def read_sums(directory: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as error:
-        raise DamagedFileError("system.text", directory=directory / SUMS) from error
+        raise DamagedFileError("core.checksums_not_text", path=directory / SUMS) from error
     if not text:
-        raise DamagedFileError("system.empty", directory=directory / SUMS)
+        raise DamagedFileError("core.checksums_empty", path=directory / SUMS)
     return parse_sums(text)
 
 

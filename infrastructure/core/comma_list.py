@@ -16,7 +16,7 @@ def split_items(text: str) -> list[str]:
     try:
         rows = [*csv.reader([" ".join(text.splitlines())], skipinitialspace=True, strict=True)]
     except csv.Error as error:
-        raise InputError("system.item_comma_stands_double", error=error) from error
+        raise InputError("core.unreadable_list", error=error) from error
     return [item.strip() for row in rows for item in row if item.strip()]
 
 

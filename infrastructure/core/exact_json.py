@@ -34,9 +34,7 @@ def to_json(value: Any, where: str, tuple_key: str | None = None) -> object:
         return {MARK: ["tuple", items]} if tuple_key is None else {tuple_key: items}
     if isinstance(value, dict):
         return _mapping(value, where, tuple_key)
-    raise InputError(
-        "system.holds_checkpoint_holds_tensors", where=where, name=type(value).__name__
-    )
+    raise InputError("core.value_not_storable", where=where, type=type(value).__name__)
 
 
 def _mapping(value: dict[Any, Any], where: str, tuple_key: str | None) -> dict[str, object]:

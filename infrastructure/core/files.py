@@ -321,7 +321,7 @@ def refuse_what_is_there(folder: Path) -> None:
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         what = "holds other files" if folder.is_dir() else "is a file"
-        raise InputError("system.name_folder_empty_yet", folder=folder, what=what)
+        raise InputError("core.folder_not_empty", folder=folder, problem=what)
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(above, os.W_OK):
-        raise InputError("system.cannot_written_name_folder", above=above)
+        raise InputError("core.folder_not_writable", folder=above)

@@ -20,4 +20,4 @@ def full_disk(error: BaseException, folder: Path, step: int) -> OSError | None:
         seen = seen.__cause__ or seen.__context__
     if seen is None:
         return None
-    return OSError(phrase("system.disk_full_nothing_could", step=step, folder=folder))
+    return OSError(phrase("core.disk_full", step=step, folder=folder))

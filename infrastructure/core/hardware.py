@@ -298,11 +298,7 @@ def describe(hardware: Hardware) -> list[str]:
 
 def _describe_gpus(hardware: Hardware) -> list[str]:
     if not hardware.gpus:
-        driver = (
-            phrase("system.driver_but_gpu_answers")
-            if hardware.nvidia_driver
-            else "no NVIDIA driver"
-        )
+        driver = phrase("core.no_gpu_responds") if hardware.nvidia_driver else "no NVIDIA driver"
         return [f"GPU: none ({driver})"]
     return [
         f"GPU {gpu.index}: {gpu.name}, {gib(gpu.memory_free_bytes)} of "

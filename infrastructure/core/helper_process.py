@@ -131,8 +131,8 @@ def module_variables() -> dict[str, str]:
 def fate_of(code: int, words: str = "") -> str:
     """How a process ended, by the code that `subprocess` has for it and its last words."""
     if code < 0:
-        return phrase("system.killed", name=signal.Signals(-code).name)
-    return phrase("system.ended_exit_code", code=code, detail=f" ({words})" if words else "")
+        return phrase("core.killed_by_signal", signal=signal.Signals(-code).name)
+    return phrase("core.ended_with_exit_code", code=code, output=f" ({words})" if words else "")
 
 
 def last_line(words: bytes) -> str:

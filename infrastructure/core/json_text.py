@@ -58,7 +58,7 @@ def without_repeats(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
     if len(made) != len(pairs):
         for key, value in pairs:
             if made[key] != value:
-                raise InputError("system.key_appears_twice_different", key=key)
+                raise InputError("core.duplicate_json_key", key=key)
     return made
 
 
@@ -126,7 +126,7 @@ def _shown(value: JsonValue) -> str:
 
 def too_deep() -> str:
     """The words for it."""
-    return phrase("system.nested_deeper_levels", max_depth=MAX_DEPTH)
+    return phrase("core.nested_too_deep", max_depth=MAX_DEPTH)
 
 
 def is_too_deep(value: object, max_depth: int = MAX_DEPTH) -> bool:

@@ -121,7 +121,7 @@ def _entries(topic: str) -> Mapping[str, str]:
         return {}
     entries = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
-        name: " ".join(entry[part] for part in ("text", "remedy") if part in entry)
+        name: ". ".join(entry[part] for part in ("text", "remedy") if part in entry)
         for name, entry in entries.items()
     }
 

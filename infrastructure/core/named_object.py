@@ -46,11 +46,11 @@ def load_object(what: str, address: str) -> Any:
         target: object = importlib.import_module(module_name)
     except Exception as error:  # whatever the module does when it is imported
         raise InputError(
-            "system.cannot_loaded_importing_raises",
-            what=what,
+            "core.plugin_import_failed",
+            kind=what,
             address=address,
-            module_name=module_name,
-            name=type(error).__name__,
+            module=module_name,
+            error_type=type(error).__name__,
             error=error,
         ) from error
     file = getattr(target, "__file__", None) or module_name
@@ -60,7 +60,12 @@ def load_object(what: str, address: str) -> Any:
             meant = nearest(part, names)
             hint = f"; did you mean {meant!r}?" if meant else ""
             raise InputError(
-                "system.cannot_loaded", what=what, address=address, file=file, part=part, hint=hint
+                "core.plugin_attribute_missing",
+                kind=what,
+                address=address,
+                file=file,
+                attribute=part,
+                hint=hint,
             )
         target = getattr(target, part)
     return target
@@ -70,18 +75,18 @@ def missing_module(what: str, address: str) -> str | None:
     """The sentence for a text that is no address, or whose module is nowhere; nothing is
     imported."""
     if not is_address(address):
-        return phrase("system.cannot_loaded_write_module", what=what, address=address)
+        return phrase("core.plugin_address_invalid", kind=what, address=address)
     top = address.partition(":")[0].partition(".")[0]
     if _is_known(top) or _is_here(top):
         return None
     entries = (entry for entry in sys.path if entry not in ("", str(Path.cwd())))
     return phrase(
-        "system.cannot_loaded_module_current",
-        what=what,
+        "core.plugin_module_not_found",
+        kind=what,
         address=address,
-        top=top,
-        cwd=Path.cwd(),
-        entries=", ".join(dict.fromkeys(entries)),
+        module=top,
+        folder=Path.cwd(),
+        search_path=", ".join(dict.fromkeys(entries)),
     )
 
 

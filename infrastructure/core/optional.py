@@ -50,7 +50,7 @@ def refuse_missing(module: str, needed_for: str) -> None:
     if not is_installed(package):
         line = PIP_LINES.get(package, f"pip install {package}")
         raise MissingPackageError(
-            "system.needs_package", needed_for=needed_for, package=package, line=line
+            "core.package_not_installed", needed_for=needed_for, package=package, command=line
         )
 
 

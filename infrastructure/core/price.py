@@ -53,8 +53,8 @@ def parse_price(text: str) -> Price:
     match = _PRICE.fullmatch(text.strip())
     unit = match["unit"].strip() if match else ""
     if match is None or len(unit) > MAX_UNIT_CHARACTERS or (match["sign"] and unit):
-        raise InputError("system.price")
+        raise InputError("core.not_a_price")
     number = float(match["number"])
     if not 0 < number <= MAX_PRICE:
-        raise InputError("system.price")
+        raise InputError("core.not_a_price")
     return Price(number, match["sign"], unit)

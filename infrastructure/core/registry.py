@@ -102,10 +102,10 @@ class Registry(Generic[Plugin]):
                 contract.
         """
         if not name or is_address(name):
-            raise InputError("system.name_colon_empty", what=self.what, name=name)
+            raise InputError("core.plugin_name_invalid", kind=self.what, name=name)
         known = self._registered.get(name, plugin)
         if known is not plugin and not _is_defined_again(known, plugin):
-            raise InputError("system.registered_already_choose_another", what=self.what, name=name)
+            raise InputError("core.plugin_name_taken", kind=self.what, name=name)
         self._check(name, plugin)
         self._registered[name] = plugin
 
@@ -178,12 +178,12 @@ class Registry(Generic[Plugin]):
         made = plugin(*arguments, **keywords)
         if self.contract is not None and (lacking := _lacking_in_object(made, self.contract)):
             raise InputError(
-                "system.does_keep_contract_makes",
-                name=self._shown(name, plugin),
+                "core.created_part_incomplete",
+                plugin=self._shown(name, plugin),
                 contract=self.contract.__name__,
-                name_2=type(made).__name__,
-                lacking=_listed(lacking, self.contract),
-                made=_init_hint(made, self.contract),
+                type=type(made).__name__,
+                missing=_listed(lacking, self.contract),
+                hint=_init_hint(made, self.contract),
             )
         return made
 
@@ -197,7 +197,7 @@ class Registry(Generic[Plugin]):
         is_hidden = name in self._registered and address_of(plugin) is None
         if is_hidden or name.startswith(f"{MAIN}:"):
             shown = self._shown(name, plugin) if is_hidden else f"{self.what} {name!r}"
-            raise InputError("system.needed_another_process_too", shown=shown)
+            raise InputError("core.plugin_not_importable", plugin=shown)
 
     def addresses(self) -> dict[str, str]:
         """Name → address of what was registered, here or where the run began that goes on; without
@@ -236,7 +236,7 @@ class Registry(Generic[Plugin]):
             return None
         address = name if recorded is None else recorded.address
         if address is None:
-            return phrase("system.made_notebook_script_began", what=self.what, name=name)
+            return phrase("core.plugin_of_another_script", kind=self.what, name=name)
         return missing_module(self.what, address)
 
     def _own_names(self) -> list[str]:
@@ -266,11 +266,11 @@ class Registry(Generic[Plugin]):
             loaded: Plugin = point.load()
         except Exception as error:  # whatever the package does when it is imported
             raise InputError(
-                "system.cannot_loaded_installed_package",
-                what=self.what,
+                "core.plugin_package_failed",
+                kind=self.what,
                 name=name,
-                point=point.value,
-                name_2=type(error).__name__,
+                entry_point=point.value,
+                error_type=type(error).__name__,
                 error=error,
             ) from error
         return loaded
@@ -281,15 +281,17 @@ class Registry(Generic[Plugin]):
             lacking = _lacking_in_object(plugin, self.contract)
         elif not callable(plugin):
             kind = "function" if self.contract is None else "class or function"
-            raise InputError("system.message_2", name=self._shown(name, plugin), kind=kind)
+            raise InputError(
+                "core.plugin_not_callable", plugin=self._shown(name, plugin), kind=kind
+            )
         elif isinstance(plugin, type) and self.contract is not None:
             lacking = _lacking_in_class(plugin, self.contract)
         if lacking and self.contract is not None:  # what a function makes is looked at later
             raise InputError(
-                "system.does_keep_contract_lacks",
-                name=self._shown(name, plugin),
+                "core.plugin_incomplete",
+                plugin=self._shown(name, plugin),
                 contract=self.contract.__name__,
-                lacking=_listed(lacking, self.contract),
+                missing=_listed(lacking, self.contract),
             )
 
     def _check_call(
@@ -301,7 +303,10 @@ class Registry(Generic[Plugin]):
         except TypeError as error:
             given = ", ".join([*(type(one).__name__ for one in arguments), *keywords])
             raise InputError(
-                "system.cannot_called", name=self._shown(name, plugin), given=given, error=error
+                "core.plugin_call_mismatch",
+                plugin=self._shown(name, plugin),
+                arguments=given,
+                error=error,
             ) from None
         except ValueError:  # one that is built into Python may not say what it takes
             return
@@ -313,10 +318,8 @@ class Registry(Generic[Plugin]):
     def _unknown(self, name: str) -> str:
         known = self.names()
         if known:
-            return phrase("system.own_module_name", what=unknown_name(self.what, name, known))
-        return phrase(
-            "system.unknown_other_register_name", what=self.what, name=name, group=self.group
-        )
+            return phrase("core.unknown_plugin", unknown=unknown_name(self.what, name, known))
+        return phrase("core.no_plugin_registered", kind=self.what, name=name, group=self.group)
 
 
 def registered_addresses() -> str:

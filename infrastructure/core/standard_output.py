@@ -77,7 +77,7 @@ class LossyStream:
             self.is_lost = True  # before the next line, which may come here again
             if isinstance(error, OSError):  # else it was closed on purpose
                 name = getattr(self.stream, "name", "output")
-                log.warning(phrase("system.cannot_written_work_goes", name=name, error=error))
+                log.warning(phrase("core.output_lost", stream=name, error=error))
 
     def _keep(self) -> None:
         text, self._line = self._line, ""

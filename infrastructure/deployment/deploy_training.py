@@ -207,7 +207,7 @@ class TrainingDeployment:
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they find this run
         if self.config.run_name and not is_called(run, self.config.run_name):
-            self.report(phrase("deployment.name_effect_run_trains", run_id=run.run_id))
+            self.report(phrase("deployment.run_name_without_effect", run_id=run.run_id))
         self._how_to_train_again = phrase("deployment.new_run_trains_again")
         return self._go_on(run)
 
@@ -226,12 +226,12 @@ class TrainingDeployment:
             return self.complete(run)
         refuse_trained_elsewhere(run.path)
         if not self._has_version(run):
-            self.report(phrase("deployment.run_ended_before_first", run_id=run.run_id))
+            self.report(phrase("deployment.run_starts_over", run_id=run.run_id))
             return self._begin(run)
         choose_device(self.config.device)  # what is wrong with it, or the place, is told first
         self._check_place(run)
         self._how_to_begin_anew = phrase(
-            "deployment.new_run_starts_new"
+            "deployment.new_run_starts_another"
         )  # told when it is certain that it can go on
         return self.resume(run)
 
@@ -269,7 +269,7 @@ class TrainingDeployment:
             trainer = self._prepare(tokenizer, backend_of(run), precision, has_begun=True)
             if not has_record:
                 record_run(run, self.config, trainer)
-                self.report(phrase("deployment.note_lost_written_anew", run_file=run.run_file.name))
+                self.report(phrase("deployment.run_record_rewritten", file=run.run_file.name))
             elif trainer.adapter.tokenizer is not None and not run.tokenizer.is_dir():
                 save_tokenizer(run, trainer)
             with with_ranks(trainer), errors_and_output_kept(run):
@@ -298,7 +298,9 @@ class TrainingDeployment:
         if run.run_id not in runs_at_place(options):
             return False
         self.report(
-            phrase("deployment.run_checkpoint_looking", run_id=run.run_id, place=options.place)
+            phrase(
+                "deployment.looking_at_destination", run_id=run.run_id, destination=options.place
+            )
         )
         restore_run(run.run_id, options, run.path.parent)
         return True
@@ -308,7 +310,7 @@ class TrainingDeployment:
         repair_records(output_dir, options, self.report)
         run = newest_of_this_purpose(self.config, self.accepted)
         if run is not None and run.is_finished() and has_other_data(run, self.config):
-            self.report(phrase("deployment.data_changed_since_run", run_id=run.run_id))
+            self.report(phrase("deployment.data_changed_after_run", run_id=run.run_id))
             return None
         return run or self._run_from_place()
 
@@ -321,10 +323,10 @@ class TrainingDeployment:
         run, words = changed
         self.report(
             phrase(
-                "deployment.note_run_changed_under",
+                "deployment.matching_run_was_changed",
                 run_id=run.run_id,
-                words="; ".join(words[:MOST_NAMED]),
-                run=run.path,
+                changes="; ".join(words[:MOST_NAMED]),
+                path=run.path,
             )
         )
         return True
@@ -338,11 +340,11 @@ class TrainingDeployment:
         more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
         self.report(
             phrase(
-                "deployment.note_run_same_data",
+                "deployment.similar_run_unfinished",
                 run_id=run.run_id,
-                differing=", ".join(differing[:MOST_NAMED]),
+                settings=", ".join(differing[:MOST_NAMED]),
                 more=more,
-                run=run.path,
+                path=run.path,
             )
         )
 
@@ -357,17 +359,17 @@ class TrainingDeployment:
         try:
             run_id = run_at_place(self.config, self.accepted)
         except StorageError as error:
-            error.add_note(phrase("deployment.where_unfinished_run_lie"))
+            error.add_note(phrase("deployment.unfinished_run_may_be_there"))
             raise
         if run_id is None:
             return None
         self.report(
-            phrase("deployment.run_training_lies_bringing", run_id=run_id, place=options.place)
+            phrase("deployment.restoring_matching_run", run_id=run_id, destination=options.place)
         )
         try:
             run, _ = restore_run(run_id, options, Path(self.config.output_dir), report=self.report)
         except CheckpointError as error:
-            error.add_note(phrase("deployment.else_lies_stays_new_run"))
+            error.add_note(phrase("deployment.remaining_copies_stay"))
             raise
         return run
 
@@ -422,7 +424,7 @@ class TrainingDeployment:
         with only_trainer_of(run.path):
             trainer = trainer or self._prepare()
             with with_ranks(trainer), errors_and_output_kept(run):
-                with self._stage("fit", phrase("deployment.measuring_how_many_examples")):
+                with self._stage("fit", phrase("deployment.measuring_batch_size")):
                     by_trial = choose_by_trial(trainer)
                     for line in by_trial.lines() if by_trial else ():
                         self.report(line)
@@ -438,7 +440,7 @@ class TrainingDeployment:
         """Train `run` by a trainer of TRL, which begins or goes on with its newest version."""
         if checkpoint is not None:
             raise InputError(
-                "deployment.training_method_goes_newest",
+                "deployment.method_resumes_newest_only",
                 method=self.config.training.method,
                 run_id=run.run_id,
             )
@@ -467,7 +469,7 @@ class TrainingDeployment:
         before, rows = measured_before(run), trainer.held_out_identity()
         if before.measured_on == rows or None in (before.measured_on, rows):
             return before
-        self.report(phrase("deployment.note_other_rows_held"))
+        self.report(phrase("deployment.held_out_rows_changed"))
         if trainer.adapter.on_disk:  # no process holds it; nothing is compared
             return HeldOut({})
         return self._measured(run, trainer)
@@ -477,7 +479,7 @@ class TrainingDeployment:
         that no process can hold."""
         if trainer.adapter.on_disk:
             return measure(trainer)
-        self.report(phrase("deployment.run_measuring_model_before", run_id=run.run_id))
+        self.report(phrase("deployment.evaluating_before_training", run_id=run.run_id))
         try:
             return self._measured(run, trainer)
         except KeyboardInterrupt:
@@ -540,7 +542,7 @@ class TrainingDeployment:
                 self.report(self.by_product.line())
         with self._stage("model", "loading the model"):
             trainer.initialize_model()
-        with self._stage("data", phrase("deployment.reading_tokenising_data")):
+        with self._stage("data", phrase("deployment.preparing_data")):
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):
             trainer.check_length()
@@ -558,7 +560,7 @@ class TrainingDeployment:
             show(trainer.sharding_sentence)
         for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:
             self.report(line)
-        with self._stage("checks", phrase("deployment.checking_model_data_machine")):
+        with self._stage("checks", phrase("deployment.checking_setup")):
             self.checks = checked_before(config, trainer, self.report, has_begun)
         return trainer
 
@@ -585,12 +587,12 @@ class TrainingDeployment:
             self.config.price_per_hour,
             RESULT in self.shown_elsewhere,
         )
-        with self._stage("fit", phrase("deployment.measuring_memory_time_step")):
+        with self._stage("fit", phrase("deployment.measuring_step")):
             loop, state = self._make_ready(finalizer, checkpoint)
         for note in shorter_than_given(self.config, state.total_steps):
             self.report(f"note: {note}")
         ahead = steps_ahead(state.step, state.total_steps)
-        self.report(f"Training for {ahead}{phrase('run.ctrl_c_saves_stops')}")
+        self.report(f"Training for {ahead}{phrase('run.ctrl_c_saves_and_stops')}")
         record_running(run, state.total_steps, state.step)
         summary = self._train_to_end(finalizer, state, loop)
         finalizer.show_end()
@@ -668,10 +670,10 @@ class TrainingDeployment:
         step = trainer.state.step
         self.report(
             phrase(
-                "deployment.run_going_step",
+                "deployment.resuming_from_step",
                 run_id=run.run_id,
                 step=step,
-                how_to_begin_anew=self._how_to_begin_anew,
+                new_run_hint=self._how_to_begin_anew,
             )
         )
         for line in describe_differences(agreed, step):
@@ -691,7 +693,7 @@ class TrainingDeployment:
         """What was accepted changes nothing where no step is left, and is not recorded."""
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
-            self.report(phrase("deployment.note_step_left_train", names=", ".join(names)))
+            self.report(phrase("deployment.accepted_change_without_effect", names=", ".join(names)))
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training
@@ -727,7 +729,7 @@ def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
     is_typed = config.source("training.max_steps").layer in (Layer.FLAG, Layer.KEYWORD)
     if most is not None and total_steps < most and is_typed:
         notes.append(
-            phrase("deployment.training_max_steps_steps", most=most, total_steps=total_steps)
+            phrase("deployment.max_steps_without_effect", max_steps=most, total_steps=total_steps)
         )
     return notes
 
@@ -760,9 +762,5 @@ def measured_before(run: RunDirectory) -> HeldOut:
     try:
         return HeldOut.from_dict(read_record(run.before_file))
     except (OSError, DamagedFileError, TypeError, KeyError, AttributeError) as error:
-        log.warning(
-            phrase(
-                "deployment.cannot_read_nothing_compared", before_file=run.before_file, error=error
-            )
-        )
+        log.warning(phrase("deployment.baseline_unreadable", file=run.before_file, error=error))
         return HeldOut({})

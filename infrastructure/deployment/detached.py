@@ -160,7 +160,7 @@ class _Progress:
 
     def words(self) -> str:
         """`training, step 120 of 500 · 24.0 %; temper watch shows it`."""
-        return phrase("deployment.training_temper_watch_shows", steps=self._steps())
+        return phrase("deployment.detached_progress", steps=self._steps())
 
     def _steps(self) -> str:
         path = self.training.run_path
@@ -242,7 +242,7 @@ def follow(
         lines.append(line)
     if training.run_path is None:
         end = " ".join(line.removeprefix("temper: ") for line in lines[-MAX_LINES_OF_FAILURE:])
-        raise RunFailedError("deployment.training_ended_before_began", end=end or "it said nothing")
+        raise RunFailedError("deployment.ended_before_training", reason=end or "it said nothing")
     return training.run_path
 
 
@@ -277,24 +277,22 @@ def stop(
     """
     trainer = read_trainer(run_path)
     if trainer is None or trainer.is_alive is False:
-        report(phrase("deployment.run_being_trained_nothing", run_path=run_path.name))
+        report(phrase("deployment.run_not_training", run=run_path.name))
         return True
     if not _end(run_path, trainer, patience_seconds):
-        report(phrase("deployment.run_still_being_saved", run_path=run_path.name, trainer=trainer))
+        report(phrase("deployment.run_still_saving", run=run_path.name, process=trainer))
         return False
     saved = SavedSteps(run_path).newest()
     if saved is None:
         announce_stop(run_path, trainer.pid)  # taken, and nothing else says how it ended
-        report(
-            phrase("deployment.stopped_checkpoint_run_yet", trainer=trainer, run_path=run_path.name)
-        )
+        report(phrase("deployment.stopped_without_checkpoint", process=trainer, run=run_path.name))
     else:
         report(
             phrase(
-                "deployment.stopped_run_saved_step",
-                run_path=run_path.name,
+                "deployment.stopped_with_checkpoint",
+                run=run_path.name,
                 step=saved.step,
-                run_path_2=run_path,
+                path=run_path,
             )
         )
     return True
@@ -309,21 +307,21 @@ def stop_preparing(
         _end(training.folder, trainer, patience_seconds)
     if training.run_path is not None:  # it had begun in the meantime, and has saved
         return stop(training.run_path, report, patience_seconds)
-    report(phrase("deployment.stopped_before_training_began"))
+    report(phrase("deployment.stopped_before_training"))
     return not training.is_alive
 
 
 def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool:
     """Send SIGTERM, which saves and stops, and wait; whether the process trains no more."""
     if trainer.is_alive is None:
-        raise InputError("deployment.trains_stop", trainer=trainer)
+        raise InputError("deployment.run_trained_elsewhere", process=trainer)
     announce_stop(folder, trainer.pid)
     try:
         os.kill(trainer.pid, signal.SIGTERM)
     except ProcessLookupError:
         return True
     except PermissionError as error:
-        raise InputError("deployment.another_user_stop_user", trainer=trainer) from error
+        raise InputError("deployment.process_of_another_user", process=trainer) from error
     deadline = time.monotonic() + patience_seconds
     while time.monotonic() < deadline:
         now = read_trainer(folder)
@@ -367,7 +365,7 @@ def last_line(training: DetachedTraining) -> str:
 def how_to_look_on(run_path: Path) -> list[str]:
     """What a person can do about a training that goes on by itself."""
     return [
-        phrase("deployment.look_temper_watch", run_path=run_path),
+        phrase("deployment.watch_command", path=run_path),
         f"  stop      temper stop {run_path}",
         f"  output    {run_path / OUTPUT_FILE}",
     ]

@@ -181,7 +181,7 @@ def torch_version(root: Path) -> str:
     for line in (root / "requirements.txt").read_text().splitlines():
         if line.startswith("torch=="):
             return line.removeprefix("torch==").strip()
-    raise InstallError("deployment.requirements_txt_line_torch")
+    raise InstallError("deployment.torch_version_not_pinned")
 
 
 # What there is
@@ -275,9 +275,7 @@ def is_usable(folder: Path, record: dict[str, str]) -> bool:
         if record:
             return False
         version = answer.stdout.strip()
-        raise InstallError(
-            "deployment.environment_python_move_away", folder=folder, version=version
-        )
+        raise InstallError("deployment.environment_of_old_python", folder=folder, version=version)
     return True
 
 
@@ -292,7 +290,9 @@ def make_virtual_environment(folder: Path) -> None:
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         raise InstallError(
-            "deployment.environment", folder=folder, stdout=(made.stdout + made.stderr).strip()
+            "deployment.environment_not_created",
+            folder=folder,
+            output=(made.stdout + made.stderr).strip(),
         )
 
 
@@ -415,8 +415,8 @@ def _check_disk(plan: Plan, todo: list[Part]) -> None:
     needed = DISK_NEEDED_BYTES[plan.torch_build]
     if free < needed:
         raise InstallError(
-            "deployment.gb_free_installation_needs",
-            root=plan.root,
+            "deployment.installation_disk_full",
+            folder=plan.root,
             free=free / 1000000000.0,
             needed=needed / 1000000000.0,
         )

@@ -144,7 +144,7 @@ def _base_elsewhere(folder: Path) -> list[str]:
     base = read_json(settings).get("base_model_name_or_path") if settings.is_file() else None
     if not isinstance(base, str) or not Path(base).is_dir():
         return []
-    return [phrase("deployment.note_lora_alone_adapter", base=base)]
+    return [phrase("deployment.exported_lora_local_base", base=base)]
 
 
 def _write_card(
@@ -269,16 +269,18 @@ def _load(
     is_lora = hasattr(loaded.model, "peft_config")
     kind = config.model.quantization
     notes = (
-        [phrase("deployment.note_lora_trained_measured", kind=kind.removesuffix("bit"))]
+        [phrase("deployment.exported_lora_quantized_base", bits=kind.removesuffix("bit"))]
         if kind
         else []
     )
     notes = notes if is_lora and not is_merged else []
     notes += (
-        [phrase("deployment.note_record_run_does")] if is_lora and not base_is_recorded(run) else []
+        [phrase("deployment.exported_lora_unknown_base")]
+        if is_lora and not base_is_recorded(run)
+        else []
     )
     if (rounding := config.model.quantization_aware) is not None and not is_rounded:
-        notes.append(phrase("deployment.note_run_computed_weights", kind=rounding))
+        notes.append(phrase("deployment.exported_without_rounding", kind=rounding))
     return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes), end_ids)
 
 
@@ -370,6 +372,4 @@ def _short_dtype(run: RunDirectory) -> str:
 def _refuse_other_base(identity: Mapping[str, object], loaded: LoadedModel) -> None:
     base_model = base_facts(loaded.description)["base_model"]
     if identity.get("base_is_frozen") and identity["base_model"] != base_model:
-        raise CheckpointError(
-            "deployment.base_model_lora_trained", description=loaded.description["name"]
-        )
+        raise CheckpointError("deployment.export_base_differs", name=loaded.description["name"])

@@ -122,12 +122,12 @@ class Comparison:
             "" if self.same_answers is None else f", {self.same_answers} of {NUM_QUESTIONS} answers"
         )
         return phrase(
-            "deployment.read_back_logits_away",
-            by=self.by,
+            "deployment.export_read_back",
+            reader=self.by,
             distance=self.distance,
-            detail=100 * self.same_choice,
-            same=same,
-            prompt=prompt[self.same_prompt],
+            percent=100 * self.same_choice,
+            answers=same,
+            prompts=prompt[self.same_prompt],
         )
 
 
@@ -172,10 +172,12 @@ class Comparer:
         tolerance = max(self.reference.tolerance, TOLERANCES.get(self.bits or 0, 0.0))
         if not compared.distance <= tolerance:
             raise CheckpointError(
-                "deployment.export_model_trained_where", words=compared.words(), tolerance=tolerance
+                "deployment.export_differs_from_model",
+                comparison=compared.words(),
+                tolerance=tolerance,
             )
         if same_prompt is False:
-            raise CheckpointError("deployment.export_writes_prompts_otherwise", by=by)
+            raise CheckpointError("deployment.export_prompts_differ", reader=by)
         if folder is not None and self.reference.expected is not None:
             same = self.reference.expected.compare(folder, tolerance)
             compared = replace(compared, same_answers=same)

@@ -136,7 +136,7 @@ def _write_small(work: Work, folder: Path) -> None:
         if odd:
             small.llm_int8_skip_modules = skipped
             work.notes.append(
-                phrase("deployment.layers_stay_bits_their", num_odd=len(odd), odd=odd[0])
+                phrase("deployment.export_layers_kept_at_16_bits", count=len(odd), layer=odd[0])
             )
         with _in_its_words("bitsandbytes"), without_progress_bars():
             model = kind.from_pretrained(whole, quantization_config=small, device_map="cpu")
@@ -200,7 +200,7 @@ def _write_onnx(work: Work, folder: Path) -> None:
 def _write_gguf(work: Work, folder: Path) -> None:
     assert work.converter is not None
     if work.tokenizer is None:
-        raise InputError("deployment.gguf_file_holds_tokenizer")
+        raise InputError("deployment.gguf_needs_tokenizer")
     file = folder / GGUF_FILE
     begins = bool(work.compare.reference.prompts[0][0, 0] == work.tokenizer.bos_token_id)
     with _whole_model(work, folder) as whole:
@@ -213,7 +213,7 @@ def _write_gguf(work: Work, folder: Path) -> None:
     if is_installed("llama_cpp"):
         _compare_in_llama_cpp(work, file)
     else:
-        work.notes.append(phrase("deployment.seen_how_llama_cpp"))
+        work.notes.append(phrase("deployment.gguf_not_checked_in_llama_cpp"))
     _write_modelfile(work, folder)
 
 
@@ -261,7 +261,7 @@ def _as_text(work: Work) -> Callable[[Sequence[Turn]], str]:
 def _write_modelfile(work: Work, folder: Path) -> None:
     pieces = find_pieces(_as_text(work))
     if pieces is None:
-        work.notes.append(phrase("deployment.modelfile_chat_template_made"))
+        work.notes.append(phrase("deployment.no_modelfile_for_template"))
         return
     write_text(folder / MODELFILE, modelfile(pieces, GGUF_FILE, work.ends))
     work.notes.append(f"for Ollama: ollama create NAME -f {MODELFILE} (not seen: Ollama itself)")
@@ -307,7 +307,10 @@ def _in_its_words(who: str) -> Iterator[None]:
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            "deployment.cannot_do_model_format", who=who, name=type(error).__name__, first=first
+            "deployment.export_library_failed",
+            library=who,
+            error_type=type(error).__name__,
+            reason=first,
         ) from error
 
 

@@ -72,17 +72,17 @@ class ExportRequest:
         look_up("format", self.form, {str(form): form for form in Form})
         look_up("as", self.part, {str(part): part for part in Part})
         if self.bits is not None and self.bits not in BITS:
-            raise InputError("deployment.bits", bits=self.bits)
+            raise InputError("deployment.export_bits_unsupported", bits=self.bits)
         if self.part is Part.LORA and self.form is not Form.SAFETENSORS:
-            raise InputError("deployment.lora_folder_peft_reads", form=self.form)
+            raise InputError("deployment.export_lora_as_whole_model", format=self.form)
         if self.part is Part.LORA and self.bits in (8, 4):
-            raise InputError("deployment.bits_whole_models_merged", bits=self.bits)
+            raise InputError("deployment.export_lora_with_bits", bits=self.bits)
         if self.form in (Form.ONNX, Form.TORCH_EXPORT) and self.bits in (8, 4):
             raise InputError(
-                "deployment.format_written_plain_weights", form=self.form, bits=self.bits
+                "deployment.export_format_unquantized", format=self.form, bits=self.bits
             )
         if self.converter is not None and self.form is not Form.GGUF:
-            raise InputError("deployment.converter_format_gguf", form=self.form)
+            raise InputError("deployment.converter_without_gguf", format=self.form)
         for package in PACKAGES[self.form]:
             refuse_missing(package, f"--format {self.form}")
 
@@ -113,11 +113,11 @@ class ExportRequest:
     def words(self) -> str:
         """For a person."""
         bits = (
-            phrase("deployment.weights_they_trained")
+            phrase("deployment.export_weights_unchanged")
             if self.bits is None
             else f"{self.bits} bits a weight"
         )
-        return phrase("deployment.measured_model_before_exported", form=self.form, bits=bits)
+        return phrase("deployment.export_description", format=self.form, bits=bits)
 
     def facts(self) -> dict[str, object]:
         """As they are written beside the model."""
@@ -140,19 +140,19 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
         refuse_scores(run, run.read_configuration())
     if model.get("extensions") and not request.is_plain:
         raise InputError(
-            "deployment.run_weights_extensions_other",
+            "deployment.export_extension_weights",
             run_id=run.run_id,
-            model=", ".join(model["extensions"]),
+            extensions=", ".join(model["extensions"]),
         )
     if request.part is Part.LORA and not is_lora:
-        raise InputError("deployment.run_trained_all_weights", run_id=run.run_id)
+        raise InputError("deployment.export_run_without_lora", run_id=run.run_id)
     if not request.is_plain and model.get("kind") not in TRANSFORMERS_KINDS:
         raise InputError(
-            "deployment.run_trained_model_transformers", run_id=run.run_id, get=model.get("name")
+            "deployment.export_other_model_kind", run_id=run.run_id, model=model.get("name")
         )
     is_other = request.is_small or request.form is not Form.SAFETENSORS
     if model.get("sees") and is_other:
-        raise InputError("deployment.run_trained_model_sees", run_id=run.run_id)
+        raise InputError("deployment.export_vision_model", run_id=run.run_id)
     if request.is_small:
         package = "bitsandbytes" if rounding_of(run, request) is None else "torchao"
         refuse_missing(package, f"a model of {request.bits} bits")
@@ -164,7 +164,7 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
     free = shutil.disk_usage(_existing(folder)).free
     if needed + FREE_AFTERWARDS_BYTES > free:
         raise StorageError(
-            "deployment.export_needs_about_free",
+            "deployment.export_disk_full",
             folder=folder,
             needed=format_bytes(needed),
             free=format_bytes(free),
@@ -186,7 +186,7 @@ def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
         ValueError: says where the trained model lies.
     """
     if config.training.method == "reward":
-        raise InputError("deployment.run_trained_reward_model", run_id=run.run_id, final=run.final)
+        raise InputError("deployment.export_reward_model", run_id=run.run_id, path=run.final)
 
 
 def check_publishable(run: RunDirectory) -> None:
@@ -198,9 +198,9 @@ def check_publishable(run: RunDirectory) -> None:
     model = recorded_model(run)
     if model.get("extensions"):
         raise InputError(
-            "deployment.push_to_hub_run_weights_extensions",
+            "deployment.publish_extension_weights",
             run_id=run.run_id,
-            model=", ".join(model["extensions"]),
+            extensions=", ".join(model["extensions"]),
         )
 
 

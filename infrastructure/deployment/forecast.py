@@ -107,48 +107,44 @@ class Forecast:
         memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
         most_disk = format_bytes(max(self.most_disk_bytes, self.disk_bytes))
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
-        shared = phrase(
-            "deployment.processes_without_their_exchange", num_processes=self.num_processes
-        )
+        shared = phrase("deployment.forecast_processes", num_processes=self.num_processes)
         shared = shared if self.num_processes > 1 else ""
         other_seconds = self.seconds - self.num_steps * self.step_seconds
-        rest = (
-            phrase("deployment.rest_measuring_saving") if other_seconds > self.seconds / 3 else ""
-        )
+        rest = phrase("deployment.forecast_rest") if other_seconds > self.seconds / 3 else ""
         cost = ""
         if self.price_per_hour is not None:
             cost = f", so about {parse_price(self.price_per_hour).text(self.seconds)},"
         summary = phrase(
-            "deployment.forecast_about_steps_each",
-            seconds=format_duration(self.seconds),
+            "deployment.forecast_summary",
+            time=format_duration(self.seconds),
             cost=cost,
             num_steps=self.num_steps,
             step_seconds=self.step_seconds,
             shared=shared,
             rest=rest,
             memory=memory,
-            memory_bytes=format_bytes(self.memory_bytes),
+            memory_limit=format_bytes(self.memory_bytes),
             disk=disk,
             most_disk=most_disk,
             backup=backup,
         )
         if self.has_growing_answers:
-            summary += phrase("deployment.longer_answers_first_ones")
+            summary += phrase("deployment.forecast_growing_answers")
         if self.others_share is not None and self.others_share >= BUSY_SHARE:
             summary += phrase(
-                "deployment.other_programs_take_processor",
-                others_share=format_share(self.others_share),
+                "deployment.forecast_busy_cpu",
+                share=format_share(self.others_share),
             )
         problems = self.problems()
         if problems:
             return [
                 summary,
-                phrase("deployment.does_fit_into_session", problems="; ".join(problems)),
+                phrase("deployment.forecast_does_not_fit", problems="; ".join(problems)),
             ]
         until = self.session_seconds
         if not until:
             return [summary]
-        return [summary, phrase("deployment.fits_into_session_ends", until=format_duration(until))]
+        return [summary, phrase("deployment.forecast_fits", time=format_duration(until))]
 
     def problems(self) -> list[str]:
         """What does not fit, with what to do; empty where all does."""
@@ -156,25 +152,25 @@ class Forecast:
         if self.session_seconds is not None and self.seconds > self.session_seconds:
             problems.append(
                 phrase(
-                    "deployment.ends_after_run_saved",
-                    session_seconds=format_duration(self.session_seconds),
+                    "deployment.session_ends_first",
+                    time=format_duration(self.session_seconds),
                 )
             )
         if self.peak_memory_bytes > self.memory_bytes:
             problems.append(
                 phrase(
-                    "deployment.memory_too_small_whole",
-                    detail="which is done in smaller pieces"
+                    "deployment.micro_batch_does_not_fit",
+                    consequence="which is done in smaller pieces"
                     if self.has_smaller_pieces
-                    else phrase("deployment.training_stop_finished_steps"),
+                    else phrase("deployment.run_will_stop_there"),
                 )
             )
         needed = max(self.disk_bytes, self.most_disk_bytes)
         if self.disk_free_bytes is not None and needed > self.disk_free_bytes:
             problems.append(
                 phrase(
-                    "deployment.free_disk_make_room",
-                    disk_free_bytes=format_bytes(self.disk_free_bytes),
+                    "deployment.forecast_disk_full",
+                    free=format_bytes(self.disk_free_bytes),
                 )
             )
         return problems
@@ -221,7 +217,7 @@ class RunForecast:
         except DoesNotFitError as error:
             if self.config.enable_memory_optimization:
                 raise
-            self.report(phrase("deployment.begins_all_same_without", error=error))
+            self.report(phrase("deployment.starts_despite_memory", reason=error))
             self._report_plan(plan_lines(trainer))
             return
         except Exception as error:
@@ -279,11 +275,11 @@ class RunForecast:
         if size == 0:
             needed, there = format_bytes(costs.peak_of(1)), format_bytes(costs.limit_bytes)
             raise DoesNotFitError(
-                "deployment.training_does_fit_into",
+                "deployment.out_of_memory_before_start",
                 needed=needed,
-                there=there,
-                remedies=phrase("deployment.give_data_max_length"),
-                device=trainer.memory_budget.way_out(trainer.device),
+                available=there,
+                remedies=phrase("deployment.lower_memory_use"),
+                alternative=trainer.memory_budget.way_out(trainer.device),
             )
         if size < state.micro_batch_size:
             state.micro_batch_size = size
@@ -291,16 +287,16 @@ class RunForecast:
             record_recovery(
                 state,
                 RecoveryKind.OUT_OF_MEMORY,
-                phrase("deployment.begins_micro_batches", size=size),
+                phrase("deployment.starts_with_micro_batches", size=size),
                 why,
             )
-            self.report(phrase("deployment.micro_batches_because_take_result", size=size, why=why))
+            self.report(phrase("deployment.micro_batches_reduced", size=size, memory=why))
 
 
 def log_without_forecast(error: Exception) -> None:
     """A measurement has failed: the training itself will meet what is wrong, and say so."""
     at = f" at {where}" if (where := caller_place(error)) else ""
-    log.warning(phrase("deployment.forecast", error=error, at=at))
+    log.warning(phrase("deployment.no_forecast", error=error, at=at))
 
 
 class Space(TypedDict):

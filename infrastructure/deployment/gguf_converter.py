@@ -44,17 +44,19 @@ class Converter:
         """
         if bits == 4 and self.quantizer is None:
             raise InputError(
-                "deployment.bits_gguf_needs_llama", quantizer=QUANTIZER, script=self.script
+                "deployment.gguf_quantizer_missing", quantizer=QUANTIZER, script=self.script
             )
         known = self._run("--print-supported-models")
         if known.returncode != 0:
             raise InputError(
-                "deployment.does_run_pip_install", script=self.script, known=last_line(known)
+                "deployment.converter_does_not_run", script=self.script, reason=last_line(known)
             )
         listed = {line.strip(" -\t") for line in (known.stdout + known.stderr).splitlines()}
         if architecture and not any(architecture in line.split() for line in listed):
             raise InputError(
-                "deployment.knows_newer_llama_cpp", script=self.script, architecture=architecture
+                "deployment.converter_lacks_architecture",
+                script=self.script,
+                architecture=architecture,
             )
 
     def convert(self, model: Path, file: Path, bits: int | None) -> None:
@@ -67,9 +69,9 @@ class Converter:
         done = self._run(str(model), "--outfile", str(plain), "--outtype", OUT_TYPES[bits])
         if done.returncode != 0 or not plain.is_file():
             raise InputError(
-                "deployment.cannot_convert_model_newer",
+                "deployment.gguf_conversion_failed",
                 script=self.script.name,
-                done=last_line(done),
+                reason=last_line(done),
             )
         if bits == 4:
             assert self.quantizer is not None
@@ -77,7 +79,9 @@ class Converter:
             plain.unlink()
             if made.returncode != 0 or not file.is_file():
                 raise InputError(
-                    "deployment.cannot_make_bits", quantizer=QUANTIZER, made=last_line(made)
+                    "deployment.gguf_quantization_failed",
+                    quantizer=QUANTIZER,
+                    reason=last_line(made),
                 )
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -97,17 +101,20 @@ def find_converter(named: Path | None = None) -> Converter:
         script = named / SCRIPT if named.is_dir() else named
         if not script.is_file():
             raise InputError(
-                "deployment.converter", named=named, script=SCRIPT, how_to_get_it=HOW_TO_GET_IT
+                "deployment.named_converter_missing",
+                path=named,
+                script=SCRIPT,
+                how_to_get_it=HOW_TO_GET_IT,
             )
         return Converter(script.resolve(), _quantizer(script))
     for script in _usual_scripts():
         if script.is_file():
             return Converter(script.resolve(), _quantizer(script))
     raise InputError(
-        "deployment.format_gguf_needs_llama",
+        "deployment.gguf_converter_missing",
         script=SCRIPT,
         folder_variable=FOLDER_VARIABLE,
-        usual_folders=", ".join(USUAL_FOLDERS),
+        folders=", ".join(USUAL_FOLDERS),
         how_to_get_it=HOW_TO_GET_IT,
     )
 
@@ -138,7 +145,5 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
     """What a program ended with, in its own words."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return (
-        lines[-1]
-        if lines
-        else phrase("deployment.exit_code_without_word", returncode=done.returncode)
+        lines[-1] if lines else phrase("deployment.program_failed_silently", code=done.returncode)
     )

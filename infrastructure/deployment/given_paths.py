@@ -126,15 +126,15 @@ def check_device(config: DeploymentConfig) -> None:
     """
     is_missing = has_no_gpu()
     if config.device.startswith("cuda") and is_missing:
-        raise ValueError(phrase("system.device_pytorch_sees_gpu", device=config.device))
+        raise ValueError(phrase("core.pytorch_sees_no_gpu", device=config.device))
     if is_missing and wants_gpus_by_number(config):
         raise ValueError(no_such_gpu(config))
     if not (is_missing or config.device == "cpu"):
         return
     refuse_flash_attention(attention_for(config.model, config.training), has_gpu=False)
     needs = {
-        "fp16": phrase("system.training_mixed_precision_fp"),
-        "fp8": phrase("system.training_mixed_precision_fp_2"),
+        "fp16": phrase("core.fp16_needs_gpu"),
+        "fp8": phrase("core.fp8_needs_newer_gpu"),
     }
     if (sentence := needs.get(str(config.training.mixed_precision))) is not None:
         raise ValueError(sentence)
@@ -223,7 +223,9 @@ def _refuse_lora_without(config: DeploymentConfig) -> None:
     model, key = config.model, "model.lora_config"
     is_given = config.source(key).layer is not Layer.DEFAULT
     if model.lora_config is None and is_given and is_lora_folder(model.name):
-        raise InputError("deployment.none_model_lora_train", key=Setting(key), model=model.name)
+        raise InputError(
+            "deployment.lora_despite_full_fine_tuning", key=Setting(key), model=model.name
+        )
 
 
 def _refuse_checkpoint(config: DeploymentConfig) -> None:
@@ -235,9 +237,9 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
     if run is not None:
         given = f"{run}@{version}" if "@" in Path(config.model.name).name else config.model.name
         raise InputError(
-            "deployment.model_checkpoint_training_begins",
+            "deployment.model_is_checkpoint",
             model=config.model.name,
-            given=shlex.quote(given),
+            checkpoint=shlex.quote(given),
         )
 
 
@@ -246,12 +248,12 @@ def _refuse_name_of_run(config: DeploymentConfig) -> None:
     for run in _runs_called(config.model.name, Path(config.output_dir)):
         if not (run / FINAL).is_dir():
             continue
-        trained = phrase("deployment.model_run_called", model=config.model.name)
+        trained = phrase("deployment.model_named_like_run", model=config.model.name)
         if not (run / FINAL / "tokenizer_config.json").is_file():
             raise InputError(
-                "deployment.model_tokenizer_give_trainer", trained=trained, run=run / FINAL
+                "deployment.run_model_without_tokenizer", name_clash=trained, folder=run / FINAL
             )
-        raise InputError("deployment.train_model_further_give", trained=trained, run=run / FINAL)
+        raise InputError("deployment.give_model_of_run", name_clash=trained, folder=run / FINAL)
 
 
 def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:
@@ -270,7 +272,7 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
     if model.quantization_aware is not None:
         _check_rounding(model, path)
     if model.name == EMBEDDED and model.quantization is not None:
-        refuse_without_effect("quantization", model.name, phrase("models.trained_weights_quantise"))
+        refuse_without_effect("quantization", model.name, phrase("models.no_trained_weights"))
     if model.name not in REGISTERED_MODELS:
         is_lora = is_lora or (path / FINAL / "adapter_config.json").is_file()
         trains_lora = is_lora or model.lora_config is not None

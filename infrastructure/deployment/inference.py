@@ -61,7 +61,7 @@ def find_fastest_inference(
 def _refuse_too_long(model: torch.nn.Module, length: int) -> None:
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and length > positions:
-        raise InputError("deployment.length_positions_model", length=length, positions=positions)
+        raise InputError("deployment.length_exceeds_positions", length=length, positions=positions)
 
 
 def _merged(model: torch.nn.Module) -> torch.nn.Module:

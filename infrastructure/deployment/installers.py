@@ -123,12 +123,12 @@ def installer_for(python: Path, log: Path) -> Installer:
     pip = Pip(python, log)
     choice = os.environ.get(CHOICE, "").strip().lower() or "auto"
     if choice not in ("auto", "uv", "pip"):
-        raise InstallError("deployment.give_auto_uv_pip", choice=CHOICE, choice_2=choice)
+        raise InstallError("deployment.unknown_installer", variable=CHOICE, value=choice)
     program = None if choice == "pip" else find_uv()
     if program is None:
         if choice == "uv":
             oldest = ".".join(map(str, OLDEST_UV))
-            raise InstallError("deployment.uv_path_uv_newer", choice=CHOICE, oldest=oldest)
+            raise InstallError("deployment.uv_not_found", variable=CHOICE, oldest=oldest)
         return pip
     settings = pip.settings()
     uv = Uv(program, python, log, settings)
@@ -334,8 +334,8 @@ def check(code: int, what: str, last_lines: Sequence[str], log: Path) -> None:
     """
     if code != 0:
         raise InstallError(
-            "deployment.failed_last_words_rest",
-            what=what,
+            "deployment.command_failed",
+            command=what,
             log=log,
             last_lines="\n".join(f"    {line}" for line in last_lines),
         )

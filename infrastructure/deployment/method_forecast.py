@@ -75,7 +75,7 @@ class MethodForecast(Observer):
         version = bytes_of_version(state.model, create_optimizer_of(self.trainer))
         self.copies.check_free_space(version, state.total_steps)
         try:
-            with self.report.waiting(phrase("deployment.measuring_memory_time_step")):
+            with self.report.waiting(phrase("deployment.measuring_step")):
                 forecast = measured(self.training, self.trainer, self.run.path)
         except DoesNotFitError:
             raise
@@ -84,7 +84,7 @@ class MethodForecast(Observer):
         else:
             self.kept.keep(forecast, state.step)
         ahead = steps_ahead(state.step, state.total_steps)
-        self.report(phrase("deployment.training_ctrl_c_saves_stops", ahead=ahead))
+        self.report(phrase("deployment.training_starts", steps=ahead))
         self._began = time.monotonic()
 
     def compared(self) -> list[ForecastRow]:

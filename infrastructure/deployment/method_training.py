@@ -94,13 +94,13 @@ class MethodTraining:
         name = config.training.method
         self.report(
             phrase(
-                "deployment.preparing_model_data",
+                "deployment.preparing_method",
                 model=config.model.name,
                 data=config.data.path,
-                name=name,
+                method=name,
             )
         )
-        with self.report.waiting(phrase("deployment.loading_trl_reading_data")):
+        with self.report.waiting(phrase("deployment.loading_trl")):
             training = TrlTraining(config, run.path)
         for line in training.lines():
             self.report(line)

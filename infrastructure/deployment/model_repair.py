@@ -98,7 +98,7 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
         yield Repair(
             MODEL_SUMS,
             Outcome.REPAIRED,
-            phrase("deployment.damaged_written_anew", model_sums=MODEL_SUMS),
+            phrase("deployment.checksums_rewritten", file=MODEL_SUMS),
         )
         is_damaged = False
     elif not is_damaged and not sums.exists():
@@ -117,7 +117,7 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
     remaining = [name for name in names if not _fetched(run, place, name, expected[name])]
     where = "" if place is None else place.url
     for name in [name for name in names if name not in remaining]:
-        text = phrase("deployment.final_damaged_brought_back", name=name, where=where)
+        text = phrase("deployment.model_file_restored", name=name, source=where)
         yield Repair(f"final/{name}", Outcome.REPAIRED, text)
     if remaining:
         yield _make_anew(run, f"final/{remaining[0]}", remaining)
@@ -154,7 +154,7 @@ def _copy(place: Place, source: Path, target: Path, digest: str) -> None:
             hasher.update(chunk)
             file.write(chunk)
         if hasher.hexdigest() != digest:
-            raise DamagedFileError("deployment.damaged", source=source, url=place.url)
+            raise DamagedFileError("deployment.copy_damaged", file=source, url=place.url)
 
 
 def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
@@ -164,7 +164,7 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
     try:
         steps, checkpoint = final_step(run), version_of_model(run)
         if step_of(checkpoint) != steps:
-            raise CheckpointError("deployment.checkpoint_step_any", steps=steps)
+            raise CheckpointError("deployment.checkpoint_no_longer_exists", step=steps)
         shutil.rmtree(folder, ignore_errors=True)
         export_checkpoint(run, checkpoint, folder)
         expected = parse_sums((run.final / SUMS).read_text()) if names else {}
@@ -174,7 +174,7 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
             for name in names if is_same else []:
                 shutil.copyfile(folder / name, part / name)
     except (TemperError, ValueError, OSError) as error:
-        text = phrase("deployment.cannot_made_anew", damage=damage, error=error)
+        text = phrase("deployment.model_not_rebuilt", damage=damage, reason=error)
         return Repair(what, Outcome.LOST, text)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -183,7 +183,7 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
     return Repair(
         what,
         Outcome.REPAIRED,
-        phrase("deployment.made_anew_checkpoint_step", damage=damage, steps=steps),
+        phrase("deployment.model_rebuilt", damage=damage, step=steps),
     )
 
 
@@ -197,6 +197,6 @@ def _write_missing_report(run: RunDirectory, report: Callable[[str], None]) -> N
     except Exception as error:  # a page to look at
         log.warning("%s was not written: %r", REPORT_FILE, error)
         return
-    report(phrase("deployment.note_missing_old_damaged", report_file=REPORT_FILE))
+    report(phrase("deployment.report_rewritten", file=REPORT_FILE))
     new: dict[str, str | None] = {**seal_of(run.path)}
     write_seal(run, {**seal, REPORT_FILE: new[REPORT_FILE]} if seal else new)

@@ -107,7 +107,7 @@ def _between(text: str, first: str, last: str) -> tuple[str, str]:
     answer, rest = rest.split(ANSWER)
     following, rest = rest.split(SECOND)
     if rest != last:
-        raise InputError("deployment.end_later_question_differs")
+        raise InputError("deployment.template_questions_differ")
     return answer, following
 
 
@@ -122,7 +122,7 @@ def _of_system(render: Render, last: str) -> tuple[str | None, str]:
     before, rest = text.split(SYSTEM)
     after, rest = rest.split(USER)
     if rest != last:
-        raise InputError("deployment.end_question_differs_after")
+        raise InputError("deployment.template_system_prompt_differs")
     return before, after
 
 

@@ -140,16 +140,14 @@ def resume_run(
     run, checkpoint, config = chosen
     take_effect(config)
     if config.backup.place is None and "backup.place" in run.masked():
-        show_line(phrase("deployment.note_backup_place_held"))
+        show_line(phrase("deployment.backup_password_not_recorded"))
     deployment = TrainingDeployment(config, show_line, accept)
     is_over = checkpoint is None and not accept and run.is_finished()
     if is_over:
         repair_finished(run, place_options(config), show_line)
     with interrupt_on_signals(), others_dismissed():
         if is_over and run.is_finished():
-            show_line(
-                phrase("deployment.run_finished_another_run", run_id=run.run_id, final=run.final)
-            )
+            show_line(phrase("deployment.resumed_run_finished", run_id=run.run_id, path=run.final))
             return deployment.complete(run)
         return deployment.resume(run, checkpoint)
 

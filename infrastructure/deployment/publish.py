@@ -122,7 +122,7 @@ class ModelRepository:
     def __init__(self, name: str, is_public: bool = False) -> None:
         self.name = name.removeprefix("hf://").removeprefix("https://huggingface.co/").rstrip("/")
         if re.fullmatch(r"[\w.-]+/[\w.-]+", self.name) is None:
-            raise InputError("deployment.push_to_hub_write_owner_name", name=redact(name))
+            raise InputError("deployment.invalid_repository_name", name=redact(name))
         self.is_public = is_public
         self.place = HubPlace(f"hf://{self.name}")
 
@@ -147,7 +147,7 @@ class ModelRepository:
         """
         if damaged := damaged_files(folder):
             raise DamagedFileError(
-                "deployment.damaged_2", folder=folder, damaged=", ".join(damaged)
+                "deployment.published_folder_damaged", folder=folder, files=", ".join(damaged)
             )
         with self._understandable():
             there = self._names()
@@ -216,7 +216,7 @@ class ModelRepository:
             card = cards.ModelCard(was or f"---\ntags: [temper]\n---\n# {self.name}\n")
         except Exception as error:
             raise InputError(
-                "deployment.cannot_read", card=CARD, name=self.name, error=error
+                "deployment.model_card_unreadable", card=CARD, repository=self.name, reason=error
             ) from error
         is_lora = (folder / LORA_CONFIG).is_file()
         card.data.base_model = _base_on_hub(recorded_model(run))
@@ -228,15 +228,15 @@ class ModelRepository:
 
     def _notes(self, folder: Path, is_private: bool) -> Iterator[str]:
         yield (
-            phrase("deployment.private_you_those_whom")
+            phrase("deployment.published_private")
             if is_private
-            else phrase("deployment.public_everybody_see_load")
+            else phrase("deployment.published_public")
         )
         if is_private == self.is_public:
-            yield phrase("deployment.before_stays_settings_hub")
+            yield phrase("deployment.visibility_unchanged")
         if _base_of_lora(self.name, folder) == OF_ITS_AUTHOR:
-            yield phrase("deployment.lora_base_model_folder")
-        yield phrase("deployment.card_names_license_you")
+            yield phrase("deployment.published_lora_local_base")
+        yield phrase("deployment.card_without_license")
 
     @contextmanager
     def _understandable(self) -> Iterator[None]:
@@ -279,7 +279,7 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         ("made with", _versions(record.get("versions", {}))),
     ]
     lines = [
-        phrase("deployment.how_trained"),
+        phrase("deployment.card_training_heading"),
         "",
         *_markdown(("", ""), rows),
         *_changed(history),
@@ -290,14 +290,14 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     measured = before_after_rows(before, after, summary.get("loss_function"))
     rounding = config.model.quantization_aware
     if step != total or not after:
-        lines.append(phrase("deployment.checkpoint_measured_itself"))
+        lines.append(phrase("deployment.card_checkpoint_not_measured"))
     elif measured:
         lines += _markdown(("on held-out rows", "before", "after", "change"), measured)
         if rounding is not None and not _is_rounded(folder):
-            lines += ["", phrase("deployment.measured_weights_rounded_training", kind=rounding)]
+            lines += ["", phrase("deployment.card_measured_rounded", kind=rounding)]
     else:
-        lines.append(phrase("deployment.nothing_held_out_nothing"))
-    where = phrase("deployment.folder_file") if name == HERE else ""
+        lines.append(phrase("deployment.card_nothing_measured"))
+    where = phrase("deployment.card_in_this_folder") if name == HERE else ""
     return "\n".join(
         [*lines, "", f"## Use it\n\n{where}```python", _loading(run, name, folder), "```"]
     )
@@ -375,12 +375,12 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = f"a LoRA of rank {lora.get('r')}" if lora else "all weights"
     if (kind := config.model.quantization_aware) is not None:
-        trained += phrase("deployment.rounded_where_computes", kind=kind)
+        trained += phrase("deployment.card_rounded", kind=kind)
     if not added:
         return trained
     if config.training.train_extensions_only:
-        return phrase("deployment.extension_added_model_stays", added=added)
-    return phrase("deployment.extension_added", trained=trained, added=added)
+        return phrase("deployment.card_trained_extension_only", added=added)
+    return phrase("deployment.card_trained_with_extension", trained=trained, added=added)
 
 
 def _is_rounded(folder: Path) -> bool:
@@ -408,11 +408,11 @@ def _base_words(model: JsonObject) -> str:
     if model.get("kind") in FROM_SCRATCH:
         size = model.get("num_parameters")
         return phrase(
-            "deployment.none_trained_scratch_parameters", get=model.get("architecture"), size=size
+            "deployment.card_base_from_scratch", architecture=model.get("architecture"), size=size
         )
     if (hub := _base_on_hub(model)) is not None:
         return f"[{hub}](https://huggingface.co/{hub}), revision `{model.get('revision')}`"
-    return phrase("deployment.folder_whoever_trained", name=Path(str(model.get("name"))).name)
+    return phrase("deployment.card_base_local_folder", name=Path(str(model.get("name"))).name)
 
 
 def _base_on_hub(model: JsonObject) -> str | None:
@@ -451,20 +451,20 @@ def _model_class(run: RunDirectory) -> str:
 
 def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     if (folder / "temper_model.json").is_file():
-        return phrase("deployment.module_author_own_temper")
+        return phrase("deployment.card_load_own_module")
     for file, lines in LOADING_FILES.items():
         if (folder / file).is_file():
             return lines
     if added := recorded_model(run).get("extensions"):
-        return phrase("deployment.weights_own_beside_model", names=", ".join(added))
+        return phrase("deployment.card_load_extensions", names=", ".join(added))
     model_class = _model_class(run)
     _, input_class, prepares = TASKS[model_class]
     base = _base_of_lora(name, folder)
     knows_ends = (folder / GENERATION_FILE).is_file()
     lines = (
-        phrase("deployment.transformers_import_model_pretrained")
+        phrase("deployment.card_load_model")
         if base is None
-        else phrase("deployment.peft_import_peftmodel_transformers")
+        else phrase("deployment.card_load_lora")
     ).format(
         name=name,
         base=base,
@@ -487,10 +487,10 @@ def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
     tokenizer = as_object(parse_json(settings.read_text(encoding="utf-8")))
     has_template = (folder / "chat_template.jinja").is_file() or "chat_template" in tokenizer
     if model_class != WRITES:
-        return phrase("deployment.messages_inputs_tokenizer_apply") if has_template else ""
+        return phrase("deployment.card_use_reward_model") if has_template else ""
     is_sft = run.read_configuration().training.method == SFT
     if is_sft and run.read_run().get("data", {}).get("shape") == "text":
-        return phrase("deployment.inputs_tokenizer_how_text") + ANSWERING
+        return phrase("deployment.card_use_text_model") + ANSWERING
     if has_template:
         system = _summary(run).get("system_prompt")
         turn = "" if system is None else f'{{"role": "system", "content": {system!r}}}, '

@@ -80,7 +80,7 @@ def compared(
     """
     config = with_quantum_step(config)
     if config.source(BOUND).layer is Layer.DEFAULT:
-        report(phrase("deployment.lifted_table_shows_steps", bound=BOUND))
+        report(phrase("deployment.comparison_lifts_bound", bound=BOUND))
         config = config.changed([Setting(BOUND, AT_ANY_COST, COMPARED)])
     config.check_supported()  # before an answer that nobody can give is replaced
     rows: list[Row] = []
@@ -113,9 +113,9 @@ def refuse_skipped(run: Path) -> None:
     records = read_records(run)
     if records and all(record["outcome"] == SKIPPED for record in records):
         raise ConfigurationError(
-            "deployment.nothing_compare_skipped_each",
+            "deployment.comparison_steps_skipped",
             run=run,
-            records=records[-1]["why"],
+            reason=records[-1]["why"],
             bound=BOUND,
         )
 
@@ -182,4 +182,4 @@ def table_of(rows: list[Row]) -> list[str]:
             format_duration(row[name] or 0.0) for name in ("quantum_seconds", "seconds")
         )
         lines.append(f"{row['answer']:<16}{loss:>14}{row['steps']:>8,}{quantum:>15}{total:>12}")
-    return [*lines, phrase("deployment.run_each_difference_another")]
+    return [*lines, phrase("deployment.comparison_of_single_runs")]

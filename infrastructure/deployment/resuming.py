@@ -123,20 +123,23 @@ def _from_place(
     try:
         run_id = named_run(place, run_name or None)
     except StorageError as error:
-        error.add_note(phrase("deployment.where_run_lie", output_dir=output_dir))
+        error.add_note(phrase("deployment.run_may_be_there", output_dir=output_dir))
         raise
     except ValueError as error:
         if not path.name:
             raise InputError(
-                "deployment.run_start_temper_train", output_dir=output_dir, error=error
+                "deployment.no_run_to_resume", output_dir=output_dir, reason=error
             ) from None
         raise InputError(
-            "deployment.run", path=path.name, output_dir=output_dir, error=error
+            "deployment.named_run_not_found", name=path.name, output_dir=output_dir, reason=error
         ) from None
     step = None if version is None else step_at_place(place, run_id, version)
     show_line(
         phrase(
-            "deployment.run_lies_bringing_back", run_id=run_id, output_dir=output_dir, url=place.url
+            "deployment.restoring_run_from_backup",
+            run_id=run_id,
+            output_dir=output_dir,
+            url=place.url,
         )
     )
     run, checkpoint = restore_run(run_id, options, output_dir, step, show_line)
@@ -155,10 +158,10 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
         return
     changed = ", ".join(f"{shown_name(k)} was {before.get(k)} and is {now.get(k)}" for k in keys)
     raise CheckpointError(
-        "deployment.run_finished_go_add",
+        "deployment.finished_run_settings_changed",
         run_id=run.run_id,
         changed=changed,
-        shown_name=",".join(map(shown_name, keys)),
+        names=",".join(map(shown_name, keys)),
     )
 
 
@@ -198,9 +201,9 @@ def describe_differences(agreed: Sequence[Difference], step: int) -> list[str]:
 def explain(accepted: Collection[str]) -> list[str]:
     """What the accepted changes mean for the steps that are left, a line each."""
     consequences = {
-        "data": phrase("deployment.current_epoch_begins_again"),
-        "seed": phrase("deployment.current_epoch_goes_another"),
-        "optimizer": phrase("deployment.new_optimizer_begins_without"),
+        "data": phrase("deployment.epoch_restarts_new_data"),
+        "seed": phrase("deployment.epoch_order_changes"),
+        "optimizer": phrase("deployment.new_optimizer_no_state"),
     }
     return [f"{name}: {text}" for name, text in consequences.items() if name in accepted]
 

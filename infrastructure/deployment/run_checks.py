@@ -38,7 +38,7 @@ def checked_before(
     if not config.enable_testing:
         return []
     if trainer.sharding is not None:
-        report(phrase("deployment.note_model_optimizer_checked"))
+        report(phrase("deployment.sharded_model_not_checked"))
         return []
     results = preflight(trainer, Path(config.output_dir), has_begun)
     worth_telling = [result for result in results if result.status == "warn"]

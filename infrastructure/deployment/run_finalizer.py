@@ -72,8 +72,8 @@ class RunFinalizer:
             self._read_back()
             for problem in save_stacks_and_rack(self.trainer, self.run.path):
                 self.report(f"note: {problem}")
-        self.report(phrase("deployment.measuring_trained_model"))
-        count = Count(phrase("deployment.measuring_trained_model_2"), "answers")
+        self.report(phrase("deployment.evaluating_trained_model"))
+        count = Count(phrase("deployment.evaluating_trained_model_bar"), "answers")
         with self.stages.stage("evaluate"), self.report.waiting(count.words):
             after = measure(self.trainer, count)
         summary = self._close(after)
@@ -122,11 +122,11 @@ class RunFinalizer:
             summary = self._close(error=error)
         self._last_lines = [
             phrase(
-                "deployment.stopped_step_go_temper",
-                summary=summary["steps"],
-                summary_2=summary["reason"],
+                "deployment.stopped_at_step",
+                step=summary["steps"],
+                reason=summary["reason"],
                 run=self.run.path,
-                line=self.copies.line(),
+                backup=self.copies.line(),
             ),
             *self._deadline_lines(),
             *cost_lines(summary),
@@ -140,7 +140,7 @@ class RunFinalizer:
         is_stopped = state is not None and state.stop_reason is StopReason.DEADLINE
         if not is_stopped or seconds is None or in_notebook_kernel():
             return []
-        return [phrase("deployment.deadline_kept_next_session", seconds=format_duration(seconds))]
+        return [phrase("deployment.deadline_applies_again", duration=format_duration(seconds))]
 
     def failed(self, error: BaseException) -> None:
         """Keep what is known of the error."""

@@ -211,4 +211,4 @@ def unused_gpus(trainer: EnhancedTrainer) -> list[str]:
     if count <= trainer.num_processes:
         return []
     used = trainer.num_processes
-    return [phrase("deployment.gpus_run_uses_num_processes", count=count, used=used)]
+    return [phrase("deployment.unused_gpus", count=count, used=used)]

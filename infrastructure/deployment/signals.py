@@ -37,7 +37,7 @@ def stop_on_signals(
     def request(number: int) -> None:
         is_command = number == signal.SIGTERM and run_path is not None
         if is_command and take_announced_stop(run_path or Path()):
-            state.interrupt(phrase("system.stopped_temper_stop"), StopReason.COMMAND, number)
+            state.interrupt(phrase("core.stopped_by_command"), StopReason.COMMAND, number)
         else:
             state.interrupt(reason_of(number), StopReason.SIGNAL, number)
 

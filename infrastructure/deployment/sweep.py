@@ -135,18 +135,18 @@ class Sweep:
         except FileNotFoundError:
             return
         except DamagedFileError as error:
-            raise InputError("deployment.bring_back_begin_another", error=error) from error
+            raise InputError("deployment.sweep_record_damaged", error=error) from error
         both = as_object(recorded["settings"]), as_object(self.record["settings"])  # type: ignore[arg-type]
         differing = [*differing_keys(*both)]
         differing += [key for key in ("search", "goal") if recorded[key] != self.record[key]]
         if differing:
             raise InputError(
-                "deployment.sweep_begun_another_repeat",
+                "deployment.sweep_settings_differ",
                 folder=self.folder,
-                differing=", ".join(differing),
+                names=", ".join(differing),
             )
         if recorded.get("data") != data_files_hash(self.config.data):
-            raise InputError("deployment.data_changed_since_sweep", folder=self.folder)
+            raise InputError("deployment.sweep_data_changed", folder=self.folder)
 
     def run(
         self,
@@ -172,14 +172,12 @@ class Sweep:
             while (trial := self._next(num_trials)) is not None:
                 seconds_left = None if ends is None else ends - time.monotonic()
                 if seconds_left is not None and seconds_left < LEAST_SECONDS:
-                    report(phrase("deployment.deadline_same_command_goes"))
+                    report(phrase("deployment.sweep_deadline_reached"))
                     return False
                 try:
                     self._try(trial, seconds_left, report)
                 except _Interrupted as end:
-                    report(
-                        phrase("deployment.trial_same_command_goes", number=trial.number, end=end)
-                    )
+                    report(phrase("deployment.trial_stopped", number=trial.number, outcome=end))
                     return False
                 self._report_progress(trial.number, num_trials, report)
             return True
@@ -214,7 +212,7 @@ class Sweep:
                 study.enqueue_trial(values, skip_if_exists=True)
         done = [one for one in self._begun(study) if one.state.is_finished()]
         report(
-            phrase("deployment.sweep_trials", folder=self.folder, num_done=len(done))
+            phrase("deployment.sweep_progress", folder=self.folder, count=len(done))
             if done
             else f"Sweep {self.folder}"
         )
@@ -261,9 +259,9 @@ class Sweep:
             self._end_as_earlier(trial, earlier)
             report(
                 phrase(
-                    "deployment.trial_trial_trained_already",
+                    "deployment.trial_repeats_earlier",
                     number=trial.number,
-                    number_2=earlier.number,
+                    earlier=earlier.number,
                 )
             )
             return
@@ -306,7 +304,7 @@ class Sweep:
             if place.is_alive:
                 report(
                     phrase(
-                        "deployment.trial_trains_still_waiting",
+                        "deployment.trial_still_training",
                         number=trial.number,
                         trainer=place.trainer,
                     )
@@ -317,9 +315,7 @@ class Sweep:
                     return place
                 if place.run_path is not None:
                     report(
-                        phrase(
-                            "deployment.trial_goes", number=trial.number, run_path=place.run_path
-                        )
+                        phrase("deployment.trial_resuming", number=trial.number, run=place.run_path)
                     )
                 make_directory(place.folder)
                 trial.set_user_attr(BEGAN, time.time())
@@ -336,14 +332,14 @@ class Sweep:
                 report(f"Trial {trial.number}: {detached.fate(place)}")
         except KeyboardInterrupt:
             if place.is_alive:
-                report(phrase("deployment.trial_saved_goes_same", number=trial.number))
+                report(phrase("deployment.trial_saving", number=trial.number))
                 detached.end(place)
             raise
         finally:
             self._add_seconds(trial, time.monotonic() - began)
         if place.exit_code() < 0:
             raise InputError(
-                "deployment.ended_times", most_kills=MOST_KILLS, place=detached.fate(place)
+                "deployment.trial_killed_repeatedly", count=MOST_KILLS, fate=detached.fate(place)
             )
         return place
 
@@ -401,7 +397,9 @@ class Sweep:
             return
         value = _measured(summary.get("after") or {}, self.goal.metric)
         if value is None:
-            self._failed(trial, phrase("deployment.measured_number", title=self.goal.title))
+            self._failed(
+                trial, phrase("deployment.trial_metric_not_finite", metric=self.goal.title)
+            )
         else:
             trial.study.tell(trial, value)
 
@@ -437,7 +435,9 @@ class Sweep:
         line = f"Trial {number}: {outcome(result, self.goal)}"
         if best is not None and best.number != number:
             line += phrase(
-                "deployment.best_trial", best=format_number(best.value or 0.0), number=best.number
+                "deployment.sweep_best_so_far",
+                best=format_number(best.value or 0.0),
+                number=best.number,
             )
         trained = [one.seconds for one in results if one.seconds and one.state != "fail"]
         left = min(num_trials, self._num_combinations()) - len(results)
@@ -447,7 +447,7 @@ class Sweep:
         report(line)
         if len(results) >= MOST_FAILURES and all(one.state == "fail" for one in results):
             raise InputError(
-                "deployment.none_first_trials_could", num_results=len(results), reason=result.reason
+                "deployment.first_trials_failed", count=len(results), reason=result.reason
             )
 
     @contextlib.contextmanager
@@ -457,7 +457,7 @@ class Sweep:
             if not lock.take(wait=False, where_there_are_none=True):
                 holder = (self.folder / RUNNER_NAME).read_text() or "another process"
                 raise InputError(
-                    "deployment.sweep_run_already_name", folder=self.folder, holder=holder
+                    "deployment.sweep_already_running", folder=self.folder, holder=holder
                 )
             (self.folder / RUNNER_NAME).write_text(this_process())
             yield
@@ -475,12 +475,10 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
     for dimension in dimensions:
         values = dimension.stored_values()
         if values is None:
-            raise InputError(
-                "deployment.search_endlessly_many_values", describe=dimension.describe()
-            )
+            raise InputError("deployment.grid_values_infinite", search=dimension.describe())
         combinations = [{**one, dimension.name: value} for one in combinations for value in values]
         if len(combinations) > MOST_VALUES:
-            raise InputError("deployment.grid_combinations_search_fewer", most_values=MOST_VALUES)
+            raise InputError("deployment.grid_too_large", limit=MOST_VALUES)
     return combinations
 
 
@@ -491,7 +489,11 @@ def outcome(result: TrialResult, goal: Goal) -> str:
         return value
     if result.state == "pruned":
         return f"pruned at {value}" if value else "pruned"
-    return f"failed: {result.reason}" if result.state == "fail" else phrase("deployment.end")
+    return (
+        f"failed: {result.reason}"
+        if result.state == "fail"
+        else phrase("deployment.trial_unfinished")
+    )
 
 
 def _result(trial: "FrozenTrial") -> TrialResult:

@@ -127,7 +127,7 @@ def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = Non
             ),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError("deployment.journal_sweep_cannot_read", path=path, error=error) from error
+        raise InputError("deployment.sweep_journal_unreadable", path=path, error=error) from error
 
 
 def mend_journal(folder: Path) -> None:

@@ -59,10 +59,10 @@ class TrialObserver(Observer):
             self.trial.set_user_attr(PRUNED, share)
             state.interrupt(
                 phrase(
-                    "deployment.pruned_after_training_behind",
-                    title=self.goal.title,
+                    "deployment.trial_pruned",
+                    metric=self.goal.title,
                     value=format_number(value),
-                    share=share,
+                    percent=share,
                 )
             )
 

@@ -128,7 +128,7 @@ def new_job(
     """
     job = Job(0, str(Path.cwd()), data, dict(flags), tuple(accept), config_file)
     if redact(job.line) != job.line:
-        raise InputError("deployment.queue_lies_disk_secret")
+        raise InputError("deployment.queue_line_has_secret")
     return job
 
 
@@ -152,7 +152,7 @@ class TrainingQueue:
             return []
         except (DamagedFileError, KeyError, TypeError, ValueError) as error:
             raise InputError(
-                "deployment.queue_cannot_read_bring", folder=self.folder / JOBS_NAME, error=error
+                "deployment.queue_unreadable", path=self.folder / JOBS_NAME, error=error
             ) from error
 
     def runner(self) -> str | None:
@@ -192,11 +192,9 @@ class TrainingQueue:
         for number in numbers:
             if number not in known:
                 there = ", ".join(map(str, known)) or "none"
-                raise InputError("deployment.job_queue", number=number, there=there)
+                raise InputError("deployment.job_not_in_queue", number=number, numbers=there)
             if (trainer := self._place(known[number]).trainer) and trainer.is_alive:
-                raise InputError(
-                    "deployment.job_trained_stop_temper", number=number, trainer=trainer
-                )
+                raise InputError("deployment.job_in_training", number=number, trainer=trainer)
         with self._changing() as jobs:
             jobs[:] = [job for job in jobs if job.number not in numbers]
         for number in numbers:
@@ -234,7 +232,7 @@ class TrainingQueue:
         except KeyboardInterrupt as error:
             self._change(job.number, state=JobState.INTERRUPTED, reason=str(error) or None)
             if place.is_alive:
-                report(phrase("deployment.job_saved_goes_temper", number=job.number))
+                report(phrase("deployment.job_saving", number=job.number))
                 detached.end(place)
             self._change(job.number, run=_text(place.run_path), ended=time.time())
             raise
@@ -253,9 +251,7 @@ class TrainingQueue:
             return None
         if place.is_alive:
             report(
-                phrase(
-                    "deployment.job_trains_still_waiting", number=job.number, trainer=place.trainer
-                )
+                phrase("deployment.job_still_training", number=job.number, trainer=place.trainer)
             )
             self._wait(job, place)
         return _end_by_summary(place, job.began or 0.0)
@@ -265,7 +261,7 @@ class TrainingQueue:
     ) -> tuple[JobState, str | None]:
         """Train it: its own run goes on, where it has begun one."""
         if place.run_path is not None:
-            report(phrase("deployment.job_goes", number=job.number, run_path=place.run_path))
+            report(phrase("deployment.job_resuming", number=job.number, run=place.run_path))
         try:
             with contextlib.chdir(job.folder):
                 config = job.configuration()
@@ -317,7 +313,7 @@ class TrainingQueue:
         try:
             if not lock.take(wait=False, where_there_are_none=True):
                 raise InputError(
-                    "deployment.queue_run_already_trains",
+                    "deployment.queue_already_running",
                     output_dir=self.output_dir,
                     runner=self.runner() or "another process",
                 )
@@ -335,7 +331,7 @@ def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
     if code == ExitCode.DONE:
         return JobState.FINISHED, None
     if code == ExitCode.NOT_CONFIRMED:
-        return JobState.FINISHED, phrase("deployment.copy_confirmed_temper_train_resume")
+        return JobState.FINISHED, phrase("deployment.job_backup_not_confirmed")
     if code in (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         return JobState.STOPPED, _reason_of(place) or "before it began"
     return JobState.FAILED, detached.last_line(place)

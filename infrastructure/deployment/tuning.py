@@ -123,10 +123,10 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
     )
     report(
         phrase(
-            "deployment.examples_once_optimizer_step",
-            batch_size=BATCH_SIZE,
-            size=choice.size,
-            whole=whole,
+            "deployment.tuned_micro_batch",
+            key=BATCH_SIZE,
+            micro_batch=choice.size,
+            global_batch=whole,
             reason=choice.reason or f"{whole} make the whole step",
         )
     )
@@ -146,16 +146,16 @@ def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLin
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        report(phrase("deployment.configured_memory_ran_out"))
+        report(phrase("deployment.configured_out_of_memory"))
         return True
     after = as_given.measure(results["settings"])
     is_faster = after.seconds_for(num_tokens) < before.seconds_for(num_tokens)
-    verdict = "" if is_faster else phrase("deployment.they_faster_training_stays")
+    verdict = "" if is_faster else phrase("deployment.tuning_not_faster")
     report(
         phrase(
-            "deployment.once_after_other_configured",
-            tokens_per_second=before.tokens_per_second,
-            tokens_per_second_2=after.tokens_per_second,
+            "deployment.tuning_compared_again",
+            configured=before.tokens_per_second,
+            tuned=after.tokens_per_second,
             verdict=verdict,
         )
     )
@@ -177,7 +177,7 @@ def _with_pipeline(
     num_tokens = _num_tokens(trainer)
     basis = "with this batch" if results["settings"] else "as configured"
     basis += phrase(
-        "deployment.examples_once_optimizer_step_2",
+        "deployment.tuning_batch_basis",
         micro_batch_size=plan.micro_batch_size,
         global_batch_size=plan.global_batch_size,
         precision=trainer.precision.name,
@@ -247,9 +247,9 @@ def _verdict(tried: Tried) -> str:
             "no faster" if measured.tokens_per_second <= best.tokens_per_second else "hardly faster"
         )
     return phrase(
-        "deployment.does_pay_pass_before",
-        setup_seconds=format_duration(measured.setup_seconds),
-        num_tokens=format_duration(best.seconds_for(tried.num_tokens)),
+        "deployment.tuning_setup_too_slow",
+        setup_time=format_duration(measured.setup_seconds),
+        run_time=format_duration(best.seconds_for(tried.num_tokens)),
     )
 
 

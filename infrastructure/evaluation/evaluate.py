@@ -121,11 +121,11 @@ def measure_model(
     notes += [*set_aside(config), *inherit_from_runs(configs)]
     names = short_names([each.model.name for each in configs])
     if other is not None:
-        count.begin(phrase("evaluation.measuring_first_two_models", names=names[0]))
+        count.begin(phrase("evaluation.evaluating_first_of_two", name=names[0]))
     first = _measure(config, request, count)
     models = [first]
     if other is not None:
-        count.begin(phrase("evaluation.measuring_second_two_models", names=names[1]))
+        count.begin(phrase("evaluation.evaluating_second_of_two", name=names[1]))
         gc.collect()  # the first model's memory
         set_aside(other)
         answered = {answer.question.place for answer in first.answers}
@@ -147,7 +147,7 @@ def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
     other = config.changed([])
     other.model.name = finished_model(name)
     if find_source(other.model.name) == find_source(config.model.name):
-        raise InputError("evaluation.model_measured_name_another", name=name)
+        raise InputError("evaluation.compared_with_itself", name=name)
     return other
 
 
@@ -178,13 +178,13 @@ def _notes_of(
     if num_answers < first.num_questions:
         usual = min(num_prompts or 0, first.num_questions)
         why = (
-            phrase("evaluation.many_expected_answers_tokens", max_answer_tokens=MAX_ANSWER_TOKENS)
+            phrase("evaluation.answer_tokens_limit", max_answer_tokens=MAX_ANSWER_TOKENS)
             if num_answers < usual
             else ""
         )
         notes.append(
             phrase(
-                "evaluation.prompts_answered_training_validation",
+                "evaluation.not_all_prompts_answered",
                 num_answers=num_answers,
                 num_questions=first.num_questions,
                 why=why,
@@ -192,7 +192,7 @@ def _notes_of(
         )
     notes += [
         phrase(
-            "evaluation.answers_cut_greatest_length",
+            "evaluation.answers_cut_off",
             name=name,
             num_cut=model.num_cut,
             num_answers=len(model.answers),
@@ -201,20 +201,20 @@ def _notes_of(
         if model.num_cut
     ]
     if num_answers and not is_installed("torchmetrics"):
-        notes.append(phrase("evaluation.rouge_need_package_torchmetrics"))
+        notes.append(phrase("evaluation.torchmetrics_missing"))
     if len(models) == 2:
         pairs = paired(*models)
         if unlike_tokens(pairs):
             differ = len(set(lengths)) > 1
             notes.append(
-                phrase("evaluation.two_models_learn_different")
-                + phrase("evaluation.their_runs_data_max", str=" and ".join(map(str, lengths)))
+                phrase("evaluation.trained_tokens_differ")
+                + phrase("evaluation.max_lengths_differ", lengths=" and ".join(map(str, lengths)))
                 * differ
             )
         if len(pairs) < max(len(model.rows) for model in models):
             counts = " and ".join(f"{len(model.rows):,}" for model in models)
             notes.append(
-                phrase("evaluation.compared_rows_both_use", num_pairs=len(pairs), counts=counts)
+                phrase("evaluation.compared_on_common_rows", count=len(pairs), counts=counts)
             )
     return notes
 
@@ -277,18 +277,18 @@ def _lines(
     if compared:
         one, other = short_names([each.model for each in models])
         table = render_table(*difference_table(compared, ("first", "second")))
-        which = phrase("evaluation.first_second_difference_second", one=one, other=other)
+        which = phrase("evaluation.comparison_legend", first=one, second=other)
         tables.append(f"{which}\n{table}")
     measured_on = f"Measured on {config.data.path}"
     answered = f"({evaluation.num_questions} prompts answered)"
-    written = [phrase("evaluation.written", page=evaluation.page)] if evaluation.page else []
+    written = [phrase("evaluation.answers_page", page=evaluation.page)] if evaluation.page else []
     return [
         *(f"{NOTE}{note}" for note in evaluation.notes),
         measured_on,
         "\n\n".join(tables),
         answered,
         *written,
-        phrase("evaluation.numbers", file=evaluation.file),
+        phrase("evaluation.results_file", file=evaluation.file),
     ]
 
 
@@ -308,11 +308,11 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
     which = "all" if num_known == num_rows else f"{num_known:,} of the"
     return [
         phrase(
-            "evaluation.rows_trained",
+            "evaluation.rows_were_trained_on",
             which=which,
             num_rows=num_rows,
             name=name,
-            phrase=phrase("evaluation.numbers_say_how_well"),
+            consequence=phrase("evaluation.results_show_memorization"),
         )
     ]
 
@@ -334,9 +334,9 @@ def trained_on_file(config: DeploymentConfig) -> list[str]:
         return []  # what is measured is the part that was held out
     return [
         phrase(
-            "evaluation.model_trained_rows",
+            "evaluation.model_trained_on_data",
             data=data,
-            phrase=phrase("evaluation.numbers_say_how_well"),
+            consequence=phrase("evaluation.results_show_memorization"),
         )
     ]
 
@@ -359,7 +359,7 @@ def set_aside(config: DeploymentConfig) -> list[str]:
             is_meant = source.layer in (Layer.FLAG, Layer.KEYWORD)
             with spelled_as_given(config.source):
                 message = phrase(
-                    "evaluation.effect_measurement",
+                    "evaluation.setting_no_effect",
                     key=Setting(key),
                     where=where(source),
                     reason=reason,

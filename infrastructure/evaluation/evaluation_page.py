@@ -67,9 +67,9 @@ def _comparison(compared: Mapping[str, Sequence[Difference]], names: Sequence[st
     if not compared:
         return NOTHING
     headings, rows = difference_table(compared, (names[0], names[1]))
-    explanation = phrase("evaluation.both_models_same_rows")
+    explanation = phrase("evaluation.comparison_explained")
     return section(
-        phrase("evaluation.second_against_first"),
+        phrase("evaluation.comparison_heading"),
         element("p", explanation, css_class="soft"),
         table(headings, rows, "numbers measures"),
     )
@@ -100,7 +100,7 @@ def _answers(models: Sequence[ModelRows], names: Sequence[str]) -> Markup:
     cards = [_card(rows, names) for rows in shown_rows[:MAX_SHOWN]]
     left = len(shown_rows) - len(cards)
     rest = (
-        element("p", phrase("evaluation.file_answers_beside_page", left=left), css_class="soft")
+        element("p", phrase("evaluation.more_answers_in_file", count=left), css_class="soft")
         if left
         else NOTHING
     )

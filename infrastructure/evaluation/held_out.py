@@ -115,9 +115,7 @@ def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[
     with preserve(model, random=trainer.device, modes=True), trainer.strategy.evaluating():
         answers = answer_questions(trainer, training.validation_prompts, poll)
     if not answers:
-        raise InputError(
-            "evaluation.training_best_metric_answers", best_metric=training.best_metric
-        )
+        raise InputError("evaluation.best_metric_needs_answers", metric=training.best_metric)
     return best_of_answers(trainer, answers)
 
 

@@ -119,10 +119,10 @@ def _data_explained(names: Sequence[str]) -> Iterator[None]:
     except Exception as error:  # whatever datasets, the Hub or a task's own code raise
         first = str(error).strip().partition("\n")[0]
         raise InputError(
-            "evaluation.tasks_task_data_cannot",
+            "evaluation.task_not_loaded",
             names=", ".join(names),
-            name=type(error).__name__,
-            first=first,
+            error_type=type(error).__name__,
+            reason=first,
         ) from error
 
 
@@ -136,7 +136,7 @@ def _run(
     device = choose_device(config.device)
     loaded = ModelManager(ModelConfig(name=name), device=device, seed=0).load()
     if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
-        raise InputError("evaluation.model_writes_text_task", name=name)
+        raise InputError("evaluation.tasks_need_text_model", name=name)
     loaded.model.eval()
     is_given = config.source("training.batch_size").layer is not Layer.DEFAULT
     size: Any = config.training.batch_size if is_given else USUAL_BATCH
@@ -221,7 +221,7 @@ def _lines(
     models: Sequence[TaskResults], differences: Sequence[TaskDifference], file: Path
 ) -> list[str]:
     lines = [
-        phrase("evaluation.prompts_written_chat_template", model=model.model)
+        phrase("evaluation.tasks_use_chat_template", model=model.model)
         for model in models
         if model.used_chat_template
     ]
@@ -249,7 +249,7 @@ def _lines(
             for one in differences
         ]
         lines.append(render_table(["second minus first", "rows", "", "95 % interval", ""], cells))
-    return ["\n\n".join(lines), phrase("evaluation.numbers", file=file)]
+    return ["\n\n".join(lines), phrase("evaluation.results_file", file=file)]
 
 
 def _range(interval: Interval) -> str:

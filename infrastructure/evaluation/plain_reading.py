@@ -138,7 +138,7 @@ def check_saved(folder: Path, trained: Trained) -> list[str]:
     """
     folder = rounded_beside(folder) or folder
     if reason := _why_not(trained.model):
-        return [phrase("evaluation.note_read_back", folder=folder.name, reason=reason)]
+        return [phrase("evaluation.saved_model_not_verified", folder=folder.name, reason=reason)]
     with preserve(trained.model, random=next(trained.model.parameters()).device, modes=True):
         trained.model.eval()
         Expected.of(trained).compare(folder)
@@ -147,16 +147,16 @@ def check_saved(folder: Path, trained: Trained) -> list[str]:
 
 def _why_not(model: torch.nn.Module) -> str | None:
     if is_sharded(model):
-        return phrase("evaluation.process_holds_all_model")
+        return phrase("evaluation.model_is_sharded")
     if added_modules(model):
-        return phrase("evaluation.plain_transformers_does_compute")
+        return phrase("evaluation.extension_weights_unread")
     device = next(model.parameters()).device
     release_memory()
     needed = round(SPARE * sum(p.numel() * p.element_size() for p in model.parameters()))
     there = MemoryBudget().size_bytes(device)
     there -= torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
     if needed > there:
-        return phrase("evaluation.takes_beside_trained_model", needed=format_bytes(needed))
+        return phrase("evaluation.memory_too_small_to_verify", needed=format_bytes(needed))
     return None
 
 
@@ -230,7 +230,11 @@ class Expected:
         near = num_near(self.logits[number], logits[number], allowed)
         if not self.answers:
             scores = f"{logits[number].tolist()}, not {self.logits[number].tolist()}"
-            return None if near else phrase("evaluation.gives_score", prompt=prompt, scores=scores)
+            return (
+                None
+                if near
+                else phrase("evaluation.saved_score_differs", prompt=prompt, scores=scores)
+            )
         ours, theirs = self.answers[number], answers[number]
         num_equal = _num_first(map(operator.eq, ours, theirs))
         is_choice = num_equal < min(len(ours), len(theirs)) and num_equal < near  # of rounding
@@ -238,10 +242,10 @@ class Expected:
             return None
         if ours == theirs:
             far = num_near(self.logits[number], logits[number], FAR * allowed) < len(ours)
-            return phrase("evaluation.logits_others_trained_model", prompt=prompt) if far else None
+            return phrase("evaluation.saved_logits_differ", prompt=prompt) if far else None
         texts = [self.trained.tokenizer.decode(ids) for ids in (theirs, ours)]
         return phrase(
-            "evaluation.writes_trained_model", prompt=prompt, texts=texts[0], texts_2=texts[1]
+            "evaluation.saved_answer_differs", prompt=prompt, saved=texts[0], trained=texts[1]
         )
 
     def _compare_files(
@@ -279,7 +283,7 @@ class Expected:
             raise _differs(folder, "its processor has another chat template")
         shown = [picture for question in self.trained.questions for picture in question.pictures]
         for image in (fixed_picture(), *ours.images(shown)):
-            what = phrase("evaluation.picture_pixels", width=image.width, height=image.height)
+            what = phrase("evaluation.for_image_of_size", width=image.width, height=image.height)
             if ours.ids_of(image) != theirs.ids_of(image):
                 raise _differs(folder, f"its processor makes other tokens {what}")
             if (name := _other_input(ours, theirs, image)) is not None:
@@ -310,7 +314,7 @@ def _other_input(ours: PictureTokens, theirs: PictureTokens, image: "Image") -> 
 
 
 def _differs(folder: Path, how: str) -> CheckpointError:
-    return CheckpointError(phrase("evaluation.saved_model_trained", folder=folder, how=how))
+    return CheckpointError(phrase("evaluation.saved_model_differs", folder=folder, difference=how))
 
 
 def num_near(ours: torch.Tensor, theirs: torch.Tensor, allowed: float) -> int:

@@ -88,7 +88,7 @@ class Answerer:
         images: Sequence[Path] = (),
     ) -> None:
         if max_tokens < 1:
-            raise InputError("evaluation.max_tokens_answer_needs", max_tokens=max_tokens)
+            raise InputError("evaluation.max_tokens_too_small", max_tokens=max_tokens)
         chosen_device = choose_device(device)
         quantization: Any = quantization_of_run(Path(model))
         config = ModelConfig(name=str(model), quantization=quantization)
@@ -99,14 +99,14 @@ class Answerer:
         is_of_hub = source.kind is SourceKind.HUB
         manager.sees = sees_pictures(source) or (is_of_hub and bool(images))
         if images and not manager.sees:
-            raise InputError("evaluation.model_reads_text_cannot", model=model, images=images[0])
+            raise InputError("evaluation.model_reads_no_images", model=model, image=images[0])
         background = self._background = background_of_run(Path(model))
         read = [_read(path, background) for path in images]
         self._pictures = tuple(picture for picture, _ in read)
         self._images = [image for _, image in read]
         loaded = manager.load()
         if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
-            raise InputError("evaluation.model_writes_text_cannot", model=model)
+            raise InputError("evaluation.model_generates_no_text", model=model)
         self._model, self._tokenizer = loaded.model, loaded.tokenizer
         self._seeing = None
         if manager.sees:
@@ -136,7 +136,7 @@ class Answerer:
         for text in questions:
             for one in self._encoder.prompt_account([*before, self._shown(text)]).missing:
                 self._left_out.setdefault(
-                    one.kind, phrase("evaluation.note_model_does_read", one=one, cause=CAUSE)
+                    one.kind, phrase("evaluation.prompt_part_not_read", part=one, cause=CAUSE)
                 )
         prompts = [
             GenerationPrompt(
@@ -172,9 +172,9 @@ class Answerer:
         longest = self._longest(answer.question)
         if longest < self._max_tokens:
             return phrase(
-                "evaluation.cut_after_tokens_model", longest=longest, positions=self._positions
+                "evaluation.answer_cut_at_positions", tokens=longest, positions=self._positions
             )
-        return phrase("evaluation.cut_after_tokens_max_tokens", longest=longest)
+        return phrase("evaluation.answer_cut_at_max_tokens", tokens=longest)
 
     def _longest(self, prompt: GenerationPrompt) -> int:
         """The most tokens that an answer may have: past its positions a model writes noise."""
@@ -183,8 +183,8 @@ class Answerer:
         left = self._positions - len(prompt.prompt_ids)
         if left < 1:
             raise InputError(
-                "evaluation.question_tokens_leaves_room",
-                num_prompt_ids=len(prompt.prompt_ids),
+                "evaluation.question_too_long",
+                tokens=len(prompt.prompt_ids),
                 positions=self._positions,
             )
         return min(self._max_tokens, left)

@@ -53,9 +53,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
         is_of_learning = section == "training" and name in OF_LEARNING
         reason = "nothing is trained" if is_of_learning else unused_because(key)
         if source.layer in (Layer.FLAG, Layer.KEYWORD) and reason is not None:
-            sentences.append(
-                phrase("evaluation.effect_measurement_leave_out", key=Setting(key), reason=reason)
-            )
+            sentences.append(phrase("evaluation.flag_no_effect", key=Setting(key), reason=reason))
     if sentences:
         raise ConfigurationError("; ".join(sentences))
 
@@ -83,7 +81,7 @@ class Request:
         for name in self.measures or ():
             look_up("measure", name, MEASURES)
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise InputError("evaluation.max_tokens_answer_needs", max_tokens=self.max_tokens)
+            raise InputError("evaluation.max_tokens_too_small", max_tokens=self.max_tokens)
         refuse_missing_package(self.measures or ())
 
 
@@ -109,11 +107,11 @@ class TaskRequest:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise InputError("evaluation.tasks_name_least_such")
+            raise InputError("evaluation.no_tasks")
         if self.folder is not None and not self.folder.is_dir():
-            raise InputError("evaluation.tasks_path_such_folder", folder=self.folder)
+            raise InputError("evaluation.tasks_path_missing", folder=self.folder)
         if self.limit is not None and self.limit < 1:
-            raise InputError("evaluation.limit_task_needs_least", limit=self.limit)
+            raise InputError("evaluation.task_limit_too_small", limit=self.limit)
         if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise InputError("evaluation.num_fewshot_give", num_fewshot=self.num_fewshot)
+            raise InputError("evaluation.num_fewshot_negative", num_fewshot=self.num_fewshot)
         refuse_missing(HARNESS, "measuring on tasks")

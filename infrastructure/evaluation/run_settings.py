@@ -36,7 +36,7 @@ def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
         if _data_of_run(config) is None and _data_of_run(other) is not None:
             _take(config, {f"data.{name}": getattr(other.data, name) for name in INHERITED})
     taken = [
-        phrase("evaluation.run", key=Setting(key), value=value)
+        phrase("evaluation.setting_from_run", key=Setting(key), value=value)
         for each in own
         for key, value in each.items()
     ]

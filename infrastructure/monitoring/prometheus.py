@@ -86,7 +86,7 @@ class PrometheusEndpoint:
         self._server, self._thread = client.start_http_server(
             int(port), addr=host.strip("[]"), registry=registry
         )
-        logger.info(phrase("monitoring.numbers_prometheus_http_metrics", address=address))
+        logger.info(phrase("monitoring.prometheus_address", address=address))
 
     def close(self) -> None:
         """Answer no more."""

@@ -123,7 +123,7 @@ class TrainingMonitor:
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not interval_seconds > 0:
-            raise InputError("monitoring.interval_seconds", interval_seconds=interval_seconds)
+            raise InputError("monitoring.interval_not_positive", interval_seconds=interval_seconds)
         given = thresholds or {}
         limits = given if isinstance(given, AlertThresholds) else AlertThresholds(**given)
         self.directory, self.interval_seconds, self.clock = directory, interval_seconds, clock
@@ -157,7 +157,7 @@ class TrainingMonitor:
             ValueError: it does so already.
         """
         if self._thread is not None:
-            raise InputError("monitoring.monitor_been_started_stop")
+            raise InputError("monitoring.monitor_already_started")
         self._is_stopping, self._started_at = False, self.clock()
         self._wake.clear()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
@@ -171,7 +171,7 @@ class TrainingMonitor:
             self._wake.set()
             thread.join(JOIN_SECONDS)
         if thread is not None and thread.is_alive():
-            logger.warning(phrase("monitoring.monitor_does_answer_last"))
+            logger.warning(phrase("monitoring.monitor_not_responding"))
             return
         self.sample()
         for sink in self.sinks:
@@ -209,7 +209,7 @@ class TrainingMonitor:
             if self.on_sample is not None:
                 listener = self.on_sample
                 self._best_effort.attempt(
-                    phrase("monitoring.listener_samples"), lambda: listener(record)
+                    phrase("monitoring.sample_listener"), lambda: listener(record)
                 )
         self._raise(alerts)
         if self._thread is None:
@@ -324,10 +324,10 @@ class TrainingMonitor:
                 continue
             self._num_lost[sink.name] = num_lost
             text = phrase(
-                "monitoring.alerts_did_get",
-                num_lost=num_lost,
+                "monitoring.alerts_not_delivered",
+                count=num_lost,
                 sink=sink.name,
-                why=why,
+                reason=why,
                 alerts_file=ALERTS_FILE,
             )
             alert = Alert(

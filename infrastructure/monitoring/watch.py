@@ -51,7 +51,7 @@ def check_interval(interval_seconds: float | None) -> None:
     ValueError: nobody can look so often.
     """
     if interval_seconds is not None and not interval_seconds > 0:
-        raise InputError("monitoring.every_seconds", interval_seconds=interval_seconds)
+        raise InputError("monitoring.watch_interval_not_positive", seconds=interval_seconds)
 
 
 def watch(
@@ -124,7 +124,7 @@ def _print_lines(
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             shown, shown_at = line, now
             if run.has_ended and not is_over:
-                waits = phrase("monitoring.waiting_until_does", view=_next_step(view))
+                waits = phrase("monitoring.waiting_for_resume", next_step=_next_step(view))
                 console.print(waits, markup=False, highlight=False, soft_wrap=True)
         if is_over:
             return
@@ -190,7 +190,7 @@ def frame(view: RunView, width: int) -> RenderableType:
     if view["is_over"] and view["state"] != FINISHED:
         parts.append(Text(_next_step(view)))
     title = f"[bold]{escape(printable(view['title']))}[/]"
-    foot = None if view["is_over"] else phrase("monitoring.ctrl_c_leaves_training_goes")
+    foot = None if view["is_over"] else phrase("monitoring.ctrl_c_exits_watch")
     return Panel(
         Group(*parts), title=title, subtitle=foot, border_style="dim", padding=(0, 1), width=width
     )

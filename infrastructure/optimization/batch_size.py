@@ -54,11 +54,11 @@ class BatchChoice:
         """A line for each size that was tried."""
         return [
             phrase(
-                "optimization.examples_tokens_most",
-                detail="→" if trial.size == self.size else " ",
+                "optimization.batch_size_trial",
+                mark="→" if trial.size == self.size else " ",
                 size=trial.size,
                 tokens_per_second=trial.tokens_per_second,
-                peak_bytes=gib(trial.peak_bytes),
+                peak=gib(trial.peak_bytes),
             )
             for trial in self.trials
         ]
@@ -116,7 +116,7 @@ class BatchSizeSearch:
             self._speeds[beside] = max(self.speed_of(beside) for _ in range(FIRST_TRIES))
         if not self._speeds:
             raise DoesNotFitError(
-                "optimization.example_longest_does_fit", reason=reason, way_out=self.way_out
+                "optimization.single_example_does_not_fit", reason=reason, way_out=self.way_out
             )
         chosen = self._fastest(started, beside)
         trials = (Trial(s, self._peaks[s], speed) for s, speed in self._speeds.items())
@@ -135,7 +135,7 @@ class BatchSizeSearch:
             peak = None
         if peak is None:
             self.free_memory()
-            return phrase("optimization.memory_ran_out", size=size)
+            return phrase("optimization.batch_size_out_of_memory", size=size)
         if peak > self.budget_bytes:
             return f"{size} takes {gib(peak)} of {gib(self.budget_bytes)}"
         self._peaks[size] = peak
@@ -150,7 +150,7 @@ class BatchSizeSearch:
         recent = list(self._speeds.values())[-SLOWER_IN_A_ROW:]
         before = list(self._speeds.values())[:-SLOWER_IN_A_ROW]
         if before and max(recent) < STILL_FASTER * max(before):
-            return phrase("optimization.larger_ones_faster")
+            return phrase("optimization.larger_not_faster")
         return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:

@@ -43,13 +43,11 @@ def checkpoint_gradients(model: Any, mode: str) -> None:
         model.gradient_checkpointing_disable()
         return
     if not can_checkpoint(model):
-        raise InputError(
-            "optimization.training_gradient_checkpointing_cannot", name=type(model).__name__
-        )
+        raise InputError("optimization.no_gradient_checkpointing", model=type(model).__name__)
     if mode == "offload" and next(model.parameters()).device.type == "cpu":
         mode = "all"
     if not can_do(model, mode):
-        raise InputError("optimization.training_gradient_checkpointing_needs", mode=mode)
+        raise InputError("optimization.checkpointing_mode_unsupported", mode=mode)
     model.gradient_checkpointing_enable(
         gradient_checkpointing_kwargs={"use_reentrant": False}, **OPTIONS[mode]
     )

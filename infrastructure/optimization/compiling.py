@@ -49,9 +49,9 @@ class CompileDecision:
 
     def __str__(self) -> str:
         if self.compiled_seconds is None:
-            return phrase("optimization.torch_compile_used", reason=self.reason)
+            return phrase("optimization.compile_not_used", reason=self.reason)
         text = phrase(
-            "optimization.step_takes_compiled_after",
+            "optimization.compile_timing",
             eager_seconds=self.eager_seconds,
             compiled_seconds=self.compiled_seconds,
             compile_seconds=self.compile_seconds,

@@ -34,7 +34,7 @@ def best_precision(device: torch.device) -> str:
 def refuse_fp8(device: torch.device) -> None:
     """Raise ValueError where fp8 cannot be computed, with the reason."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < ADA:
-        raise ValueError(phrase("system.training_mixed_precision_fp_2"))
+        raise ValueError(phrase("core.fp8_needs_newer_gpu"))
     require("torchao", "mixed_precision='fp8'")
 
 
@@ -84,12 +84,12 @@ def can_compile(device: torch.device) -> str | None:
     """None where torch.compile can make code for this device, else the reason why it cannot."""
     if device.type == "cuda":
         if not is_installed("triton"):
-            return phrase("optimization.package_triton_installed")
+            return phrase("optimization.triton_not_installed")
         if torch.cuda.get_device_capability(device) < TRITON:
-            return phrase("optimization.gpu_compute_capability_below")
+            return phrase("optimization.gpu_too_old_for_triton")
         return None
     has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-    return None if has_compiler else phrase("optimization.compiler")
+    return None if has_compiler else phrase("optimization.no_cpp_compiler")
 
 
 def require_capability(device: torch.device, least: float | None) -> None:
@@ -98,15 +98,15 @@ def require_capability(device: torch.device, least: float | None) -> None:
         return
     if device.type != "cuda":
         raise InputError(
-            "optimization.resources_gpu_compute_capability", least=least, type=device.type
+            "optimization.compute_capability_without_gpu", least=least, device=device.type
         )
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (int(least), round(least * 10) % 10):
         name = torch.cuda.get_device_name(device)
         raise InputError(
-            "optimization.resources_gpu_compute_capability_2",
+            "optimization.compute_capability_too_low",
             least=least,
-            name=name,
+            gpu=name,
             major=major,
             minor=minor,
         )

@@ -161,10 +161,10 @@ class GPUOptimizer:
         num_steps: int,
     ) -> str:
         if reason := can_compile(self.device):
-            return phrase("optimization.torch_compile_used", reason=reason)
+            return phrase("optimization.compile_not_used", reason=reason)
         if run_step is None:
             set_compiled(model, True)
-            return phrase("optimization.torch_compile_measured_give")
+            return phrase("optimization.compile_not_measured")
         self.decisions[name] = decide_compiling(
             lambda number: run_step(model, number),
             lambda is_on: set_compiled(model, is_on),
@@ -179,9 +179,9 @@ class GPUOptimizer:
         if len(self.devices) > 1:
             log.warning(
                 phrase(
-                    "optimization.process_trains_gpu_start",
+                    "optimization.one_gpu_of_several_used",
                     device=self.device,
-                    num_devices=len(self.devices),
+                    count=len(self.devices),
                 ),
             )
         return model
@@ -208,7 +208,7 @@ def create_gpu_optimizer(
     missing = [index for index in wanted if index not in there]
     if missing:
         log.warning(
-            phrase("optimization.gpus_going_without", missing=missing, num_there=len(there))
+            phrase("optimization.gpus_not_available", missing=missing, available=len(there))
         )
     devices = [torch.device("cuda", i) for i in wanted if i in there] or [torch.device("cpu")]
     return GPUOptimizer(devices, _precision(mixed_precision, devices[0]), compile_model)
@@ -218,11 +218,11 @@ def _precision(mixed_precision: bool | str, device: torch.device) -> str:
     if isinstance(mixed_precision, bool):
         return best_precision(device) if mixed_precision else "fp32"
     if mixed_precision not in (*DTYPES, "fp8"):
-        raise InputError("optimization.mixed_precision_true_false", mixed_precision=mixed_precision)
+        raise InputError("optimization.invalid_mixed_precision", mixed_precision=mixed_precision)
     if mixed_precision == "fp8":
         refuse_fp8(device)
     if mixed_precision == "fp16" and device.type == "cpu":
-        raise InputError("optimization.mixed_precision_fp_needs")
+        raise InputError("optimization.fp16_needs_gpu")
     return mixed_precision
 
 

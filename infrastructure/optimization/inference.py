@@ -69,7 +69,9 @@ def optimize_inference(
     chosen = list(methods) if methods is not None else usable_methods()
     if unknown := set(chosen) - METHODS.keys():
         raise InputError(
-            "optimization.unknown_methods", unknown=sorted(unknown), methods=", ".join(METHODS)
+            "optimization.unknown_inference_methods",
+            unknown=sorted(unknown),
+            methods=", ".join(METHODS),
         )
     model.eval()
     with torch.inference_mode():
@@ -113,7 +115,7 @@ def save_program(model: torch.nn.Module, inputs: Inputs, path: Path) -> Path:
     except Exception as error:
         path.unlink(missing_ok=True)
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError("optimization.cannot_made_model", path=path, why=why) from error
+        raise InputError("optimization.program_export_failed", path=path, reason=why) from error
     return path.absolute()
 
 

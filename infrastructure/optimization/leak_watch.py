@@ -47,13 +47,11 @@ class Leak:
     lines: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        text = phrase(
-            "optimization.memory_grows_steadily_mib", bytes_per_step=self.bytes_per_step / MIB
-        )
+        text = phrase("optimization.memory_leak_rate", mib_per_step=self.bytes_per_step / MIB)
         if not self.lines:
-            return phrase("optimization.python_object_holds_library", text=text)
+            return phrase("optimization.memory_leak_outside_python", growth=text)
         where = "; ".join(f"{line} ({size / MIB:.1f} MiB)" for line, size in self.lines)
-        return phrase("optimization.piled_up_made", text=text, where=where)
+        return phrase("optimization.memory_leak_origin", growth=text, lines=where)
 
 
 @dataclass

@@ -37,13 +37,13 @@ class RangeTest:
     def lines(self) -> list[str]:
         """For people."""
         if self.suggested is None:
-            return [phrase("optimization.learning_rate_loss_fell")]
+            return [phrase("optimization.loss_fell_at_no_rate")]
         end = (
-            phrase("optimization.loss_explodes", explodes_at=self.explodes_at)
+            phrase("optimization.loss_explodes_at_rate", rate=self.explodes_at)
             if self.explodes_at
             else "no explosion"
         )
-        return [phrase("optimization.learning_rate_suggested", suggested=self.suggested, end=end)]
+        return [phrase("optimization.learning_rate_suggested", suggested=self.suggested, limit=end)]
 
 
 def range_test(

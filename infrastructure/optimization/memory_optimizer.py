@@ -81,7 +81,7 @@ class MemoryOptimizer:
         config = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]
-            self.applied.append(phrase("optimization.use_cache_off_use"))
+            self.applied.append(phrase("optimization.use_cache_turned_off"))
         mode = self._checkpointing_for(model, self._use)
         if mode != "off":
             checkpoint_gradients(model, mode)
@@ -145,7 +145,7 @@ class MemoryOptimizer:
             ValueError: no model was given to `optimize_for_training` yet.
         """
         if self._model is None:
-            raise InputError("optimization.give_model_optimize_training")
+            raise InputError("optimization.model_not_given")
         self._use = measure_use(self._model, forward, optimizer)
         self._micro_batch_size = micro_batch_size
         return self._use
@@ -230,11 +230,11 @@ def create_memory_optimizer(
     """
     if not 0 < max_memory_percent <= 100:
         raise InputError(
-            "optimization.max_memory_percent_above", max_memory_percent=max_memory_percent
+            "optimization.invalid_max_memory_percent", max_memory_percent=max_memory_percent
         )
     if gradient_checkpointing not in (True, False, "auto", "selective", "offload"):
         raise InputError(
-            "optimization.gradient_checkpointing_auto_true",
+            "optimization.invalid_checkpointing_mode",
             gradient_checkpointing=gradient_checkpointing,
         )
     return MemoryOptimizer(max_memory_percent, gradient_checkpointing)

@@ -98,8 +98,8 @@ class MemoryBudget:
         limit = self.gpu_limit if on_gpu else self.cpu_limit
         unlimited = replace(self, cpu_limit=None, gpu_limit=None)
         if limit is None or self.limit_bytes(device) >= unlimited.limit_bytes(device):
-            return phrase("optimization.take_machine_memory")
-        of_gpu = phrase("optimization.resources_gpu_memory_limit")
+            return phrase("optimization.use_larger_machine")
+        of_gpu = phrase("optimization.gpu_memory_settings")
         name = of_gpu if on_gpu else "memory.cpu_memory_limit"
         return f"raise {name}, which allows {limit}"
 

@@ -50,19 +50,19 @@ class MemoryProfile:
         """The profile for a person."""
         lines = [
             phrase(
-                "optimization.peak_above_start_mib",
+                "optimization.memory_profile_line",
                 name=self.name,
-                peak_bytes=_mib(self.peak_bytes),
-                rise_bytes=_mib(self.rise_bytes),
-                delta_bytes=self.delta_bytes / MIB,
+                peak=_mib(self.peak_bytes),
+                rise=_mib(self.rise_bytes),
+                left_mib=self.delta_bytes / MIB,
             )
         ]
         if self.gpu_peak_bytes:
             lines.append(
                 phrase(
-                    "optimization.gpu_peak_mib_left",
-                    gpu_peak_bytes=_mib(self.gpu_peak_bytes),
-                    gpu_delta_bytes=self.gpu_delta_bytes / MIB,
+                    "optimization.gpu_memory_profile_line",
+                    peak=_mib(self.gpu_peak_bytes),
+                    left_mib=self.gpu_delta_bytes / MIB,
                 )
             )
         return lines + [f"  {_mib(size)} by {line}" for line, size in self.top_allocations]

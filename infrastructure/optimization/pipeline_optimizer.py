@@ -50,7 +50,7 @@ def _is_memory_error(error: BaseException) -> bool:
 
 
 def _not_given(_settings: Mapping[str, object]) -> "Measured":
-    raise InputError("optimization.pipelineoptimizer_measures_given_measure")
+    raise InputError("optimization.pipeline_measure_not_given")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class PipelineOptimizer:
                 raise
             refusal = "memory ran out"
         if measured is not None and measured.peak_bytes > self.budget_bytes:
-            refusal = phrase("optimization.takes_memory")
+            refusal = phrase("optimization.exceeds_available_memory")
         pays = measured is not None and not refusal and self._pays(measured, best)
         self.tried.append(Tried(key, value, measured, refusal, pays, best, self.num_tokens))
         self.report(self.tried[-1])

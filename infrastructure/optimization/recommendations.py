@@ -125,17 +125,17 @@ def _about_activations(use: MemoryUse, micro_batch_size: int) -> Iterator[Recomm
     for mode, less in use.checkpointed_bytes.items():
         setting = phrase(CHECKPOINTING_SETTING[mode])
         cost = (
-            phrase("optimization.up_third_time")
+            phrase("optimization.costs_third_more_time")
             if mode == "all"
-            else phrase("optimization.up_sixth_time")
+            else phrase("optimization.costs_sixth_more_time")
         )
         yield Recommendation(setting, kept - less, cost, True)
     if micro_batch_size > 1:
         half = micro_batch_size // 2
         yield Recommendation(
-            phrase("optimization.training_batch_size_twice", half=half),
+            phrase("optimization.halve_micro_batch", half=half),
             kept - kept * half // micro_batch_size,
-            phrase("optimization.same_result_smaller_pieces"),
+            phrase("optimization.same_result_smaller_batches"),
             True,
         )
 
@@ -154,7 +154,7 @@ def _about_optimizer(use: MemoryUse, name: str) -> Iterator[Recommendation]:
         yield Recommendation(
             phrase("optimization.lora_of_rank", rank=LORA_RANK),
             moving - use.lora_bytes,
-            phrase("optimization.trains_matrices_beside_weights"),
+            phrase("optimization.trains_low_rank_matrices"),
             False,
         )
 

@@ -65,15 +65,13 @@ class FormulatedProblem:
         if n <= max_variables:
             return self.bqm
         if self.bqm.vartype is not dimod.BINARY or self._cqm is not None:
-            raise SamplerError(
-                "quantum.variables_asked_about_quantum", n=n, max_variables=max_variables
-            )
+            raise SamplerError("quantum.too_many_variables", count=n, limit=max_variables)
         if self.num_ones is not None and self.num_ones >= max_variables:
             raise SamplerError(
-                "quantum.chosen_asked_about_quantum",
-                num_ones=self.num_ones,
-                n=n,
-                max_variables=max_variables,
+                "quantum.nothing_left_to_decide",
+                num_chosen=self.num_ones,
+                count=n,
+                limit=max_variables,
             )
         return _part(self.bqm, max_variables)
 
@@ -91,7 +89,7 @@ class FormulatedProblem:
         """
         repaired = self.problem.repair(sample)
         if self._cqm is not None and not self._cqm.check_feasible(repaired):
-            raise SamplerError("quantum.answer_breaks_constraint_problem")
+            raise SamplerError("quantum.answer_breaks_constraint")
         return repaired
 
     def _number_of_ones(self) -> int | None:

@@ -45,39 +45,37 @@ def read_model(path: Path) -> dimod.BinaryQuadraticModel:
     """
     read = READERS.get(path.suffix.lower())
     if read is None:
-        raise InputError("quantum.name_file_endings", path=path, readers=", ".join(READERS))
+        raise InputError("quantum.unknown_model_file_ending", path=path, endings=", ".join(READERS))
     if not path.is_file():
-        raise InputError("quantum.such_file", path=path)
+        raise InputError("quantum.model_file_missing", path=path)
     try:
         bqm = read(path)
     except NO_MODEL as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            "quantum.holds_model_files_do", path=path, suffix=path.suffix, text=text
+            "quantum.unreadable_model_file", path=path, suffix=path.suffix, reason=text
         ) from error
     if not np.isfinite(coefficient_sum(vectors_of(bqm))):
-        raise InputError("quantum.coefficient_finite_number", path=path)
+        raise InputError("quantum.file_coefficient_not_finite", path=path)
     return bqm
 
 
 def _read_bqm(path: Path) -> dimod.BinaryQuadraticModel:
     with path.open("rb") as file:
         if file.read(8) != b"DIMODBQM":
-            raise InputError("quantum.does_begin_dimod_format")
+            raise InputError("quantum.not_a_dimod_file")
         file.seek(0)
         return dimod.BinaryQuadraticModel.from_file(file)
 
 
 def _read_npz(path: Path) -> dimod.BinaryQuadraticModel:
     if not zipfile.is_zipfile(path):
-        raise InputError("quantum.archive_arrays_numpy_savez")
+        raise InputError("quantum.not_a_numpy_archive")
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     known = {"linear", "quadratic", "rows", "columns", "offset", "vartype", "variables"}
     if unknown := sorted(arrays.keys() - known):
-        raise InputError(
-            "quantum.unknown_array_known", unknown=unknown[0], known=", ".join(sorted(known))
-        )
+        raise InputError("quantum.unknown_array", array=unknown[0], known=", ".join(sorted(known)))
     quadratic = np.asarray(arrays["quadratic"], float)
     if quadratic.ndim == 2 and quadratic.shape[0] == quadratic.shape[1]:
         rows, columns = np.nonzero(quadratic)
@@ -87,18 +85,16 @@ def _read_npz(path: Path) -> dimod.BinaryQuadraticModel:
         biases, least = quadratic, int(max(rows.max(initial=-1), columns.max(initial=-1))) + 1
         _check_places(rows, columns, biases)
     else:
-        raise InputError("quantum.quadratic_shape", shape=quadratic.shape)
+        raise InputError("quantum.quadratic_wrong_shape", shape=quadratic.shape)
     linear = np.zeros(least) if "linear" not in arrays else np.asarray(arrays["linear"], float)
     if linear.ndim != 1 or len(linear) < least or (quadratic.ndim == 2 and len(linear) > least):
-        raise InputError(
-            "quantum.linear_shape_quadratic_variables", shape=linear.shape, least=least
-        )
+        raise InputError("quantum.linear_wrong_shape", shape=linear.shape, count=least)
     labels = arrays.get("variables", np.arange(len(linear))).tolist()
     if len(set(labels)) != len(linear):
         raise InputError(
-            "quantum.variables_labels_variables",
+            "quantum.labels_do_not_match_variables",
             num_labels=len(set(labels)),
-            num_linear=len(linear),
+            num_variables=len(linear),
         )
     vartype = _vartype(str(arrays.get("vartype", np.array("BINARY"))))
     return _assembled(
@@ -108,11 +104,11 @@ def _read_npz(path: Path) -> dimod.BinaryQuadraticModel:
 
 def _check_places(rows: Any, columns: Any, biases: Any) -> None:
     if not (rows.shape == columns.shape == biases.shape):
-        raise InputError("quantum.rows_columns_quadratic_different")
+        raise InputError("quantum.quadratic_lengths_differ")
     if rows.dtype.kind not in "iu" or columns.dtype.kind not in "iu":
-        raise InputError("quantum.rows_columns_whole_numbers")
+        raise InputError("quantum.indices_not_whole_numbers")
     if len(rows) and min(rows.min(), columns.min()) < 0:
-        raise InputError("quantum.rows_columns_numbers_variables")
+        raise InputError("quantum.negative_variable_index")
 
 
 def _assembled(
@@ -121,7 +117,7 @@ def _assembled(
     """The model; what stands on the diagonal is linear for bits, and constant for spins."""
     rows, columns, biases = quadratic
     if not (np.isfinite(biases).all() and np.isfinite(offset)):
-        raise InputError("quantum.coefficient_finite_number_2")
+        raise InputError("quantum.coefficient_not_finite")
     diagonal = rows == columns
     if vartype == "BINARY":
         linear = linear + np.bincount(rows[diagonal], biases[diagonal], len(linear))
@@ -136,14 +132,12 @@ def _assembled(
 def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
     values = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
-        raise InputError("quantum.json_object")
+        raise InputError("quantum.not_a_json_object")
     if "type" in values:
         return dimod.BinaryQuadraticModel.from_serializable(values)
     known = {"vartype", "linear", "quadratic", "offset"}
     if unknown := sorted(values.keys() - known):
-        raise InputError(
-            "quantum.unknown_key_known", unknown=unknown[0], known=", ".join(sorted(known))
-        )
+        raise InputError("quantum.unknown_key", key=unknown[0], known=", ".join(sorted(known)))
     linear = values.get("linear", {})
     biases = dict(enumerate(linear)) if isinstance(linear, list) else as_object(linear)
     bqm = dimod.BinaryQuadraticModel(_vartype(values.get("vartype", "BINARY")))
@@ -151,7 +145,7 @@ def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
         bqm.add_variable(label, _number(bias))
     for entry in as_list(values.get("quadratic", [])):
         if not isinstance(entry, list) or len(entry) != 3:
-            raise InputError("quantum.variable_variable_number", entry=json.dumps(entry))
+            raise InputError("quantum.malformed_quadratic_entry", entry=json.dumps(entry))
         one, other, bias = entry
         bqm.add_quadratic(_label(one, bqm), _label(other, bqm), _number(bias))
     bqm.offset += _number(values.get("offset", 0.0))
@@ -167,13 +161,13 @@ def _label(label: Any, bqm: dimod.BinaryQuadraticModel) -> Any:
 
 def _vartype(name: object) -> str:
     if name not in VARTYPES:
-        raise InputError("quantum.vartype_give", name=name, vartypes=", ".join(VARTYPES))
+        raise InputError("quantum.unknown_vartype", name=name, vartypes=", ".join(VARTYPES))
     return str(name)
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        raise InputError("quantum.finite_number", value=json.dumps(value))
+        raise InputError("quantum.value_not_finite", value=json.dumps(value))
     return float(value)
 
 

@@ -180,7 +180,7 @@ def _query(
     try:
         bqm = question.cut_to(max_variables)
         if deadline.is_over:
-            text = phrase("quantum.formulating_took_all", seconds=deadline.seconds)
+            text = phrase("quantum.no_time_left_to_solve", seconds=deadline.seconds)
             return _Answer("", failures=[text], info={"bound_hit": True})
         known = {key: value for key, value in given.items() if key in chain.parameters}
         sample_set = chain.sample(bqm, time_limit=deadline.seconds_left, **known)
@@ -213,7 +213,12 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
         if not names or question.alternatives[name] >= least:
             return answer
         remarks = [
-            phrase("quantum.better_found", name=name, answer=answer.name, energy=answer.energy)
+            phrase(
+                "quantum.baseline_beats_sampler",
+                baseline=name,
+                sampler=answer.name,
+                energy=answer.energy,
+            )
         ]
     energy = question.alternatives[name]
     return _Answer(name, question.samples[name], energy, answer.failures, answer.info, remarks)

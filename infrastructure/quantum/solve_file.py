@@ -97,5 +97,8 @@ def _refuse_unknown(keywords: Mapping[str, object], sampler: dimod.Sampler, name
     if unknown:
         able = [one for one in SAMPLERS if unknown[0] in create_sampler(one).parameters]
         raise InputError(
-            "quantum.sampler_takes_these_do", name=name, unknown=unknown[0], able=", ".join(able)
+            "quantum.sampler_parameter_unknown",
+            name=name,
+            parameter=unknown[0],
+            samplers=", ".join(able),
         )

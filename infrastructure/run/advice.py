@@ -48,7 +48,7 @@ def advice_at_end(
     """
     longer = _longer(num_steps, num_epochs, is_cut_short)
     if freezes_new_weights:  # more of the same would not help
-        longer = phrase("run.same_without_lora_freezes")
+        longer = phrase("run.advice_train_new_weights")
     was, now = before.get("eval_loss"), after.get("eval_loss")
     measured = now if best_metric == LOSS and isinstance(now, float) else None
     if best_metric != LOSS or measured is not None:
@@ -56,21 +56,23 @@ def advice_at_end(
         if earlier is not None:
             return [earlier]
     if is_cut_short and num_epochs < 1:
-        text = phrase("run.steps_few_less_epoch", num_steps=num_steps)
-        return [{"text": text, "command": phrase("run.higher_max_steps_none")}]
+        text = phrase("run.advice_less_than_one_epoch", count=num_steps)
+        return [{"text": text, "command": phrase("run.advice_raise_max_steps")}]
     if num_steps < FEW_STEPS:
         return [
             {
-                "text": phrase("run.steps_few_train_longer", num_steps=num_steps),
+                "text": phrase("run.advice_few_steps", count=num_steps),
                 "command": longer,
             }
         ]
     if isinstance(was, float) and isinstance(now, float) and was > 0:
         if now > was * (1 + WORSE_SHARE):
-            text = phrase("run.held_out_loss_rose", was=format_number(was), now=format_number(now))
+            text = phrase(
+                "run.held_out_loss_rose", before=format_number(was), after=format_number(now)
+            )
             return [
                 {
-                    "text": phrase("run.learn_slowly", text=text),
+                    "text": phrase("run.advice_learn_more_slowly", finding=text),
                     "command": phrase("run.lower_learning_rate"),
                 }
             ]
@@ -78,7 +80,7 @@ def advice_at_end(
             # by so little that neither a higher nor a lower rate is the likelier remedy
             digits = next((n for n in (4, 6) if format_number(was, n) != format_number(now, n)), 8)
             rose = phrase(
-                "run.held_out_loss_rose_little",
+                "run.held_out_loss_rose_slightly",
                 was=format_number(was, digits),
                 now=format_number(now, digits),
             )
@@ -90,7 +92,7 @@ def advice_at_end(
             ]
         if now > was * (1 - HARDLY_SHARE):
             fell = phrase(
-                "run.held_out_loss_hardly_fell", was=format_number(was), now=format_number(now)
+                "run.held_out_loss_barely_fell", was=format_number(was), now=format_number(now)
             )
             return [
                 {
@@ -100,7 +102,7 @@ def advice_at_end(
             ]
     exact = after.get("exact_match")
     if num_steps < FEW_WITHOUT_ANSWERS and isinstance(exact, Mapping) and exact.get("all") == 0:
-        text = phrase("run.held_out_answer_exactly_right", num_steps=num_steps)
+        text = phrase("run.advice_no_exact_answer", count=num_steps)
         return [{"text": text, "command": longer}]
     return []
 
@@ -128,18 +130,20 @@ def _better(
     name = name_of(metric.rpartition(":")[2]).title
     was, ended = (format_number(-n if is_greater else n) for n in (score, now))
     return {
-        "text": phrase("run.saved_steps_step_best", step=step, name=name, was=was, ended=ended),
+        "text": phrase(
+            "run.advice_earlier_step_better", step=step, metric=name, best=was, last=ended
+        ),
         "command": f"temper export {shlex.quote(_relative(run.path))}@{BEST} FOLDER",
     }
 
 
 def _longer(num_steps: int, num_epochs: int, is_cut_short: bool) -> str:
     if is_cut_short:  # more epochs would change nothing
-        return phrase("run.max_steps_higher_learning_rate", max=max(2 * num_steps, ENOUGH_STEPS))
+        return phrase("run.advice_train_twice_as_long", steps=max(2 * num_steps, ENOUGH_STEPS))
     if num_epochs < 1 or num_steps < 1:
-        return phrase("run.epochs_higher_learning_rate")
+        return phrase("run.advice_more_epochs")
     epochs = max(2 * num_epochs, num_epochs * ceil_div(ENOUGH_STEPS, num_steps))
-    return phrase("run.epochs_higher_learning_rate_2", epochs=epochs)
+    return phrase("run.advice_number_of_epochs", epochs=epochs)
 
 
 def _relative(path: Path) -> str:

@@ -116,15 +116,17 @@ def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
     """The sentence for what stops a run from going on, with what to do."""
     acceptable = [d.name for d in refused if d.verdict is Verdict.CHANGES_THE_RESULT]
     never = [d.name for d in refused if d.verdict is Verdict.NEEDS_A_NEW_RUN]
-    remedies = [phrase("run.bring_back")]
+    remedies = [phrase("run.restore_what_changed")]
     if acceptable and not never:
-        remedies.append(phrase("run.accept_comes", acceptable=judge.how_to_accept(acceptable)))
+        remedies.append(
+            phrase("run.accept_the_change", accept_option=judge.how_to_accept(acceptable))
+        )
     remedies += judge.other_remedies(refused)
     why = f" ({judge.why_never(never)})" if never else ""
     return phrase(
-        "run.since_checkpoint_saved_decides",
-        str="; ".join(map(str, refused)),
-        why=why,
+        "run.changed_since_checkpoint",
+        changes="; ".join(map(str, refused)),
+        reason=why,
         remedies=", or ".join(remedies),
     )
 
@@ -154,7 +156,7 @@ def in_words(agreed: Sequence[Difference], step: int) -> list[str]:
     rounded = "; ".join(map(str, by_verdict[Verdict.ROUNDS_OTHERWISE]))
     return [
         *(
-            [phrase("run.note_bit_exact_step_because", step=step, rounded=rounded)]
+            [phrase("run.not_bit_exact_after_change", step=step, changes=rounded)]
             if rounded
             else []
         ),

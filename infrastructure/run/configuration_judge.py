@@ -80,14 +80,14 @@ class ConfigurationJudge:
 
     def why_never(self, names: Sequence[str]) -> str:
         """A checkpoint has no place for them."""
-        return phrase("run.cannot_change_within_run", names=", ".join(names))
+        return phrase("run.fixed_within_run", names=", ".join(names))
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """A flag where one brings it back, and a new run."""
         was = [str(d.was) for d in refused if d.name == "precision"]
         settings = [Setting("training.mixed_precision", name) for name in was]
-        remedies = [phrase("run.give_precision", flag=setting) for setting in settings]
-        return [*remedies, phrase("run.start_anew_temper_train")]
+        remedies = [phrase("run.restore_precision_by_flag", flag=setting) for setting in settings]
+        return [*remedies, phrase("run.start_new_run_by_command")]
 
 
 def recorded_grid(was: Facts) -> SizeGrid:
@@ -100,7 +100,7 @@ def recorded_grid(was: Facts) -> SizeGrid:
     try:
         return SizeGrid(name)
     except ValueError:
-        raise CheckpointError("run.checkpoint_rounds_lengths_batches", name=name) from None
+        raise CheckpointError("run.unknown_length_rounding", name=name) from None
 
 
 def canonical_name(name: str) -> str:
@@ -114,7 +114,7 @@ def canonical_name(name: str) -> str:
         return known[name]
     meant = nearest(name, known)
     hint = f"did you mean {meant!r}?" if meant else f"there are {', '.join(FACT_NAMES)}, settings…"
-    raise InputError("run.accept_nothing_compared_called", name=name, hint=hint)
+    raise InputError("run.unknown_accepted_name", name=name, hint=hint)
 
 
 def names() -> dict[str, str]:
@@ -168,7 +168,7 @@ def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
             continue  # training all weights has overwritten it
         if before != now:
             cause = (
-                phrase("run.run_begun_version_temper")
+                phrase("run.trained_tokens_marked_differently")
                 if name == "data" and _has_other_labels(was, current)
                 else ""
             )

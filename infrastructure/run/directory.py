@@ -102,13 +102,13 @@ class RunDirectory:
         try:
             contents = read_record(self.run_file)
         except FileNotFoundError as error:
-            raise InputError("run.run", path=self.path, run_file=RUN_FILE) from error
+            raise InputError("run.run_file_missing", path=self.path, run_file=RUN_FILE) from error
         except DamagedFileError as error:
             raise ValueError(str(error)) from error
         if is_of_a_script(contents):
-            raise InputError("run.training_trainer_tempercallback_run", path=self.path)
+            raise InputError("run.run_of_a_trainer", path=self.path)
         if not isinstance(contents.get("configuration"), dict):
-            raise InputError("run.holds_configuration_run_temper", run_file=self.run_file)
+            raise InputError("run.run_file_without_configuration", run_file=self.run_file)
         return cast(RunRecord, contents)
 
     def read_configuration(self) -> DeploymentConfig:
@@ -121,10 +121,12 @@ class RunDirectory:
         try:
             return DeploymentConfig.from_dict(saved)
         except ConfigurationError as error:
-            raise ConfigurationError("run.message", run_file=self.run_file, error=error) from error
+            raise ConfigurationError(
+                "run.recorded_configuration_invalid", run_file=self.run_file, error=error
+            ) from error
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                "run.changed_damaged_configuration_cannot", run_file=self.run_file, error=error
+                "run.recorded_configuration_unreadable", run_file=self.run_file, error=error
             ) from error
 
     def has_record(self) -> bool:
@@ -261,7 +263,7 @@ def _numbered_checkpoint(path: Path, step: str) -> tuple[RunDirectory, Path]:
     inside = path.parent
     runs = [inside] if (inside / RUN_FILE).is_file() else runs_in(inside)
     if not runs:
-        raise InputError("run.run_holds_none_run", path=path, inside=inside, step=step)
+        raise InputError("run.checkpoint_folder_missing", path=path, folder=inside, step=step)
     run = RunDirectory(runs[-1].resolve())
     return run, _checkpoint_at(run, step)
 
@@ -271,10 +273,10 @@ def _checkpoint_at(run: RunDirectory, step: str) -> Path:
     manifests = by_step(store)
     if step == BEST:
         if (best := best_of(store)) is None:
-            raise InputError("run.run_checkpoint_measured_held_out", run_id=run.run_id)
+            raise InputError("run.no_measured_checkpoint", run=run.run_id)
         return best
     if not step.isdecimal() or int(step) not in manifests:
         steps = ", ".join(map(str, sorted(manifests))) or "none"
         which = step if VersionName.parse(step) is not None else f"at step {step!r}"
-        raise InputError("run.run_checkpoint", run_id=run.run_id, which=which, steps=steps)
+        raise InputError("run.no_such_checkpoint", run=run.run_id, which=which, steps=steps)
     return manifests[int(step)]

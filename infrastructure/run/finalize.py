@@ -148,7 +148,7 @@ def seal(run: RunDirectory, summary: Summary) -> None:
         summary[SEAL] = seal_of(run.path)
         write_summary(run, summary)
     except OSError as error:
-        log.warning(phrase("run.written_again", summary_file=run.summary_file, error=error))
+        log.warning(phrase("run.summary_not_updated", summary_file=run.summary_file, error=error))
 
 
 def write_report_of(run: RunDirectory) -> None:

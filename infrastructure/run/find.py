@@ -64,7 +64,7 @@ class Beginning:
             except FileNotFoundError:  # who ends just now has removed the folder
                 continue
             if not lock.take(wait=False, where_there_are_none=True):
-                raise InputError("run.same_training_begun_just", holder=self._holder())
+                raise InputError("run.same_run_is_starting", holder=self._holder())
             with suppress(FileNotFoundError):  # who held it before has removed its name
                 if os.path.samestat(os.fstat(lock.descriptor), self._path.stat()):
                     self._lock = lock
@@ -126,7 +126,7 @@ def _of_these_settings(
         except ValueError as error:
             recorded = settings_now(run, {})  # run.json is lost, and its versions know it, too
             if not recorded:
-                log.warning(phrase("run.run_passed_over", run_id=run.run_id, error=error))
+                log.warning(phrase("run.unreadable_run_skipped", run=run.run_id, error=error))
                 continue
         now = settings_now(run, recorded)
         loaded_by = Loading(recorded.get(BACKEND), backend_taken(now))

@@ -181,7 +181,7 @@ def change_words(step: int, change: Change) -> str:
         return f"{text} after step {step}"
     if _is_shown(change["was"]) and _is_shown(change["is"]):
         was, now = plain(change["was"]), plain(change["is"])
-        return phrase("run.until_step_since", change=change["name"], was=was, step=step, now=now)
+        return phrase("run.changed_at_step", name=change["name"], was=was, step=step, now=now)
     return f"{change['name']} changed after step {step}"
 
 

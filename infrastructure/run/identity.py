@@ -330,4 +330,4 @@ def what_cannot_be_compared(unseen: Sequence[str]) -> list[str]:
     """Return the line that says at the start what a resumed run will have to take on trust."""
     if not unseen:
         return []
-    return [phrase("run.note_cannot_compared_when", unseen="; ".join(dict.fromkeys(unseen)))]
+    return [phrase("run.not_compared_on_resume", parts="; ".join(dict.fromkeys(unseen)))]

@@ -80,7 +80,7 @@ def _locked(run_path: Path) -> Iterator[None]:
     try:
         if not lock.take(wait=False, where_there_are_none=True):
             raise InputError(
-                "run.run_being_trained_wait", run_path=run_path.name, run_path_2=_holder(run_path)
+                "run.run_is_being_trained", run=run_path.name, trainer=_holder(run_path)
             )
         _remove_leftovers(run_path)
         yield

@@ -17,7 +17,7 @@ def check_spelling(output_dir: Path) -> None:
     ValueError: its path is no text, which not all that writes there can do with.
     """
     if not is_utf8(output_dir.absolute()):
-        raise InputError("run.output_dir_path_utf", absolute=readable_path(output_dir.absolute()))
+        raise InputError("run.output_dir_not_utf8", path=readable_path(output_dir.absolute()))
 
 
 @contextmanager
@@ -46,5 +46,7 @@ def writable(output_dir: Path) -> Path:
             return output_dir
     except OSError as error:
         is_file = error.errno in (errno.EEXIST, errno.ENOTDIR)
-        why = phrase("run.file_above") if is_file else error.strerror
-        raise InputError("run.output_dir_cannot_written", output_dir=output_dir, why=why) from error
+        why = phrase("run.output_dir_is_a_file") if is_file else error.strerror
+        raise InputError(
+            "run.output_dir_not_writable", output_dir=output_dir, reason=why
+        ) from error

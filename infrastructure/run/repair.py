@@ -37,7 +37,7 @@ def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[st
         try:
             repair = RunFileRepair(path, _stores(path, options)).restore(RUN_FILE)
         except (OSError, CheckpointError) as error:
-            report(phrase("run.note_run_readable", path=path.name, run_file=RUN_FILE, error=error))
+            report(phrase("run.run_file_unreadable", run=path.name, run_file=RUN_FILE, error=error))
             continue
         if repair is not None:
             report(f"note: run {path.name}: {repair.text}")
@@ -101,7 +101,7 @@ def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
         return
     except OSError as error:
         raise StorageError(
-            "run.cannot_written", summary_file=run.summary_file, error=error
+            "run.summary_not_writable", summary_file=run.summary_file, error=error
         ) from error
 
 

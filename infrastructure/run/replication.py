@@ -81,7 +81,7 @@ class RunReplication:
         """
         missing = self.backup.check_place()
         if missing is not None:
-            self.report(phrase("run.note_backup_allow_missing", missing=missing))
+            self.report(phrase("run.training_without_backups", problem=missing))
 
     def check_free_space(self, bytes_per_version: int, total_steps: int) -> None:
         """Say, before the first step, what a version takes and how many fit here and there.
@@ -148,7 +148,7 @@ class RunReplication:
     def line(self) -> str:
         """How the copies stand, as a sentence."""
         if not self.has_place:
-            return phrase("monitoring.checkpoints_lie_machine_setting")
+            return phrase("monitoring.checkpoints_not_backed_up")
         return self.backup.status().possible_loss(time.time()).text
 
     def wait(self, seconds: float) -> None:
@@ -171,7 +171,7 @@ class RunReplication:
             status = self.backup.finish(min(QUIET_SECONDS, seconds), look)
         if _is_over(status, newest, look):
             return status
-        self.report(phrase("run.waiting_backup_most_ctrl_c", seconds=age_words(seconds)))
+        self.report(phrase("run.waiting_for_backup", duration=age_words(seconds)))
         reported = ""
         with byte_bar("backup") as move_bar:
             while not _is_over(status, newest, look):
@@ -205,7 +205,7 @@ class RunReplication:
                 self.backup, self.run.path, seconds, wait=self._wait, record=recorded
             )
             return
-        self.completion = Completion(self.completion.published, phrase("run.wait_ended"))
+        self.completion = Completion(self.completion.published, phrase("run.wait_for_backup_ended"))
 
     def compare_anew(self) -> None:
         """What was confirmed before does not count: the place may have changed since."""
@@ -231,7 +231,7 @@ class RunReplication:
     def facts(self) -> CopyFacts:
         """For summary.json and the report."""
         if not self.has_place:
-            return {"text": phrase("monitoring.checkpoints_lie_machine_setting")}
+            return {"text": phrase("monitoring.checkpoints_not_backed_up")}
         status = self.backup.status()
         loss = status.possible_loss(time.time())
         known = {name: value for name, value in asdict(status).items() if value is not None}
@@ -248,7 +248,7 @@ class RunReplication:
         try:
             yield
         except KeyboardInterrupt:
-            self.report(phrase("run.waiting_any_longer_copying", line=self.line()))
+            self.report(phrase("run.backup_continues_unattended", backup_status=self.line()))
 
 
 def _is_over(status: BackupStatus, newest: str, look: str) -> bool:

@@ -80,7 +80,9 @@ def readable(store: Store) -> Iterator[Manifest]:
             yield store.read(name)
         except CheckpointError as error:
             log.warning(
-                phrase("run.version_passed_over", root=store.root, name=name[:12], error=error)
+                phrase(
+                    "run.unreadable_version_skipped", root=store.root, name=name[:12], error=error
+                )
             )
 
 
@@ -160,7 +162,7 @@ def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
         with byte_bar(phrase("run.restoring_best_checkpoint")) as move_bar:
             backup.restore_run(remote.read(there.stem).step, on_progress=move_bar)
     except (CheckpointError, StorageError, OSError) as error:
-        log.warning(phrase("run.best_checkpoint_brought_back", error=redact(str(error))))
+        log.warning(phrase("run.best_checkpoint_not_restored", error=redact(str(error))))
 
 
 def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:
@@ -170,11 +172,13 @@ def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[s
         finished = finished_at(place, run.run_id, step)
         if finished is None:
             return
-        report(phrase("run.lies_finished", url=finished.url))
+        report(phrase("run.finished_at_destination", url=finished.url))
         with byte_bar("restoring the model") as move_bar:
             finished.fetch(run.path, move_bar)
     except (OSError, DamagedFileError) as error:
-        log.warning(phrase("run.end_run_brought_back", run_id=run.run_id, error=redact(str(error))))
+        log.warning(
+            phrase("run.finished_run_not_restored", run=run.run_id, error=redact(str(error)))
+        )
 
 
 def named_run(place: Place, name: str | None) -> str:
@@ -188,8 +192,10 @@ def named_run(place: Place, name: str | None) -> str:
     known = answer_of(place, lambda: runs_at(place))
     run_id = folder_of(name).name if name else None
     if not known:
-        named = "" if run_id is None else phrase("run.none_called", run_id=run_id)
-        raise InputError("run.run_2", url=place.url, named=named, place=why_empty(place))
+        named = "" if run_id is None else phrase("run.none_of_that_name", run=run_id)
+        raise InputError(
+            "run.no_run_at_destination", url=place.url, named=named, reason=why_empty(place)
+        )
     if run_id is None:
         return known[-1]
     if run_id in known:
@@ -197,9 +203,9 @@ def named_run(place: Place, name: str | None) -> str:
     called = [known_id for known_id in known if is_named_in_id(known_id, run_id)]
     if not called:
         raise InputError(
-            "run.message_2",
+            "run.unknown_run_at_destination",
             url=place.url,
-            unknown_name=unknown_name("run", run_id, known, MAX_NAMED),
+            problem=unknown_name("run", run_id, known, MAX_NAMED),
         )
     return called[-1]
 
@@ -222,7 +228,7 @@ def step_at_place(place: Place, run_id: str, version: str) -> int:
     if version == BEST:
         best = answer_of(place, lambda: best_of(store))
         if best is None:
-            raise InputError("run.run_checkpoint_measured_held_out_2", run_id=run_id)
+            raise InputError("run.no_measured_checkpoint_there", run=run_id)
         version = best.stem
     if VersionName.parse(version) is not None:
         return answer_of(place, lambda: store.read(version).step)
@@ -237,7 +243,7 @@ def check_version(run: str, version: str | None) -> None:
     """
     if version in (None, BEST) or version.isdecimal() or VersionName.parse(version) is not None:
         return
-    raise InputError("run.step_number_run_run", run=run, version=version, best=BEST)
+    raise InputError("run.malformed_checkpoint_name", run=run, version=version, best=BEST)
 
 
 def why_empty(place: Place) -> str:
@@ -246,7 +252,7 @@ def why_empty(place: Place) -> str:
         place.names(Path())
     except OSError as error:
         if isinstance(place, FolderPlace) and isinstance(error, FileNotFoundError):
-            return phrase("run.such_folder_path_right")
+            return phrase("run.destination_folder_missing")
         return f": {redact(error.strerror or str(error))}"
     return ""
 
@@ -261,8 +267,8 @@ def answer_of(place: Place, question: Callable[[], T]) -> T:
         return question()
     except OSError as error:
         raise StorageError(
-            "run.does_answer",
+            "run.destination_not_responding",
             url=place.url,
-            strerror=redact(error.strerror or str(error)),
-            error=place.advice(error),
+            reason=redact(error.strerror or str(error)),
+            advice=place.advice(error),
         ) from error

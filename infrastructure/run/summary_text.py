@@ -63,14 +63,14 @@ def _result_lines(summary: Summary) -> list[str]:
         *best_lines(summary),
         *changed_lines(summary),
         "",
-        table or phrase("run.nothing_held_out_nothing"),
+        table or phrase("run.nothing_held_out"),
     ]
     if (step := summary.get("held_out_changed_after")) is not None:
-        lines.append(phrase("run.before_comparable_other_rows", step=step))
+        lines.append(phrase("run.before_not_comparable", step=step))
     if num_questions := summary.get("num_questions"):
         lines.append(f"(exact match over {_of_held_out(num_questions, summary)})")
     if num_pairs := summary.get("num_pairs"):
-        lines.append(phrase("run.ranked_over_held_out_pairs", num_pairs=num_pairs))
+        lines.append(phrase("run.ranked_pairs", count=num_pairs))
     if example := summary.get("example"):
         lines += ["", "A held-out example", *_indented("prompt", example["prompt"], keeps_end=True)]
         lines += _indented("expected", example["expected"])
@@ -91,13 +91,13 @@ def early_lines(summary: Summary) -> list[str]:
     if not (is_finished and isinstance(steps, int) and isinstance(total, int) and steps < total):
         return []
     why = f": {reason}" if reason else ""
-    return [phrase("run.finished_early_step", steps=steps, total=total, why=why)]
+    return [phrase("run.finished_early", steps=steps, total=total, reason=why)]
 
 
 def best_lines(summary: Summary) -> list[str]:
     """That the trained model is not of the last step; none where it is."""
     step = summary.get("final_step")
-    return [] if step is None else [phrase("run.trained_model_step_best", step=step)]
+    return [] if step is None else [phrase("run.model_of_best_step", step=step)]
 
 
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:
@@ -123,12 +123,12 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
     """How many rows were answered, and what decides that."""
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
-        few = phrase("run.too_few_say_much") if num_questions < FEW_PROMPTS else ""
+        few = phrase("run.too_few_prompts") if num_questions < FEW_PROMPTS else ""
         return f"{num_questions:,} held-out {'prompt' if num_questions == 1 else 'prompts'}{few}"
     return phrase(
-        "run.held_out_prompts_training_validation",
-        num_questions=num_questions,
-        num_held_out=num_held_out,
+        "run.answered_held_out_prompts",
+        answered=num_questions,
+        total=num_held_out,
     )
 
 
@@ -138,7 +138,7 @@ def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary)
     if in_notebook and not sees:
         more = "" if system is None else f", system={system!r}"
         question = "your question\n\nits context" if has_context else "your question"
-        return phrase("run.colab_ask_cell", model=model, question=json.dumps(question), more=more)
+        return phrase("run.ask_in_a_cell", model=model, question=json.dumps(question), more=more)
     command = question_command(model, system, has_context=has_context)
     command += " --image FILE" if sees else ""
     return f"!{command} in a cell" if in_notebook else command
@@ -147,8 +147,8 @@ def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary)
 def _looking(run: str, in_notebook: bool) -> str:
     """How one gets to see the report."""
     if in_notebook:
-        return phrase("run.colab_show_report_cell", run=run)
-    return phrase("run.open_report_html_browser", run=run)
+        return phrase("run.show_report_in_a_cell", run=run)
+    return phrase("run.open_report_in_browser", run=run)
 
 
 def cost_lines(summary: Summary) -> list[str]:
@@ -158,7 +158,12 @@ def cost_lines(summary: Summary) -> list[str]:
         return []
     duration = format_duration(cost["seconds"])
     return [
-        phrase("run.cost_hour", cost=cost["text"], duration=duration, cost_2=cost["price_per_hour"])
+        phrase(
+            "run.total_cost",
+            cost=cost["text"],
+            duration=duration,
+            hourly_price=cost["price_per_hour"],
+        )
     ]
 
 
@@ -170,7 +175,7 @@ def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[s
     ]
     if len(whole) <= MAX_EXAMPLE_LINES + 1:  # the note on one line would be as long as the line
         return _beside(name, whole)
-    more = [phrase("run.lines_report_all", num_whole=len(whole) - MAX_EXAMPLE_LINES)]
+    more = [phrase("run.example_lines_omitted", count=len(whole) - MAX_EXAMPLE_LINES)]
     shown = (
         [*more, *whole[-MAX_EXAMPLE_LINES:]] if keeps_end else [*whole[:MAX_EXAMPLE_LINES], *more]
     )

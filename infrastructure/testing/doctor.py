@@ -99,9 +99,9 @@ def verdict(findings: list[Diagnosis]) -> str:
     num_failed = sum(finding.level == "fail" for finding in findings)
     num_warned = sum(finding.level == "warn" for finding in findings)
     if num_failed:
-        return phrase("testing.ready_train_solve_first", num_failed=_counted(num_failed, "problem"))
+        return phrase("testing.not_ready_to_train", problems=_counted(num_failed, "problem"))
     if num_warned:
-        return phrase("testing.ready_train_above_none", num_warned=_counted(num_warned, "warning"))
+        return phrase("testing.ready_with_warnings", warnings=_counted(num_warned, "warning"))
     return "Ready to train."
 
 
@@ -123,7 +123,9 @@ def check_python(hardware: Hardware) -> Iterator[Diagnosis]:
         yield Diagnosis("fail", "Python", f"{hardware.python} is too old: {tested}")
     elif version > NEWEST_TESTED_PYTHON:
         yield Diagnosis(
-            "warn", "Python", phrase("testing.newer_tried", python=hardware.python, tested=tested)
+            "warn",
+            "Python",
+            phrase("testing.python_too_new", python=hardware.python, tested=tested),
         )
     else:
         yield Diagnosis("ok", "Python", f"{hardware.python}, {hardware.platform}")
@@ -141,12 +143,12 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
         "GPU": "warn" if hardware.nvidia_driver and not hardware.gpus else "ok",
     }
     remedies = {
-        "memory": phrase("testing.little_close_other_programs"),
+        "memory": phrase("testing.low_memory"),
         "disk": phrase(
-            "testing.free_some_choose_another",
-            disk_free_bytes=_disk_wanted(hardware.disk_free_bytes),
+            "testing.free_disk_space",
+            reason=_disk_wanted(hardware.disk_free_bytes),
         ),
-        "GPU": phrase("testing.see_whether_nvidia_smi_lists"),
+        "GPU": phrase("testing.check_nvidia_smi"),
     }
     for line in describe(hardware)[1:]:
         subject, _, text = line.partition(": ")
@@ -160,12 +162,10 @@ def _disk_wanted(free_bytes: int | None) -> str:
     """What is said of a run's checkpoints; what one takes, its own forecast says."""
     if _disk_level(free_bytes) == "fail":
         return phrase(
-            "testing.run_begins_less_checkpoints",
-            minimum_disk_bytes=format_bytes(MINIMUM_DISK_BYTES),
+            "testing.disk_below_minimum",
+            minimum=format_bytes(MINIMUM_DISK_BYTES),
         )
-    return phrase(
-        "testing.checkpoints_large_model_take", low_disk_bytes=format_bytes(LOW_DISK_BYTES)
-    )
+    return phrase("testing.disk_low_for_checkpoints", size=format_bytes(LOW_DISK_BYTES))
 
 
 def _disk_level(free_bytes: int | None) -> Level:
@@ -178,7 +178,7 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
     """The packages that nothing works without: there, and inside the declared bounds."""
     needed = installation.requirements(DISTRIBUTION)
     if not needed:
-        text = phrase("testing.installed_package_versions_cannot")
+        text = phrase("testing.temper_not_a_package")
         yield Diagnosis("warn", "temper", text, "pip install --no-deps -e . (in Temper's folder)")
     tested = {r.name: r for r in installation.requirements(DISTRIBUTION, extra="tested")}
     for requirement in needed:
@@ -186,15 +186,15 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
         remedy = _pip_line(tested.get(requirement.name, requirement))
         if version is None and requirement.name in READERS:
             purpose = READERS[requirement.name]
-            text = phrase("testing.installed_files_broken_needed", purpose=purpose)
+            text = phrase("testing.optional_package_unusable", purpose=purpose)
             yield Diagnosis("warn", requirement.name, text, remedy)
         elif version is None:
-            yield Diagnosis(
-                "fail", requirement.name, phrase("testing.installed_files_broken"), remedy
-            )
+            yield Diagnosis("fail", requirement.name, phrase("testing.package_unusable"), remedy)
         elif not accepts(requirement, version):
             text = phrase(
-                "testing.outside_temper_works", version=version, specifier=requirement.specifier
+                "testing.package_version_unsupported",
+                version=version,
+                specifier=requirement.specifier,
             )
             yield Diagnosis("fail", requirement.name, text, remedy)
 
@@ -216,9 +216,9 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
     differing = [r.name for r in others if installation.version(r.name) is not None]
     missing = [r.name for r in others if r.name not in differing]
     text = phrase(
-        "testing.packages_version_temper",
-        num_wanted=len(wanted) - len(others),
-        num_wanted_2=len(wanted),
+        "testing.num_tested_versions",
+        num_matching=len(wanted) - len(others),
+        num_packages=len(wanted),
     )
     text += f" tested with{TESTED_ON[column]}"
     text += f"; another version: {', '.join(differing)}" if differing else ""
@@ -230,11 +230,15 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
         if version is None and requirement.name not in needed:
             purpose = NEEDED_FOR.get(requirement.name)
             text = (
-                phrase("testing.installed_needed", purpose=purpose) if purpose else "not installed"
+                phrase("testing.optional_package_missing", purpose=purpose)
+                if purpose
+                else "not installed"
             )
             yield Diagnosis("note", requirement.name, text, _pip_line(requirement))
         elif version is not None:
-            text = phrase("testing.temper_tested", version=version, specifier=requirement.specifier)
+            text = phrase(
+                "testing.package_version_untested", version=version, specifier=requirement.specifier
+            )
             yield Diagnosis("warn", requirement.name, text, _pip_line(requirement))
 
 
@@ -254,14 +258,14 @@ def check_torch_build(hardware: Hardware, installation: Installation) -> Iterato
         return
     build = f"built for CUDA {cuda}" if cuda else "a CPU build"
     if hardware.nvidia_driver and cuda is None:
-        text = phrase("testing.nvidia_driver_gpu_stays", version=version, build=build)
+        text = phrase("testing.pytorch_without_cuda", version=version, build=build)
         remedy = f"pip install 'torch==={version.public}'"
         yield Diagnosis("warn", "PyTorch", text, remedy)
     else:
         yield Diagnosis("ok", "PyTorch", f"{version}, {build}")
     vision = installation.version("torchvision")
     if vision is not None and version.local == "cpu" and vision.local != "cpu":
-        text = phrase("testing.built_pytorch_importing_unsloth", vision=vision)
+        text = phrase("testing.torchvision_mismatch", version=vision)
         yield Diagnosis("warn", "torchvision", text, "pip uninstall torchvision")
 
 
@@ -269,15 +273,15 @@ def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Diag
     """Combinations of packages that are known to fail."""
     torchao, peft = installation.version("torchao"), installation.version("peft")
     if torchao and peft and torchao < Version(OLDEST_TORCHAO_FOR_PEFT) and peft >= Version("0.19"):
-        text = phrase("testing.peft_refuses_torchao_lora", peft=peft, torchao=torchao)
+        text = phrase("testing.torchao_too_old", peft=peft, torchao=torchao)
         remedy = f"pip install 'torchao>={OLDEST_TORCHAO_FOR_PEFT}'"
         yield Diagnosis("fail", "torchao", text, remedy)
     if installation.version("triton") and not hardware.nvidia_driver:
-        text = phrase("testing.triton_without_gpu_makes")
+        text = phrase("testing.triton_without_gpu")
         yield Diagnosis("warn", "triton", text, "pip uninstall triton")
     newer_python = tuple(map(int, hardware.python.split(".")[:2])) >= (3, 12)
     if newer_python and installation.version("gputil") and not installation.version("setuptools"):
-        text = phrase("testing.imports_distutils_python_later")
+        text = phrase("testing.distutils_missing")
         yield Diagnosis("warn", "gputil", text, "pip install setuptools")
 
 
@@ -294,9 +298,7 @@ def check_unsloth(installation: Installation) -> Iterator[Diagnosis]:
                 "warn", package, f"{version} asks for {', '.join(requirements)}", UNSLOTH_LINE
             )
         else:
-            yield Diagnosis(
-                "ok", package, phrase("testing.all_packages_needs_fit", version=version)
-            )
+            yield Diagnosis("ok", package, phrase("testing.unsloth_compatible", version=version))
 
 
 def unmet_requirements(

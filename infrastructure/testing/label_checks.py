@@ -53,29 +53,27 @@ LONGEST_PROBE = 4096  # tokens; templates write long preambles
 def check_labels(subject: Subject) -> CheckResult:
     """Every example has tokens that are learnt, they reach the loss, and the model knows them."""
     if not subject.reads_text:
-        return CheckResult("labels", "skipped", phrase("testing.model_reads_text"))
+        return CheckResult("labels", "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
     wrong = _first_wrong(subject, examples)
     learnt = sum(int(example.supervised.sum()) for example in examples)
     share = learnt / max(1, sum(len(example.input_ids) for example in examples))
     numbers = {"learnt_share": share, "num_examples": float(len(examples))}
     if wrong:
-        return CheckResult(
-            "labels", "fail", wrong, phrase("testing.look_temper_check_data"), numbers=numbers
-        )
+        return CheckResult("labels", "fail", wrong, phrase("testing.preview_data"), numbers=numbers)
     text = phrase(
-        "testing.tokens_learnt", detail=100 * share, num_examples=_examples(len(examples))
+        "testing.trained_token_share", percent=100 * share, examples=_examples(len(examples))
     )
     report = subject.data.report if isinstance(subject.data, DataPipeline) else None
     if report is not None and report.left_out:
         first = report.left_out[0]
         text += phrase(
             "testing.rows_lose_text",
-            first=first["rows"],
-            first_2=first["what"],
-            first_3=first["place"],
+            num_rows=first["rows"],
+            text=first["what"],
+            place=first["place"],
         )
-        remedy = phrase("testing.model_never_reads_give")
+        remedy = phrase("testing.use_complete_template")
         return CheckResult("labels", "warn", text, remedy, numbers=numbers)
     return CheckResult("labels", "pass", text, numbers=numbers)
 
@@ -84,21 +82,23 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
     num_tokens = token_embeddings(subject.model).num_embeddings
     for number, example in enumerate(examples, 1):
         if not example.supervised.any():
-            return phrase("testing.example_token_learnt", number=number)
+            return phrase("testing.example_without_trained_tokens", number=number)
         if example.supervised[0]:
-            return phrase("testing.example_learns_first_token", number=number)
+            return phrase("testing.first_token_trained", number=number)
         if int(example.input_ids.max()) >= num_tokens or int(example.input_ids.min()) < 0:
             return phrase(
-                "testing.example_token_model_knows",
+                "testing.token_out_of_range",
                 number=number,
-                max=int(example.input_ids.max()),
+                token=int(example.input_ids.max()),
                 num_tokens=num_tokens,
             )
     if subject.objective is not None:
         return _hidden_wrong(subject, examples) or _learns_prompts(subject, examples)
     wanted, reached = _targets(subject, examples[: len(subject.sample)])
     if not np.array_equal(wanted, reached):
-        return phrase("testing.tokens_learnt_reach_loss", size=wanted.size, size_2=reached.size)
+        return phrase(
+            "testing.trained_tokens_differ", num_trained=wanted.size, num_reached=reached.size
+        )
     return _learns_prompts(subject, examples)
 
 
@@ -111,11 +111,11 @@ def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str
         places, targets = batch["target_positions"].cpu(), batch["targets"].cpu()
         ids = torch.as_tensor(example.input_ids).long()
         if not torch.equal(ids[places], targets) or not example.supervised[places].all():
-            return phrase("testing.example_predict_tokens_own", number=number)
+            return phrase("testing.wrong_prediction_targets", number=number)
         if (batch["input_ids"][0].cpu()[places] == targets).any():
-            return phrase("testing.example_shows_tokens_predict", number=number)
+            return phrase("testing.targets_not_hidden", number=number)
         if not np.isin(targets.numpy(), subject.objective.vocabulary.ordinary).all():
-            return phrase("testing.example_hides_control_tokens", number=number)
+            return phrase("testing.control_tokens_hidden", number=number)
     return ""
 
 
@@ -140,14 +140,14 @@ def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> s
     if not isinstance(pipeline, DataPipeline) or not pipeline.evaluation_rows(1):
         return ""  # plain text, or nothing to tell it by
     if all(bool(example.supervised[1:].all()) for example in examples):
-        return phrase("testing.every_token_learnt_prompts")
+        return phrase("testing.prompts_trained")
     return ""
 
 
 def check_ends(subject: Subject) -> CheckResult:
     """The model learns to stop: the last token that is learnt is one that ends generation."""
     if not subject.reads_text:
-        return CheckResult(END_OF_ANSWERS, "skipped", phrase("testing.model_reads_text"))
+        return CheckResult(END_OF_ANSWERS, "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
     stops = _stop_tokens(subject)
     ended = [e for e in examples if _learns_to_end(subject, e, stops)]
@@ -155,35 +155,37 @@ def check_ends(subject: Subject) -> CheckResult:
     names = ", ".join(repr(name) for name in sorted(stops.values())[:3])
     max_length = subject.adapter.data_config.max_length
     if not ended and any(len(example.input_ids) < max_length for example in examples):
-        text = phrase("testing.answer_ends_token_stops", names=names)
-        remedy = phrase("testing.model_never_learn_stop")
+        text = phrase("testing.no_answer_stops", tokens=names)
+        remedy = phrase("testing.add_end_of_turn")
         return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
     if _none_ends(subject):
-        text = phrase("testing.every_answer_cut_before", names=names, max_length=max_length)
-        remedy = phrase("testing.model_never_learn_stop_2")
+        text = phrase("testing.every_answer_truncated", tokens=names, max_length=max_length)
+        remedy = phrase("testing.fit_answer_ends")
         return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
     if len(ended) < len(examples):
         text = phrase(
-            "testing.answers_end_without",
-            num_examples=len(examples) - len(ended),
-            num_examples_2=len(examples),
-            names=names,
+            "testing.answers_without_end",
+            num_unfinished=len(examples) - len(ended),
+            num_answers=len(examples),
+            tokens=names,
         )
-        remedy = phrase("testing.they_cut_raise_data")
+        remedy = phrase("testing.answers_truncated")
         return CheckResult(END_OF_ANSWERS, "warn", text, remedy, numbers=numbers)
     if subject.objective is not None:
         if not np.isin(list(stops), subject.objective.vocabulary.ordinary).any():
-            text = phrase("testing.ends_every_answer_never", names=names)
-            remedy = phrase("testing.model_never_learn_stop")
+            text = phrase("testing.end_token_never_hidden", tokens=names)
+            remedy = phrase("testing.add_end_of_turn")
             return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
-        text = phrase("testing.learnt", num_examples=_all_end(len(examples)), names=names)
+        text = phrase(
+            "testing.answer_ends_trained", answers_end=_all_end(len(examples)), tokens=names
+        )
         return CheckResult(END_OF_ANSWERS, "pass", text, numbers=numbers)
     wanted, reached = _targets(subject, ended[: len(subject.sample)])
     if np.isin(reached, list(stops)).sum() < np.isin(wanted, list(stops)).sum():
-        text = phrase("testing.ends_every_answer_does", names=names)
-        remedy = phrase("testing.usually_padding_token_same")
+        text = phrase("testing.end_token_not_in_loss", tokens=names)
+        remedy = phrase("testing.end_token_is_padding")
         return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
-    text = phrase("testing.learnt", num_examples=_all_end(len(examples)), names=names)
+    text = phrase("testing.answer_ends_trained", answers_end=_all_end(len(examples)), tokens=names)
     return CheckResult(END_OF_ANSWERS, "pass", text, numbers=numbers)
 
 
@@ -204,7 +206,9 @@ def _examples(number: int) -> str:
 
 
 def _all_end(num_answers: int) -> str:
-    return phrase("testing.answer_ends") if num_answers == 1 else f"all {num_answers} answers end"
+    return (
+        phrase("testing.only_answer_ends") if num_answers == 1 else f"all {num_answers} answers end"
+    )
 
 
 def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
@@ -231,9 +235,9 @@ def check_answers(subject: Subject) -> CheckResult:
     where the text of a known answer stands; it does not ask what made the examples.
     """
     if not subject.reads_text:
-        return CheckResult("answers", "skipped", phrase("testing.model_reads_text"))
+        return CheckResult("answers", "skipped", phrase("testing.model_without_text"))
     if subject.adapter.data_config.train_on == "all":
-        return CheckResult("answers", "skipped", phrase("testing.everything_learnt_data_train"))
+        return CheckResult("answers", "skipped", phrase("testing.all_tokens_trained"))
     examples: list[TokenizedExample] = subject.candidates
     tokenizer, data = subject.tokenizer, subject.adapter.data_config
     longest = max(data.max_length, LONGEST_PROBE)
@@ -249,28 +253,32 @@ def check_answers(subject: Subject) -> CheckResult:
             "answers",
             "fail",
             wrong_in_known,
-            phrase("testing.look_temper_check_data"),
+            phrase("testing.preview_data"),
             numbers=numbers,
         )
     if first_wrong:
         spelt = getattr(getattr(subject.data, "report", None), "special_text_rows", 0)
         remedy = (
-            phrase("testing.rows_spell_special_tokens", spelt=spelt)
+            phrase("testing.remove_special_tokens", num_rows=spelt)
             if spelt
-            else phrase("testing.look_temper_check_data")
+            else phrase("testing.preview_data")
         )
         return CheckResult(
             "answers", "warn" if spelt else "fail", first_wrong, remedy, numbers=numbers
         )
-    text = phrase("testing.answers_learnt_each_end", num_answers=num_answers)
+    text = phrase("testing.answers_trained", num_answers=num_answers)
     if num_answers == 1:
-        text = phrase("testing.answer_learnt", detail="and cut" if num_cut else "with its end")
+        text = phrase(
+            "testing.only_answer_trained", ending="and cut" if num_cut else "with its end"
+        )
     elif num_cut:
         were_cut = (
-            phrase("testing.cut") if num_cut == 1 else phrase("testing.cut_2", num_cut=num_cut)
+            phrase("testing.one_answer_truncated")
+            if num_cut == 1
+            else phrase("testing.several_answers_truncated", num_truncated=num_cut)
         )
         text = phrase(
-            "testing.answers_learnt_nothing_between", num_answers=num_answers, were_cut=were_cut
+            "testing.answers_trained_some_truncated", num_answers=num_answers, truncated=were_cut
         )
     return CheckResult("answers", "pass", text, numbers=numbers)
 
@@ -327,18 +335,22 @@ class AnswerMarks:
             words = self._words(ids[start:end])
             for token in words:
                 if token in self.around:
-                    return phrase("testing.learns_answer_holds", name=name, names=self.names[token])
+                    return phrase(
+                        "testing.token_outside_answers", example=name, token=self.names[token]
+                    )
             for token, following in itertools.pairwise(words):
                 if token == following and token in self.ends:
                     return phrase(
-                        "testing.learns_end_answer_twice", name=name, names=self.names[token]
+                        "testing.answer_end_trained_twice", example=name, token=self.names[token]
                     )
             if not words or words[-1] in self.names:
                 continue
             rest = itertools.takewhile(lambda n: not example.supervised[n], range(end, len(ids)))
             after = next((ids[n] for n in rest if ids[n] in self.names), -1)
             if after in self.ends:
-                return phrase("testing.does_learn_ends_answer", name=name, names=self.names[after])
+                return phrase(
+                    "testing.answer_end_not_trained", example=name, token=self.names[after]
+                )
         return ""
 
     def has_end(self, example: TokenizedExample) -> bool:
@@ -365,7 +377,9 @@ class AnswerMarks:
                 )
                 if is_learnt != is_wanted:
                     is_not = "" if is_learnt else "not "
-                    return phrase("testing.says_learnt", name=name, role=turn.role, is_not=is_not)
+                    return phrase(
+                        "testing.wrong_turns_trained", example=name, role=turn.role, negation=is_not
+                    )
             unlike = (
                 "" if encoder.train_on == LAST_ANSWER else self._unlike_marks(example, turns, name)
             )
@@ -382,30 +396,28 @@ class AnswerMarks:
         for token, other, is_learnt, is_marked in list(triples)[1:]:
             if token != other:
                 return phrase(
-                    "testing.other_tokens_chat_template", name=name, lacking=self._lacking()
+                    "testing.tokens_differ_from_template",
+                    example=name,
+                    unknown_marks=self._lacking(),
                 )
             if is_learnt != is_marked:
                 what = (
-                    phrase("testing.learnt_marked")
+                    phrase("testing.trained_but_not_marked")
                     if is_learnt
-                    else phrase("testing.marked_learnt")
+                    else phrase("testing.marked_but_not_trained")
                 )
                 return phrase(
-                    "testing.chat_template",
-                    name=name,
-                    decode=self.tokenizer.decode([token]),
-                    what=what,
+                    "testing.marks_differ_from_template",
+                    example=name,
+                    token=self.tokenizer.decode([token]),
+                    mismatch=what,
                 )
         return ""
 
     def _lacking(self) -> str:
         """The usual reason: marks that are special tokens of another tokenizer."""
         lacking = marks_without_token(self.template or "", self.tokenizer)
-        return (
-            phrase("testing.whose_tokenizer_does_know", lacking=", ".join(lacking))
-            if lacking
-            else ""
-        )
+        return phrase("testing.template_marks_unknown", marks=", ".join(lacking)) if lacking else ""
 
     def _words(self, tokens: Sequence[int]) -> list[int]:
         """The tokens without white space."""
@@ -468,11 +480,11 @@ def check_template(subject: Subject) -> CheckResult:
     """
     pipeline = subject.data
     if not subject.reads_text or not isinstance(pipeline, DataPipeline):
-        return CheckResult("prompts", "skipped", phrase("testing.model_reads_text"))
+        return CheckResult("prompts", "skipped", phrase("testing.model_without_text"))
     for number, example in enumerate(subject.candidates, 1):
         ids, bos = example.input_ids, subject.tokenizer.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
-            text = phrase("testing.example_begins_bos_token", number=number)
+            text = phrase("testing.duplicate_bos", number=number)
             return CheckResult("prompts", "fail", text, _remedy_for_bos(pipeline))
     return check_prompts(pipeline)
 
@@ -485,7 +497,7 @@ def _remedy_for_bos(pipeline: DataPipeline) -> str:
         is_templates = encoder.prompt_ids([Turn("user", "How much is 2 + 3?")])[:2] == [bos, bos]
     except FormatError:
         is_templates = True
-    where = "data.chat_template" if is_templates else phrase("testing.rows_chat_template_writes")
+    where = "data.chat_template" if is_templates else phrase("testing.bos_in_rows")
     return f"remove it from {where}"
 
 
@@ -499,8 +511,8 @@ def check_prompts(pipeline: DataPipeline) -> CheckResult:
             return _differ(pipeline, ids, nearest)
     which = phrase("testing.held_out_prompts", num_prompts=len(prompts))
     if len(prompts) == 1:
-        which = phrase("testing.held_out_prompt")
-    text = phrase("testing.same_tokens_training_use", which=which)
+        which = phrase("testing.only_held_out_prompt")
+    text = phrase("testing.prompts_match", prompts=which)
     return CheckResult("prompts", "pass", text, numbers={"num_prompts": float(len(prompts))})
 
 
@@ -511,13 +523,13 @@ def _check_invented(pipeline: DataPipeline) -> CheckResult:
     (encoded,) = encoder.encode([Conversation(turns)])
     example = getattr(encoded, "example", None)
     if example is None:
-        text = phrase("testing.nothing_held_out_template")
+        text = phrase("testing.no_prompt_to_compare")
         return CheckResult("prompts", "skipped", text)
     ids = _prompt_in_use(pipeline, [{"role": "user", "content": turns[0].text}])
     ids = ids or encoder.prompt_ids(turns[:1])
     if not begins_with(pipeline.tokenizer, example.input_ids, ids):
         return _differ(pipeline, ids, example.input_ids)
-    return CheckResult("prompts", "pass", phrase("testing.question_same_tokens_training"))
+    return CheckResult("prompts", "pass", phrase("testing.question_matches"))
 
 
 def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> CheckResult:
@@ -525,15 +537,13 @@ def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> Che
     decode, common = pipeline.tokenizer.decode, num_common(taught, ids)
     used, trained = (list(map(int, one[common : common + 5])) for one in (ids, taught))
     before = decode(list(ids[max(0, common - SHOWN_BEFORE) : common]))
-    where = phrase("testing.prompt_training_up_goes", before=before, used=decode(used))
+    where = phrase("testing.prompt_differs_after", before=before, used=decode(used))
     if _ends_with_space(pipeline):
-        text = phrase(
-            "testing.training_generation_prompt_chat", where=where, trained=decode(trained)
-        )
-        remedy = phrase("testing.take_space_away_end")
+        text = phrase("testing.prompt_ends_with_space", difference=where, trained=decode(trained))
+        remedy = phrase("testing.remove_trailing_space")
         return CheckResult("prompts", "fail", text, remedy)
-    text = phrase("testing.training_model_asked_otherwise", where=where, trained=decode(trained))
-    remedy = phrase("testing.let_chat_template_write")
+    text = phrase("testing.prompts_differ", difference=where, trained=decode(trained))
+    remedy = phrase("testing.make_prompts_match")
     return CheckResult("prompts", "fail", text, remedy)
 
 

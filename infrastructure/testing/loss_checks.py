@@ -31,8 +31,8 @@ def check_loss(subject: Subject) -> CheckResult:
         value = float(loss_sum) / max(1, num_items)
         numbers = {"loss": value}
         if not math.isfinite(value):
-            text = phrase("testing.loss_first_examples", value=value)
-            remedy = phrase("testing.model_weights_number_format")
+            text = phrase("testing.loss_not_finite", loss=value)
+            remedy = phrase("testing.unusable_weights_or_format")
             return CheckResult("loss", "fail", text, remedy, numbers=numbers)
         if not subject.reads_text:
             return CheckResult("loss", "pass", f"{value:.4g} per item", numbers=numbers)
@@ -61,20 +61,20 @@ def _against_reference(subject: Subject, value: float, num_items: int) -> CheckR
     numbers = {"loss": value, "expected_loss": expected, "relative_difference": difference}
     if num_items != expected_items or (difference > subject.tolerance and not _balances(subject)):
         text = phrase(
-            "testing.loss_over_tokens_model",
-            value=value,
-            num_items=num_items,
+            "testing.loss_differs_from_logits",
+            loss=value,
+            num_tokens=num_items,
             expected=expected,
-            expected_items=expected_items,
+            expected_tokens=expected_items,
         )
-        remedy = phrase("testing.labels_shifted_masked_averaged")
+        remedy = phrase("testing.labels_wrong")
         return CheckResult("loss", "fail", text, remedy, numbers=numbers)
     know_nothing = math.log(logits.shape[-1])
     if own is None and value > MAX_LOSS_FACTOR * know_nothing:
-        text = phrase("testing.model_knows_nothing", value=value, know_nothing=know_nothing)
-        remedy = phrase("testing.these_right_weights_model")
+        text = phrase("testing.loss_above_chance", loss=value, chance=know_nothing)
+        remedy = phrase("testing.check_weights_and_tokenizer")
         return CheckResult("loss", "warn", text, remedy, numbers=numbers)
-    text = phrase("testing.per_learnt_token_model", value=value)
+    text = phrase("testing.loss_matches_outputs", loss=value)
     return CheckResult("loss", "pass", text, numbers=numbers)
 
 
@@ -91,7 +91,7 @@ def check_causality(subject: Subject) -> CheckResult:
     """
     name = "causality"
     if not subject.reads_text:
-        return CheckResult(name, "skipped", phrase("testing.model_reads_text"))
+        return CheckResult(name, "skipped", phrase("testing.model_without_text"))
     with preserve_subject(subject):
         disable_randomness(subject)
         example = max(subject.sample, key=lambda one: len(one.input_ids))
@@ -104,23 +104,23 @@ def check_causality(subject: Subject) -> CheckResult:
     numbers = {"leak": leak}
     if subject.objective is not None:
         if leak > leak_tolerance(first.dtype):
-            text = phrase("testing.tokens_see_those_after")
+            text = phrase("testing.attends_to_both_sides")
             return CheckResult(name, "pass", text, numbers=numbers)
-        text = phrase("testing.token_sees_those_after")
-        remedy = phrase("testing.model_passes_attention_mask")
+        text = phrase("testing.attends_to_one_side")
+        remedy = phrase("testing.attention_mask_ignored")
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
     if leak > leak_tolerance(first.dtype):
-        text = phrase("testing.logits_change_tokens_come", leak=leak)
-        remedy = phrase("testing.model_sees_predict_attention")
+        text = phrase("testing.logits_see_later_tokens", leak=leak)
+        remedy = phrase("testing.attention_not_causal")
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    return CheckResult(name, "pass", phrase("testing.token_sees_those_after_2"), numbers=numbers)
+    return CheckResult(name, "pass", phrase("testing.attention_is_causal"), numbers=numbers)
 
 
 def check_isolation(subject: Subject) -> CheckResult:
     """The examples of a batch do not see each other: together as alone, packed or padded."""
     name = "isolation"
     if not subject.reads_text:
-        return CheckResult(name, "skipped", phrase("testing.model_reads_text"))
+        return CheckResult(name, "skipped", phrase("testing.model_without_text"))
     layout = "packed" if getattr(subject.adapter, "packs", False) else "padded"
     with preserve_subject(subject):
         disable_randomness(subject)
@@ -135,12 +135,12 @@ def check_isolation(subject: Subject) -> CheckResult:
         text = phrase(
             "testing.examples_see_each_other", layout=layout, difference=difference, leak=leak
         )
-        remedy = phrase("testing.train_data_packing_false") if layout == "packed" else ""
+        remedy = phrase("testing.disable_packing") if layout == "packed" else ""
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    text = phrase("testing.example_other_see")
+    text = phrase("testing.only_one_example")
     if len(examples) > 1:
         where = "one row" if layout == "packed" else "one batch"
-        text = phrase("testing.examples_do_see_each", num_examples=len(examples), where=where)
+        text = phrase("testing.examples_are_isolated", num_examples=len(examples), container=where)
     return CheckResult(name, "pass", text, numbers=numbers)
 
 
@@ -168,30 +168,30 @@ def check_accumulation(subject: Subject) -> CheckResult:
             noise = gradient_difference(subject.gradients(examples, len(examples)), whole)
     numbers = {"relative_difference": difference, "noise": noise}
     if noise > subject.tolerance:
-        text = phrase("testing.model_draws_random_numbers")
+        text = phrase("testing.randomness_not_disabled")
         return CheckResult("accumulation", "skipped", text, numbers=numbers)
     if _balances(subject):
-        text = phrase("testing.experts_balancing_loss_micro_batch")
+        text = phrase("testing.balancing_loss_per_micro_batch")
         return CheckResult("accumulation", "skipped", text, numbers=numbers)
     if difference > subject.tolerance:
-        text = phrase("testing.micro_batches_gradient_another", difference=difference)
-        remedy = phrase("testing.losses_divided_items_whole")
+        text = phrase("testing.micro_batches_change_gradient", difference=difference)
+        remedy = phrase("testing.divide_by_total_items")
         return CheckResult("accumulation", "fail", text, remedy, numbers=numbers)
-    text = phrase("testing.example_cannot_split")
+    text = phrase("testing.one_example_not_split")
     if len(examples) > 1:
-        text = phrase("testing.examples_once_give_same", num_examples=len(examples))
+        text = phrase("testing.micro_batches_keep_gradient", num_examples=len(examples))
     return CheckResult("accumulation", "pass", text, numbers=numbers)
 
 
 def _unusable(actual: Gradients) -> CheckResult | None:
     if not actual.values:
-        text = phrase("testing.nothing_should_train_gets")
-        remedy = phrase("testing.loss_cut_off_weights")
+        text = phrase("testing.no_gradients")
+        remedy = phrase("testing.loss_detached")
         return CheckResult("accumulation", "fail", text, remedy)
     if actual.not_finite:
         names = f"{len(actual.not_finite)} parameters, first {actual.not_finite[0]}"
-        text = phrase("testing.gradient_finite", names=names)
-        return CheckResult("accumulation", "fail", text, phrase("testing.see_temper_doctor_mixed"))
+        text = phrase("testing.gradient_not_finite", parameters=names)
+        return CheckResult("accumulation", "fail", text, phrase("testing.check_mixed_precision"))
     return None
 
 

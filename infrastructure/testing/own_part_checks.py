@@ -35,7 +35,7 @@ def check_own_loss(subject: Subject) -> CheckResult:
         loss_sum, _ = subject.loss(subject.sample)
         loss_sum.backward()
     name = subject.trainer.training_config.loss
-    return CheckResult("own loss", "pass", phrase("testing.gives_each_token_number", name=name))
+    return CheckResult("own loss", "pass", phrase("testing.own_loss_works", loss=name))
 
 
 def check_own_metrics(subject: Subject) -> CheckResult:
@@ -76,5 +76,7 @@ def check_own_strategy(subject: Subject) -> CheckResult:
                 subject.loss(examples)
             trial.begin_step(1, examples)
             trial.take_form(model, optimizer, NOT_ENTERED)  # as going back to the start does
-    text = phrase("testing.done_step_undone", name=type(strategy).__name__, total_steps=total_steps)
+    text = phrase(
+        "testing.own_strategy_works", strategy=type(strategy).__name__, total_steps=total_steps
+    )
     return CheckResult("own strategy", "pass", text)

@@ -33,10 +33,10 @@ def check_weights(subject: Subject) -> CheckResult:
     named = [(n, p) for n, p in subject.model.named_parameters() if p.is_floating_point()]
     wrong = sorted(name for name, p in named if not bool(p.detach().isfinite().all()))
     if wrong:
-        remedy = phrase("testing.load_model_good_copy")
+        remedy = phrase("testing.load_intact_copy")
         return CheckResult("weights", "fail", f"{_some(wrong)} holds NaN or infinity", remedy)
     return CheckResult(
-        "weights", "pass", phrase("testing.all_tensors_finite", num_named=len(named))
+        "weights", "pass", phrase("testing.weights_are_finite", num_tensors=len(named))
     )
 
 
@@ -49,14 +49,12 @@ def check_trainable(subject: Subject) -> CheckResult:
     numbers = {"trained_share": share, "num_trained": float(len(trained))}
     wrong = _wrong_in_lora(subject, trained) if has_lora(subject.model) else ""
     if not trained:
-        wrong = phrase("testing.nothing_model_trains")
+        wrong = phrase("testing.nothing_is_trainable")
     if wrong:
-        remedy = phrase("testing.look_model_lora_config")
+        remedy = phrase("testing.check_lora_config")
         return CheckResult("trainable", "fail", wrong, remedy, numbers=numbers)
     what = (
-        phrase("testing.lora_nothing_base")
-        if has_lora(subject.model)
-        else f"{len(trained)} tensors"
+        phrase("testing.only_lora_trains") if has_lora(subject.model) else f"{len(trained)} tensors"
     )
     text = f"{what}, {100 * share:.3g} % of the weights"
     return CheckResult("trainable", "pass", text, numbers=numbers)
@@ -75,11 +73,11 @@ def is_lora(name: str) -> bool:
 def _wrong_in_lora(subject: Subject, trained: set[str]) -> str:
     base = sorted(name for name in trained if not is_lora(name))
     if base:
-        return phrase("testing.base_train_too_lora", base=_some(base))
+        return phrase("testing.base_model_trainable", names=_some(base))
     names = [name for name, _ in subject.model.named_parameters() if is_lora(name)]
     still = sorted(set(names) - trained)
     if still:
-        return phrase("testing.lora_frozen", still=_some(still))
+        return phrase("testing.lora_weights_frozen", names=_some(still))
     return _missing_targets(subject)
 
 
@@ -90,7 +88,7 @@ def _missing_targets(subject: Subject) -> str:
     within, base = subject.adapter.lora_within, inner_model(subject.model)
     paths = target_paths(base, wanted.target_modules, experts=wanted.experts, within=within)
     missing = sorted(paths - adapted_paths(base))
-    return phrase("testing.should_lora_none", missing=_some(missing)) if missing else ""
+    return phrase("testing.lora_modules_missing", names=_some(missing)) if missing else ""
 
 
 def _some(names: list[str]) -> str:
@@ -102,9 +100,9 @@ def check_start(subject: Subject) -> CheckResult:
     name = "start of LoRA"
     model: Any = subject.model
     if not has_lora(model) or not subject.reads_text:
-        return CheckResult(name, "skipped", phrase("testing.model_lora"))
+        return CheckResult(name, "skipped", phrase("testing.model_without_lora"))
     if not hasattr(model, "disable_adapter") or subject.trainer.model_config.lora_config is None:
-        return CheckResult(name, "skipped", phrase("testing.lora_trained_before"))
+        return CheckResult(name, "skipped", phrase("testing.lora_already_trained"))
     moved = [p for n, p in model.named_parameters() if "lora_B" in n and bool(p.detach().any())]
     if moved:
         begins = subject.trainer.model_config.lora_config.init_lora_weights
@@ -119,10 +117,10 @@ def check_start(subject: Subject) -> CheckResult:
     difference = relative_difference(logits, expected)
     numbers = {"relative_difference": difference}
     if difference > leak_tolerance(logits.dtype):
-        text = phrase("testing.lora_new_changes_logits", difference=difference)
-        remedy = phrase("testing.matrices_begin_zero_base")
+        text = phrase("testing.new_lora_changes_logits", difference=difference)
+        remedy = phrase("testing.lora_must_start_at_zero")
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    return CheckResult(name, "pass", phrase("testing.model_begins_base"), numbers=numbers)
+    return CheckResult(name, "pass", phrase("testing.new_lora_changes_nothing"), numbers=numbers)
 
 
 def check_optimizer(subject: Subject) -> CheckResult:
@@ -138,20 +136,20 @@ def check_optimizer(subject: Subject) -> CheckResult:
     still = [group for group in optimizer.param_groups if not group["lr"] > 0]
     wrong = ""
     if lacking:
-        wrong = phrase("testing.should_train_optimizer_does", lacking=_some(lacking))
+        wrong = phrase("testing.optimizer_lacks_parameters", names=_some(lacking))
     elif frozen:
-        wrong = phrase("testing.frozen_optimizer_holds", frozen=_some(frozen))
+        wrong = phrase("testing.optimizer_has_frozen", names=_some(frozen))
     elif set(held) - set(named):
-        wrong = phrase("testing.optimizer_holds_parameters_model")
+        wrong = phrase("testing.optimizer_has_foreign")
     elif len(held) != len(set(held)):
-        wrong = phrase("testing.optimizer_holds_parameter_twice")
+        wrong = phrase("testing.optimizer_has_duplicate")
     elif still:
-        wrong = phrase("testing.groups_optimizer_learning_rate", num_still=len(still))
+        wrong = phrase("testing.no_learning_rate", num_groups=len(still))
     if wrong:
-        remedy = phrase("testing.look_strategy_parameter_groups")
+        remedy = phrase("testing.check_parameter_groups")
         return CheckResult("optimizer", "fail", wrong, remedy)
     text = phrase(
-        "testing.holds_all_tensors_train", name=type(optimizer).__name__, num_held=len(held)
+        "testing.optimizer_is_complete", optimizer=type(optimizer).__name__, num_tensors=len(held)
     )
     return CheckResult("optimizer", "pass", text)
 
@@ -169,19 +167,19 @@ def check_steps(subject: Subject) -> CheckResult:
     wrong = ""
     if moved - trained:
         kept = sorted(moved - trained)
-        wrong = phrase("testing.should_stay_step_changed", kept=_some(kept))
+        wrong = phrase("testing.step_changed_frozen", names=_some(kept))
     elif stuck := sorted((trained & received) - moved):
-        wrong = phrase("testing.should_train_gets_gradient", stuck=_some(stuck))
+        wrong = phrase("testing.trainable_did_not_change", names=_some(stuck))
     elif untouched := sorted(n for n in trained - received - moved if "expert" not in n):
-        wrong = phrase("testing.should_train_gets_gradient_2", untouched=_some(untouched))
+        wrong = phrase("testing.trainable_without_gradient", names=_some(untouched))
     if wrong:
-        remedy = phrase("testing.look_frozen_strategy_parameter")
+        remedy = phrase("testing.check_frozen_parameters")
         return CheckResult("steps", "fail", wrong, remedy, "integration", numbers)
     text = phrase(
-        "testing.steps_moved_tensors_left",
+        "testing.steps_changed_tensors",
         num_steps=NUM_STEPS,
-        num_moved=len(moved),
-        num_before=len(before) - len(moved),
+        num_changed=len(moved),
+        num_unchanged=len(before) - len(moved),
     )
     return CheckResult("steps", "pass", text, "", "integration", numbers)
 
@@ -192,7 +190,7 @@ def check_learning(subject: Subject) -> CheckResult:
     Near a minimum large steps go too far, so smaller ones are tried before it is called a failure.
     """
     if not subject.reads_text:
-        text = phrase("testing.language_model_loss_fall")
+        text = phrase("testing.learning_only_language_models")
         return CheckResult("learning", "skipped", text, group="integration")
     highest = min(subject.learning_rate, MAX_LEARNING_RATE)
     visible = VISIBLE * subject.tolerance
@@ -200,8 +198,8 @@ def check_learning(subject: Subject) -> CheckResult:
         before, after = _loss_around(subject, rate)
         numbers = {"loss_before": before, "loss_after": after, "learning_rate": rate}
         change = phrase(
-            "testing.steps_took_loss",
-            num_learning_steps=NUM_LEARNING_STEPS,
+            "testing.loss_change",
+            num_steps=NUM_LEARNING_STEPS,
             rate=rate,
             before=before,
         )
@@ -209,9 +207,9 @@ def check_learning(subject: Subject) -> CheckResult:
         if math.isfinite(after) and before - after > visible * abs(before):
             return CheckResult("learning", "pass", text, "", "integration", numbers)
     if math.isfinite(after) and after - before <= visible * abs(before):
-        remedy = phrase("testing.steps_too_small_seen")
+        remedy = phrase("testing.steps_too_small")
         return CheckResult("learning", "warn", text, remedy, "integration", numbers)
-    remedy = phrase("testing.gradient_does_point_down")
+    remedy = phrase("testing.loss_does_not_fall")
     return CheckResult("learning", "fail", text, remedy, "integration", numbers)
 
 

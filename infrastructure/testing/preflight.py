@@ -91,14 +91,14 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
         where = caller_place(error)
         if is_out_of_memory(error):
             result = CheckResult(
-                name, "skipped", phrase("testing.enough_memory_check", message=message)
+                name, "skipped", phrase("testing.check_out_of_memory", error=message)
             )
         elif isinstance(error, TokenFunctionError):
             result = CheckResult(name, "fail", str(error))
         elif where is not None:
             result = CheckResult(name, "fail", f"{message} at {where}", "mend it there")
         else:
-            result = CheckResult(name, "fail", phrase("testing.could_carried_out", message=message))
+            result = CheckResult(name, "fail", phrase("testing.check_did_not_run", error=message))
         release_traceback(error)
         gives_way = True
     if gives_way:
@@ -126,7 +126,7 @@ def preflight(
     if has_begun:
         results = [_as_warning(r) if r.name == END_OF_ANSWERS else r for r in results]
     if failed := [result for result in results if result.status == "fail"]:
-        raise PreflightError("testing.run_succeed_temper_check", failed=sentence(failed))
+        raise PreflightError("testing.preflight_failed", failed=sentence(failed))
     return results
 
 
@@ -158,6 +158,4 @@ def _from_findings(name: str, findings: list[Diagnosis]) -> CheckResult:
             text = "; ".join(f"{finding.subject}: {finding.text}" for finding in matching)
             remedy = "; ".join(finding.remedy for finding in matching if finding.remedy)
             return CheckResult(name, level, text, remedy)
-    return CheckResult(
-        name, "pass", phrase("testing.things_looked_nothing_amiss", num_findings=len(findings))
-    )
+    return CheckResult(name, "pass", phrase("testing.no_problems_found", num_items=len(findings)))

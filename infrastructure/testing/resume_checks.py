@@ -45,12 +45,12 @@ def check_resume(subject: Subject) -> CheckResult:
     optimizer, random state, schedule and loss are compared.
     """
     if subject.make_trainer is None:
-        text = phrase("testing.way_make_second_trainer")
+        text = phrase("testing.no_second_trainer")
         return CheckResult(RESUME, "skipped", text, group="integration")
     num_steps = STEPS_BEFORE + STEPS_AFTER
     batch_size = min(MAX_BATCH, subject.data.num_examples // num_steps)
     if batch_size < 1:
-        text = phrase("testing.fewer_examples", num_steps=num_steps)
+        text = phrase("testing.too_few_examples", num_steps=num_steps)
         return CheckResult(RESUME, "skipped", text, group="integration")
     with preserve_subject(subject), tempfile.TemporaryDirectory() as folder:
         try:
@@ -58,7 +58,7 @@ def check_resume(subject: Subject) -> CheckResult:
             free_memory(subject.device)
             resumed = _resumed_end(subject.make_trainer(), checkpoint, batch_size)
         except CheckpointError as error:
-            text = phrase("testing.checkpoint_cannot_gone", error=error)
+            text = phrase("testing.checkpoint_not_resumable", error=error)
             return CheckResult(RESUME, "fail", text, group="integration")
     return _compared(resumed, expected, is_exact=subject.device.type == "cpu")
 
@@ -110,16 +110,16 @@ def _compared(resumed: End, expected: End, *, is_exact: bool) -> CheckResult:
     numbers = {"num_compared": float(len(tensors)), "relative_difference": farthest}
     if differing := [*changed, *others]:
         text = phrase(
-            "testing.after_steps_checkpoint_parts",
+            "testing.resumed_run_differs",
             steps_before=STEPS_BEFORE,
             steps_after=STEPS_AFTER,
             num_differing=len(differing),
-            differing=differing[0],
+            name=differing[0],
         )
-        remedy = phrase("testing.something_decides_training_checkpoint")
+        remedy = phrase("testing.checkpoint_incomplete")
         return CheckResult(RESUME, "fail", text, remedy, "integration", numbers)
-    how = f"to within {farthest:.2g}" if farthest else phrase("testing.same_bits")
-    text = phrase("testing.new_trainer_went_step", steps_before=STEPS_BEFORE, how=how)
+    how = f"to within {farthest:.2g}" if farthest else phrase("testing.bit_for_bit")
+    text = phrase("testing.resumed_run_matches", step=STEPS_BEFORE, precision=how)
     return CheckResult(RESUME, "pass", text, "", "integration", numbers)
 
 
@@ -146,10 +146,10 @@ def check_saved_model(subject: Subject) -> CheckResult:
         difference = _difference(subject, loaded.model)
     numbers = {"relative_difference": difference}
     if difference > subject.tolerance:
-        text = phrase("testing.saved_loaded_again_another", difference=difference)
-        remedy = phrase("testing.adapter_save_leaves_out")
+        text = phrase("testing.saved_model_differs", difference=difference)
+        remedy = phrase("testing.adapter_save_incomplete")
         return CheckResult(SAVED, "fail", text, remedy, "integration", numbers)
-    text = phrase("testing.saved_loaded_again_trained")
+    text = phrase("testing.saved_model_matches")
     return CheckResult(SAVED, "pass", text, "", "integration", numbers)
 
 

@@ -46,19 +46,21 @@ def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
             "speed",
             "warn",
             _described(slower),
-            phrase("testing.something_else_running_rebaseline"),
+            phrase("testing.slower_than_baseline"),
             "performance",
             shown,
         )
     baselines.keep(key, numbers, {"versions": installed_versions()})
     text = phrase(
-        "testing.tokens_step_tokens", shown=shown["tokens_per_second"], subject=_num_tokens(subject)
+        "testing.training_speed",
+        tokens_per_second=shown["tokens_per_second"],
+        num_tokens=_num_tokens(subject),
     )
     if earlier:
         text += ", " + ", ".join(f"{c.name} {c.ratio:.2f} x" for c in compare(earlier, numbers))
-        text += phrase("testing.baseline_earlier_measurements", num_earlier=len(earlier))
+        text += phrase("testing.compared_with_baseline", num_earlier=len(earlier))
     else:
-        text += phrase("testing.kept_baseline")
+        text += phrase("testing.kept_as_baseline")
     return CheckResult("speed", "pass", text, "", "performance", shown)
 
 
@@ -69,8 +71,8 @@ def _slower(earlier: list[dict[str, float]], numbers: dict[str, float]) -> list[
 def _described(slower: list[Comparison]) -> str:
     parts = [
         phrase(
-            "testing.times_baseline_up_chance",
-            c=c.name,
+            "testing.measure_slower",
+            name=c.name,
             ratio=c.ratio,
             baseline=c.baseline,
             allowed=c.allowed,

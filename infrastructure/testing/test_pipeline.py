@@ -155,7 +155,7 @@ def doubts_about(data: DataConfig) -> list[CheckResult]:
     try:
         check_meant(data)
     except UnconfirmedDataError as error:
-        return [CheckResult("data", "fail", error.doubt, phrase("data.give_data_meant_set"))]
+        return [CheckResult("data", "fail", error.doubt, phrase("data.confirm_small_data"))]
     return []
 
 

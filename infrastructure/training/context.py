@@ -95,7 +95,7 @@ class TrainingContext:
         loop = trainer.prepare()
         assert trainer.state is not None
         if isinstance(pipeline, DataPipeline) and pipeline.config != trainer.data_config:
-            raise InputError("training.trainer_pipeline_different_data")
+            raise InputError("training.pipeline_of_other_data")
         if isinstance(manager, ModelManager):
             manager.take_from(trainer)
         self.trainer = trainer

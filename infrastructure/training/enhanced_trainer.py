@@ -306,7 +306,7 @@ class EnhancedTrainer:
             ValueError: the loop has its hooks already, or a name is there twice.
         """
         if self.loop is not None:
-            raise InputError("training.hooks_added_before_prepare")
+            raise InputError("training.hooks_added_too_late")
         self.hooks = ExtensionManager([*self.hooks.hooks, *hooks])
 
     def save_checkpoints_to(
@@ -354,7 +354,7 @@ class EnhancedTrainer:
                 self.cache_config, self.training_config.seed
             )
             if self.data.num_examples == 0:
-                raise InputError("training.example_left_train", data_config=self.data_config.path)
+                raise InputError("training.no_examples_left", path=self.data_config.path)
             quantum_step = quantum_extension_of(self.hooks.hooks)
             if quantum_step is not None:
                 quantum_step.check(self.data, self.initialize_model())
@@ -408,9 +408,9 @@ class EnhancedTrainer:
         if not self._may_spread():
             return ""
         measurement, share = self.cost_measurement(), f"1/{size}"
-        spread = phrase("training.each_processes_keeps_weights", size=size, share=share)
+        spread = phrase("training.sharded_state", size=size, share=share)
         if self.adapter.on_disk:
-            spread += phrase("training.none_them_ever_all")
+            spread += phrase("training.no_process_has_whole_model")
         if wanted != "auto":
             self.sharding = Sharding(wanted)
             return phrase(
@@ -421,17 +421,17 @@ class EnhancedTrainer:
         there = measurement.budget.limit_bytes(self.device, size)
         if needed <= there and not self.adapter.on_disk:
             return phrase(
-                "training.each_processes_holds_weights",
+                "training.state_fits_each_process",
                 size=size,
                 needed=gib(needed),
-                there=gib(there),
+                available=gib(there),
             )
         self.sharding = Sharding.SHARD
         return phrase(
-            "training.weights_gradients_optimizer_take",
+            "training.state_is_sharded",
             needed=gib(needed),
-            there=gib(there),
-            spread=spread,
+            available=gib(there),
+            sharding=spread,
         )
 
     def batch_plan(self) -> BatchPlan:
@@ -443,7 +443,7 @@ class EnhancedTrainer:
         if self.loop is None:
             if self.training_config.best_needs_answers and self.answering is None:
                 raise ConfigurationError(
-                    "training.training_best_metric_model",
+                    "training.best_metric_needs_answers",
                     best_metric=self.training_config.best_metric,
                 )
             alone = sharding_refusals(
@@ -761,7 +761,7 @@ class EnhancedTrainer:
         """
         model, data = self.initialize_model(), self.initialize_data()
         if self.adapter.on_disk and not is_sharded(model):
-            raise ConfigurationError("training.process_memory_all_model")
+            raise ConfigurationError("training.model_exceeds_each_process")
         size = self.batch_plan().micro_batch_size
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
@@ -793,7 +793,7 @@ class EnhancedTrainer:
         """
         if self.num_processes > 1:
             raise ConfigurationError(
-                "training.num_processes_several_processes", num_processes=self.num_processes
+                "training.own_loop_has_one_process", num_processes=self.num_processes
             )
         loop = self.prepare()
         assert self.state is not None
@@ -813,7 +813,7 @@ class EnhancedTrainer:
             record_recovery(
                 self.state,
                 RecoveryKind.OUT_OF_MEMORY,
-                phrase("training.evaluated_examples_time", size=size),
+                phrase("training.evaluated_in_smaller_batches", size=size),
                 why,
             )
 

@@ -76,7 +76,7 @@ def compare(group: Group, trainer: EnhancedTrainer) -> None:
     first = group.decide(lambda: own)
     for what in own:
         if own[what] != first[what]:
-            raise InputError("training.loaded_other_rank_give", what=what)
+            raise InputError("training.rank_loaded_differently", what=what)
     group.agree(Status.FINE)
 
 
@@ -84,7 +84,7 @@ def _refuse_own_extensions(trainer: EnhancedTrainer) -> None:
     for extension in trainer.hooks.extensions:
         if extension not in trainer.configured_extensions and not extension.is_of_first_rank:
             raise ConfigurationError(
-                "training.num_processes_other_processes",
+                "training.extension_in_one_process",
                 num_processes=trainer.num_processes,
                 extension=extension.name,
             )

@@ -102,7 +102,7 @@ class TrainerFactory:
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
-                "training.process_number_launcher_started", rank=launch.rank, size=launch.size
+                "training.not_first_launched_process", rank=launch.rank, size=launch.size
             )
         size = num_processes_for(config, trainer.device, launch)
         given = [name for name in ("model_adapter", "training_strategy") if options.get(name)]
@@ -110,7 +110,7 @@ class TrainerFactory:
             raise ConfigurationError(on_several_processes(trainer.hooks.adding_weights, size))
         if size > 1 and given:
             raise ConfigurationError(
-                "training.num_processes_other_processes_2", size=size, given=" and ".join(given)
+                "training.own_parts_in_one_process", size=size, given=" and ".join(given)
             )
         if size > 1:
             require_shareable(config)
@@ -134,7 +134,7 @@ class TrainerFactory:
         """
         if training_config.method != SFT:
             raise ConfigurationError(
-                "training.training_method_trainer_trl", method=training_config.method
+                "training.method_needs_trl_trainer", method=training_config.method
             )
         check_sections(model_config, training_config, data_config, options.get("quantum_config"))
         if (backend if model_config.backend == "auto" else model_config.backend) == "unsloth":
@@ -155,14 +155,14 @@ def num_processes_for(
     if launch is not None:
         if requested not in (1, "auto", launch.size):
             raise ConfigurationError(
-                "training.num_processes_launcher_started", requested=requested, size=launch.size
+                "training.launcher_started_other_number", requested=requested, size=launch.size
             )
         return launch.size
     if requested == "auto":
         return max(1, num_gpus)
     if device.type == "cuda" and requested > num_gpus:
         raise ConfigurationError(
-            "training.num_processes_gpus_each", requested=requested, num_gpus=num_gpus
+            "training.fewer_gpus_than_processes", requested=requested, num_gpus=num_gpus
         )
     return requested
 
@@ -186,7 +186,7 @@ def _set_visible(devices: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
         too_late = _num_gpus() > (len(devices.split(",")) if devices else 0)
     if too_late:
-        raise ConfigurationError("training.cuda_visible_devices_cannot", devices=devices)
+        raise ConfigurationError("training.visible_devices_too_late", devices=devices)
 
 
 def _num_gpus() -> int:

@@ -93,7 +93,7 @@ class UnifiedTrainer:
         config = config or TrainingConfig()
         refuse_settings_of_loading(config)
         if config.save_rack and output_dir is None:
-            raise InputError("training.training_save_rack_writes")
+            raise InputError("training.save_rack_needs_folder")
         if config.strategy == "auto" and config.strategy_for(ModelConfig()) == "standard":
             config = config.copy_with(strategy="progressive")
         self.config = config
@@ -136,7 +136,7 @@ class UnifiedTrainer:
         adapter: ModelAdapter
         if isinstance(model_layers, torch.nn.Module) and hasattr(model_layers, "config"):
             if any(part is not None for part in (embedding, head, loss)):
-                raise InputError("training.whole_model_own_embedding")
+                raise InputError("training.whole_model_and_parts")
             rows = TokenRows(dataloader, self.config.seed)
             check_fits(model_layers, rows)
             given, batch_size, longest = model_layers, rows.batch_size, rows.longest
@@ -144,7 +144,7 @@ class UnifiedTrainer:
             adapter = GivenModelAdapter(given, rows, model_config, config, device)
         else:
             if self.config.time_step_masking:
-                raise InputError("training.training_time_step_masking")
+                raise InputError("training.masking_needs_language_model")
             source = LoaderSource(dataloader, self.config.seed)
             inputs, targets = inputs_and_targets(source.first_batch())
             given = LayersModel(_layers_of(model_layers), embedding, head, inputs[:2])
@@ -192,7 +192,7 @@ def refuse_settings_of_loading(config: TrainingConfig) -> None:
     }
     for name, is_set in settings.items():
         if is_set:
-            raise InputError("training.training_done_where_temper", name=name)
+            raise InputError("training.setting_of_model_loading", name=name)
 
 
 def _sections(
@@ -240,7 +240,7 @@ class TokenRows:
         batches = [rows_of(source.collate([item])) for item in source.items]
         self.examples = [row for rows in batches for row in rows]
         if not any(row.supervised.any() for row in self.examples):
-            raise InputError("training.token_data_loader_rows")
+            raise InputError("training.loader_without_trained_tokens")
         self.batch_size = source.batch_size * max(1, *map(len, batches))
         self.longest = max(2, *(len(row.input_ids) for row in self.examples))
         left_out = len(source.items) - source.num_examples  # by drop_last, of rows of one item each
@@ -312,7 +312,7 @@ class GivenModelAdapter(StandardModelAdapter):
         if mask is None:
             mask = size - 1
             if any((row.input_ids == mask).any() for row in self._rows_given.examples):
-                raise InputError("training.training_time_step_masking_2", mask=mask)
+                raise InputError("training.mask_token_in_data", mask=mask)
         special = [_token_of(model, name) for name in ("pad_token_id", "bos_token_id")]
         control = [token for token in special if token is not None]
         return objective_of(self.training_config, mask, size, control)
@@ -344,13 +344,13 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
     for row in rows.examples:
         for token in (int(row.input_ids.min(initial=0)), int(row.input_ids.max(initial=0))):
             if not 0 <= token < size:
-                raise InputError("training.data_loader_gives_token", token=token, size=size - 1)
+                raise InputError(
+                    "training.loader_token_out_of_range", token=token, largest=size - 1
+                )
     config = inner_model(model).config
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and rows.longest > positions:
-        raise InputError(
-            "training.data_loader_gives_row", longest=rows.longest, positions=positions
-        )
+        raise InputError("training.loader_row_too_long", longest=rows.longest, positions=positions)
 
 
 def rows_of(batch: object) -> list[TokenizedExample]:
@@ -362,18 +362,18 @@ def rows_of(batch: object) -> list[TokenizedExample]:
     """
     ids, targets = inputs_and_targets(batch)
     if ids.is_floating_point() or ids.ndim != 2:
-        raise InputError("training.language_model_reads_token", ids=_described(ids))
+        raise InputError("training.loader_without_token_ids", given=_described(ids))
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     for name, other in (("labels", targets), ("attention_mask", mask)):
         if other is not None and getattr(other, "shape", None) != ids.shape:
             what = _described(other) if isinstance(other, torch.Tensor) else type(other).__name__
             raise InputError(
-                "training.batch_shape_input_ids", name=name, shape=list(ids.shape), what=what
+                "training.batch_shapes_differ", name=name, shape=list(ids.shape), given=what
             )
     keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     learnt = keep & (targets != IGNORED)
     if (learnt & (targets != ids)).any():
-        raise InputError("training.labels_stand_under_their")
+        raise InputError("training.labels_not_aligned")
     return [
         TokenizedExample(row[kept].numpy().astype(np.int32), _supervised(marks[kept].numpy()))
         for row, marks, kept in zip(ids.cpu(), learnt.cpu(), keep.cpu(), strict=True)
@@ -396,17 +396,17 @@ def _layers_of(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torc
         layers = list(layers)
     if isinstance(layers, torch.nn.Module) or not isinstance(layers, Sequence) or not layers:
         raise InputError(
-            "training.model_layers_causal_language",
-            detail="an empty " if layers == [] else "",
-            name=type(layers).__name__,
+            "training.invalid_model_layers",
+            empty="an empty " if layers == [] else "",
+            type=type(layers).__name__,
         )
     for number, layer in enumerate(layers, 1):
         if not isinstance(layer, torch.nn.Module):
             raise InputError(
-                "training.layer_torch_nn_module", number=number, name=type(layer).__name__
+                "training.layer_not_a_module", number=number, type=type(layer).__name__
             )
         if any(layer is other for other in layers[: number - 1]):
-            raise InputError("training.layer_stands_list_twice", number=number)
+            raise InputError("training.layer_listed_twice", number=number)
     return list(layers)
 
 
@@ -420,24 +420,24 @@ def check_runs(
     """
     parameter = next(model.parameters(), None)
     if parameter is None:
-        raise InputError("training.layers_weights_nothing_train")
+        raise InputError("training.layers_without_weights")
     with probing(model), torch.no_grad():
         hidden = _run(
-            model.embedding, inputs.to(parameter.device), phrase("training.embedding_cannot_run")
+            model.embedding, inputs.to(parameter.device), phrase("training.embedding_fails")
         )
         for number, layer in enumerate(model.layers, 1):
-            what = phrase("training.layer_cannot_run", number=number)
+            what = phrase("training.layer_fails", number=number)
             output = _run(layer, hidden, what)
             if not isinstance(output, torch.Tensor) or output.shape != hidden.shape:
                 made = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output)
                 raise InputError(
-                    "training.layer_makes_layers_hand",
+                    "training.layer_changes_shape",
                     number=number,
-                    made=made,
+                    returned=made,
                     shape=tuple(hidden.shape),
                 )
             hidden = output
-        _run(model.head, hidden, phrase("training.head_cannot_run"))
+        _run(model.head, hidden, phrase("training.head_fails"))
     on_device = targets.to(parameter.device) if isinstance(targets, torch.Tensor) else targets
     batch = {"inputs": inputs.to(parameter.device), "targets": on_device, "num_items": 1}
     with probing(model), torch.no_grad():
@@ -448,4 +448,4 @@ def _run(module: torch.nn.Module, given: torch.Tensor, what: str) -> torch.Tenso
     try:
         return module(given)
     except (AssertionError, *PROBE_ERRORS) as error:
-        raise InputError("training.batch_data_loader_give", what=what, error=error) from error
+        raise InputError("training.layers_fail_on_batch", failure=what, error=error) from error

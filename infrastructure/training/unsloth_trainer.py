@@ -50,7 +50,7 @@ class UnslothTrainer(EnhancedTrainer):
         if isinstance(model_config, DeploymentConfig):
             whole = model_config
             if training_config or data_config or cache_config:
-                raise InputError("training.whole_configuration_holds_sections")
+                raise InputError("training.configuration_and_sections")
             make_ready(whole)
             whole.know_models(MODELS)
             training_config, data_config = whole.training, whole.data

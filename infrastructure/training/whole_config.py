@@ -89,7 +89,7 @@ class ModelManager(model_manager.ModelManager):
         """
         mine, its = self.config, trainer.model_config
         if mine.model_copy(update={"backend": its.backend}) != its:
-            raise InputError("training.trainer_manager_different_models")
+            raise InputError("training.manager_of_other_model")
         self._trained = trainer.initialize_model()
         if trainer.checkpoints is not None:
             self.checkpoint_dir = trainer.checkpoints.store.root
@@ -107,7 +107,7 @@ class ModelManager(model_manager.ModelManager):
             StorageError: the disk refuses.
         """
         if self.checkpoint_dir is None:
-            raise InputError("training.set_checkpoint_dir_make")
+            raise InputError("training.manager_without_checkpoint_dir")
         tensors = {MODEL: dict(state[MODEL])}
         values = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
         if OPTIMIZER in state:
@@ -125,7 +125,9 @@ class ModelManager(model_manager.ModelManager):
         try:
             self.base_model.load_state_dict(state[MODEL])
         except RuntimeError as error:
-            raise CheckpointError("training.holds_another_model", path=path, error=error) from error
+            raise CheckpointError(
+                "training.checkpoint_of_other_model", path=path, error=error
+            ) from error
         if OPTIMIZER in state:
             tensors = snapshot.tensors.get(OPTIMIZER, {})
             state[OPTIMIZER] = merge_optimizer(tensors, state[OPTIMIZER])
@@ -198,5 +200,5 @@ class DataPipeline(data_pipeline.DataPipeline):
 
 def _given(tokenizer: "PreTrainedTokenizerBase | None") -> "PreTrainedTokenizerBase":
     if tokenizer is None:
-        raise InputError("training.texts_become_examples_tokenizer")
+        raise InputError("training.texts_without_tokenizer")
     return tokenizer

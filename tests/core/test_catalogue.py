@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from infrastructure.core.messages import CATALOGUE, CODE, words_of
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +37,10 @@ def _mentions() -> Iterator[tuple[str, str, frozenset[str] | None]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args:
                 first = node.args[0]
-                for one in (first, *([first.body, first.orelse] if isinstance(first, ast.IfExp) else [])):
+                for one in (
+                    first,
+                    *([first.body, first.orelse] if isinstance(first, ast.IfExp) else []),
+                ):
                     of_calls[id(one)] = node
         for node in ast.walk(tree):
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):

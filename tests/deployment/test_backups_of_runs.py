@@ -123,17 +123,17 @@ def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
 
 def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
     run, lines = deploy(small_config(tmp_path, max_steps=1))
-    assert phrase("monitoring.checkpoints_lie_machine_setting") in lines
+    assert phrase("monitoring.checkpoints_not_backed_up") in lines
     assert [line for line in lines if "backup" in line] == [
-        phrase("monitoring.checkpoints_lie_machine_setting")
+        phrase("monitoring.checkpoints_not_backed_up")
     ]
-    assert phrase("monitoring.checkpoints_lie_machine_setting") in (run / "report.html").read_text()
+    assert phrase("monitoring.checkpoints_not_backed_up") in (run / "report.html").read_text()
 
 
 def test_backups_that_are_off_are_off(tmp_path: Path, place: Path) -> None:
     config = with_place(tmp_path, place, max_steps=1)
     config.enable_backups = False
-    assert phrase("monitoring.checkpoints_lie_machine_setting") in deploy(config)[1]
+    assert phrase("monitoring.checkpoints_not_backed_up") in deploy(config)[1]
     assert not place.exists()
 
 

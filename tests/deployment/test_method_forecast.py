@@ -113,7 +113,7 @@ def test_no_smaller_pieces_are_promised_where_there_are_none() -> None:
         measure_seconds=0.0,
         has_smaller_pieces=False,
     )
-    assert phrase("deployment.training_stop_finished_steps") in shown.problems()[0]
+    assert phrase("deployment.run_will_stop_there") in shown.problems()[0]
 
 
 @pytest.mark.parametrize(

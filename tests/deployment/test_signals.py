@@ -50,7 +50,7 @@ def test_temper_stop_is_known_from_other_signals(
     if is_for_this_process:
         assert (state.stop_reason, state.stop_message) == (
             StopReason.COMMAND,
-            phrase("system.stopped_temper_stop"),
+            phrase("core.stopped_by_command"),
         )
     else:
         assert (state.stop_reason, state.stop_message) == (

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from infrastructure.config.sources.languages import in_flags, in_keywords
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sources.languages import in_flags, in_keywords
 from infrastructure.deployment import tuning
 from infrastructure.deployment.tuning import TuningResults, alternatives, describe
 from infrastructure.deployment.tuning_trials import TuningTrials

@@ -7,6 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from infrastructure.config.sources.languages import in_flags, in_keys, in_keywords
+from infrastructure.core.user_text import note_user_values, user_text, user_texts
 
 import temper
 from infrastructure.commands.main import main
@@ -15,10 +17,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources import languages
 from infrastructure.config.sources.flags import all_flags
-from infrastructure.config.sources.languages import in_flags, in_keys, in_keywords
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.error_place import described, note_foreign
-from infrastructure.core.user_text import note_user_values, user_text, user_texts
 from tests.training.data.builders import write_jsonl
 
 DIALECTS = [in_flags, in_keywords, in_keys]

@@ -105,7 +105,7 @@ def require_backend(text: str) -> None:
     """
     name = backend_of(text)
     if name == FSSPEC and text.lower().startswith("memory:"):
-        raise InputError("backup.backup_place_lies_memory", text=redact_urls(text))
+        raise InputError("backup.destination_in_memory", url=redact_urls(text))
     BACKENDS.require_shareable(name)
 
 
@@ -116,7 +116,7 @@ def backend_of(text: str) -> str:
         ValueError: the text is empty.
     """
     if not text.strip():
-        raise InputError("backup.backup_place_empty_name")
+        raise InputError("backup.destination_empty")
     if text.startswith(DRIVE):
         return "drive"
     scheme, separator, _ = text.partition("://")

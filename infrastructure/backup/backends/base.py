@@ -66,7 +66,7 @@ class Content:
         for known, value in self.hashes:
             if known == name:
                 return value
-        raise InputError("backup.content_name_hashes_place", name=name)
+        raise InputError("backup.hash_not_declared", hash_name=name)
 
 
 class Evidence(enum.StrEnum):
@@ -186,7 +186,7 @@ class Place(FileOperations, abc.ABC):
     def advice(self, error: OSError) -> str:
         """One sentence: what a person can do about `error`, whoever asks; the copier goes on by
         itself when that is done."""
-        return phrase("backup.check_reached", url=self.url)
+        return phrase("backup.check_destination_reachable", url=self.url)
 
     def caution(self, run_directory: Path) -> str | None:
         """One sentence on what this place does not protect `run_directory` from; None: nothing."""
@@ -199,7 +199,7 @@ class Place(FileOperations, abc.ABC):
             ValueError: it leads out of the place.
         """
         if path.is_absolute() or ".." in path.parts:
-            raise InputError("backup.leads_out_place", path=path, url=self.url)
+            raise InputError("backup.path_outside_destination", path=path, url=self.url)
         return path.parts
 
     @abc.abstractmethod
@@ -284,16 +284,16 @@ def require_content(place: Place, path: Path, content: Content) -> None:
         size_bytes = place.size(path)
         if size_bytes != content.size_bytes:
             raise StorageError(
-                "backup.bytes_instead",
-                shown=shown,
-                size_bytes=size_bytes,
-                size_bytes_2=content.size_bytes,
+                "backup.read_back_size_mismatch",
+                path=shown,
+                size=size_bytes,
+                expected_size=content.size_bytes,
             )
         name, expected = content.hashes[0]
         digest = _digest(name)
         for chunk in place.read_back(path):
             digest.update(chunk)
     except FileNotFoundError as error:
-        raise StorageError("backup.gone", shown=shown) from error
+        raise StorageError("backup.read_back_file_missing", path=shown) from error
     if digest.hexdigest() != expected:
-        raise StorageError("backup.does_hold_written", shown=shown)
+        raise StorageError("backup.read_back_mismatch", path=shown)

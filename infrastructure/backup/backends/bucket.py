@@ -44,7 +44,7 @@ class BucketPlace(HubPlace):
         try:
             info = self._file(path)
         except FileNotFoundError as error:
-            raise StorageError("backup.gone_2", path=self.shown(path)) from error
+            raise StorageError("backup.uploaded_file_missing", path=self.shown(path)) from error
         written, name = self._written.get(self.at(path), (None, ""))
         if written is None:
             require_content(self, path, content)
@@ -54,7 +54,7 @@ class BucketPlace(HubPlace):
             info.xet_hash,
             content.size_bytes,
         ):
-            raise StorageError("backup.does_hold_written_2", path=self.shown(path))
+            raise StorageError("backup.uploaded_file_mismatch", path=self.shown(path))
         return Evidence.CHECKSUM
 
     def size(self, path: Path) -> int:

@@ -49,7 +49,7 @@ def held_to_contract(place: Place, make_error: Callable[[str], Exception] = Back
 def sentence(url: str, error: Exception) -> str:
     """What is told of an error that no place may raise."""
     raised = described(error)
-    return redact(phrase("backup.backup_place_backend_raised", url=url, raised=raised))
+    return redact(phrase("backup.backend_raised_wrong_error", url=url, error=raised))
 
 
 def _replace(place: Place, name: str, method: Callable[..., Any]) -> None:
@@ -78,7 +78,7 @@ def _held_advice(place: Place, make_error: Callable[[str], Exception]) -> Callab
 
     def call(error: OSError) -> str:
         return (
-            phrase("backup.mend_go_run_reads")
+            phrase("backup.fix_backend_and_resume")
             if isinstance(error, BackendError)
             else str(advice(error))
         )

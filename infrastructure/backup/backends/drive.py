@@ -97,10 +97,10 @@ class DrivePlace(FolderPlace):
             return False  # no proof that it is gone: a mount in trouble says so of every file
         if size_bytes != content.size_bytes:
             raise StorageError(
-                "backup.bytes_instead_2",
+                "backup.mounted_file_size_mismatch",
                 path=self.at(path),
-                size_bytes=size_bytes,
-                size_bytes_2=content.size_bytes,
+                size=size_bytes,
+                expected_size=content.size_bytes,
             )
         if drive_id is None or drive_id.startswith(NOT_UPLOADED):
             return False
@@ -129,7 +129,7 @@ class DrivePlace(FolderPlace):
             return None  # not mounted: the copier will say so
         if has_ids:
             return None
-        return phrase("backup.does_say_files_uploaded", anchor=self.anchor)
+        return phrase("backup.drive_reports_no_uploads", folder=self.anchor)
 
     def names(self, directory: Path) -> list[str]:
         try:
@@ -179,7 +179,7 @@ class DrivePlace(FolderPlace):
 
     def _require_not_seen(self, directory: Path) -> None:
         if directory in self._seen:
-            reason = phrase("backup.before_drive_lost_connection")
+            reason = phrase("backup.drive_connection_lost")
             raise OSError(errno.ENOTCONN, f"{self.at(directory)} {reason}")
 
 

@@ -92,10 +92,10 @@ class FolderPlace(Place):
 
     def caution(self, run_directory: Path) -> str | None:
         if (mount := self._program) is not None:
-            return phrase("backup.mounted_program_keep_files", url=self.url, kind=mount.kind)
+            return phrase("backup.fuse_mount_may_cache", url=self.url, kind=mount.kind)
         with contextlib.suppress(OSError):  # not mounted: the copier will say so
             if self.anchor.stat().st_dev == run_directory.stat().st_dev:
-                return phrase("backup.same_disk_run_both", url=self.url)
+                return phrase("backup.destination_on_same_disk", url=self.url)
         return None
 
     def read(self, path: Path) -> Iterator[bytes]:

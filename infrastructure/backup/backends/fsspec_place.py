@@ -105,7 +105,7 @@ class FsspecPlace(Place):
         try:
             info = self._call(path, self._info)
         except FileNotFoundError as error:
-            raise StorageError("backup.gone_2", path=self.shown(path)) from error
+            raise StorageError("backup.uploaded_file_missing", path=self.shown(path)) from error
         if info.get("size") == content.size_bytes and _has_checksum(info, content):
             return Evidence.CHECKSUM
         require_content(self, path, content)
@@ -212,14 +212,14 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
     """The folder of `url` in its file system; nothing is connected to."""
     fsspec = require("fsspec", f"the place {shown}")
     if "::" in url or scheme in NO_STORES:
-        raise InputError("backup.backup_place_nothing_kept", shown=shown)
+        raise InputError("backup.destination_not_writable_store", url=shown)
     known = {*fsspec.available_protocols(), *fsspec.registry}
     if scheme not in known:
         schemes = {*BACKENDS.names(), *known} - {*NO_STORES, *NO_SCHEMES}
         raise InputError(
-            "backup.backup_place",
-            shown=shown,
-            unknown_name=unknown_name("scheme", scheme, schemes, COMMON),
+            "backup.unknown_url_scheme",
+            url=shown,
+            reason=unknown_name("scheme", scheme, schemes, COMMON),
         )
     try:
         kind = fsspec.get_filesystem_class(scheme)
@@ -227,11 +227,11 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
     except ImportError as error:
         line = PIP_LINES.get(scheme, f"look up the package that fsspec needs for {scheme}")
         raise MissingPackageError(
-            "backup.place_needs_another_package", shown=shown, line=line
+            "backup.destination_package_missing", url=shown, hint=line
         ) from error
     except Exception as error:  # every file system has its own
         reason = redact(f"{type(error).__name__}: {error}")
-        raise InputError("backup.backup_place_cannot_opened", shown=shown, reason=reason) from None
+        raise InputError("backup.destination_cannot_be_opened", url=shown, reason=reason) from None
 
 
 def _has_checksum(info: Mapping[str, object], content: Content) -> bool:

@@ -70,7 +70,7 @@ class HubPlace(Place):
         self.url = redact_urls(url).rstrip("/")
         match = URL.fullmatch(url)
         if match is None or {".", ".."} & {*url.split("/")}:
-            raise InputError("backup.backup_place_write_hf", url=self.url)
+            raise InputError("backup.invalid_hub_url", url=self.url)
         self.repo_type = KINDS.get(match[1], "model")
         self.repo_id, self.folder = match[2], match[3].strip("/")
         self.endpoint = endpoint
@@ -96,12 +96,12 @@ class HubPlace(Place):
         try:
             info = self._info(path)
         except FileNotFoundError as error:
-            raise StorageError("backup.gone_2", path=self.shown(path)) from error
+            raise StorageError("backup.uploaded_file_missing", path=self.shown(path)) from error
         if info.lfs is None:
             require_content(self, path, content)
             return Evidence.READ_BACK
         if (info.lfs.sha256, info.lfs.size) != (content.sha256, content.size_bytes):
-            raise StorageError("backup.does_hold_written_2", path=self.shown(path))
+            raise StorageError("backup.uploaded_file_mismatch", path=self.shown(path))
         return Evidence.CHECKSUM
 
     def advice(self, error: OSError) -> str:
@@ -112,7 +112,7 @@ class HubPlace(Place):
             with self.plain_errors(self.url):
                 is_private = self._is_private()
             if not is_private:
-                return phrase("backup.public_everybody_read_backups", url=self.url)
+                return phrase("backup.hub_repository_is_public", url=self.url)
         return None
 
     def identify(self, known: str | None = None) -> str:
@@ -189,7 +189,7 @@ class HubPlace(Place):
                 try:
                     self.api.create_commit(
                         *(repo, added),
-                        commit_message=phrase("backup.claim_next_version"),
+                        commit_message=phrase("backup.hub_commit_claims_checkpoint"),
                         repo_type=kind,
                         parent_commit=head,
                     )
@@ -221,7 +221,7 @@ class HubPlace(Place):
                     self.repo_id,
                     operations,
                     commit_message=phrase(
-                        "backup.back_up_training_files", num_operations=len(operations)
+                        "backup.hub_commit_backs_up_files", count=len(operations)
                     ),
                     repo_type=self.repo_type,
                 )
@@ -312,16 +312,20 @@ class HubPlace(Place):
         """One sentence; None: the client's own is as good."""
         if number in (errno.ENOTCONN, errno.ETIMEDOUT):
             answer = (
-                "does not answer" if status is None else phrase("backup.fault_own", status=status)
+                "does not answer"
+                if status is None
+                else phrase("backup.hub_returned_server_error", status=status)
             )
-            needed = "" if has_token else phrase("backup.write_token_missing_too")
+            needed = "" if has_token else phrase("backup.hub_token_also_missing")
             return f"the Hub at {self.api.endpoint} {answer}{needed}"
         if number == errno.EACCES and not has_token:
-            return phrase("backup.token_hub_machine")
+            return phrase("backup.hub_token_missing")
         if number == errno.EACCES and status == 403:
-            return phrase("backup.token_do", repo_id=self.repo_id)
+            return phrase("backup.hub_token_lacks_permission", repo_id=self.repo_id)
         if number == errno.EACCES:
-            return phrase("backup.hub_does_accept_token")
+            return phrase("backup.hub_token_rejected")
         if number == errno.ENOENT and is_missing:
-            return phrase("backup.hub_token_see", repo_type=self.repo_type, repo_id=self.repo_id)
+            return phrase(
+                "backup.hub_repository_not_found", repo_type=self.repo_type, repo_id=self.repo_id
+            )
         return None

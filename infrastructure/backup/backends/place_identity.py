@@ -119,6 +119,6 @@ class PlaceRecord:
                 if isinstance(place_id, str):
                     yield url, place_id
         except DamagedFileError as error:  # as if it were the first contact
-            log.warning(phrase("backup.place_taken_now", error=error))
+            log.warning(phrase("backup.identity_record_damaged", error=error))
         except OSError:
             return

@@ -66,15 +66,15 @@ def decompress(packed: Buffer, size_bytes: int) -> bytearray:
     """
     view = memoryview(packed)
     if size_bytes > LARGEST_BYTES:
-        raise CheckpointError("backup.bytes_ever_compressed", size_bytes=size_bytes)
+        raise CheckpointError("backup.compressed_size_too_large", size=size_bytes)
     try:
         table = _table(view)
     except StructError as error:
-        raise CheckpointError("backup.cut") from error
+        raise CheckpointError("backup.compressed_truncated") from error
     if sum(size for _, size, _ in table) != size_bytes:
-        raise CheckpointError("backup.does_hold_bytes_should", size_bytes=size_bytes)
+        raise CheckpointError("backup.compressed_size_mismatch", size=size_bytes)
     if sum(length for _, _, length in table) != len(view) - _START - len(table) * _SEGMENT.size:
-        raise CheckpointError("backup.cut_longer_says")
+        raise CheckpointError("backup.compressed_length_mismatch")
     data, end = bytearray(size_bytes), 0
     begin = len(view) - sum(length for _, _, length in table)
     for width, size, length in table:
@@ -89,31 +89,31 @@ def _table(view: memoryview) -> list[tuple[int, int, int]]:
     magic, length = _FRAME.unpack_from(view, 0)
     name, crc, count = _HEADER.unpack_from(view, _FRAME.size)
     if magic != _SKIPPABLE or name[:7] != _MAGIC[:7]:
-        raise CheckpointError("backup.does_begin_compressed_object")
+        raise CheckpointError("backup.not_a_compressed_object")
     if name != _MAGIC:
         raise CheckpointError(
-            "backup.compressed_layout_version_temper", name=name[7], magic=_MAGIC[7]
+            "backup.unknown_compression_layout", layout=name[7], supported=_MAGIC[7]
         )
     if zlib.crc32(view[_START - 4 :]) != crc:
-        raise CheckpointError("backup.damaged_bytes_changed")
+        raise CheckpointError("backup.object_bytes_changed")
     if length != _HEADER.size + count * _SEGMENT.size:
-        raise CheckpointError("backup.table_another_length_says")
+        raise CheckpointError("backup.segment_table_length_mismatch")
     table = [_SEGMENT.unpack_from(view, _START + i * _SEGMENT.size) for i in range(count)]
     for width, size, _ in table:
         if width not in WIDTHS or size % width or not 0 < size <= SEGMENT_BYTES:
-            raise CheckpointError("backup.bytes_elements", size=size, width=width)
+            raise CheckpointError("backup.invalid_segment_size", size=size, width=width)
     return table
 
 
 def _plain(frame: memoryview, size: int) -> bytes:
     try:
         if zstandard.frame_content_size(frame) != size:  # else it would be believed, and allocated
-            raise CheckpointError("backup.segment_another_size_says")
+            raise CheckpointError("backup.segment_size_mismatch")
         plain = zstandard.ZstdDecompressor().decompress(frame, size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise CheckpointError("backup.cannot_decompressed", error=error) from error
+        raise CheckpointError("backup.decompression_failed", error=error) from error
     if len(plain) != size:
-        raise CheckpointError("backup.segment_holds_less_says")
+        raise CheckpointError("backup.segment_too_short")
     return plain
 
 
@@ -170,11 +170,13 @@ def _pack_runs(view: memoryview) -> Iterator[Run]:
     place = 0
     for begin, end, width in sorted(tensors):
         if begin != place or end < begin or (end - begin) % width:
-            raise InputError("backup.tensor_lies_before_ends", begin=begin, end=end, place=place)
+            raise InputError(
+                "backup.tensors_not_contiguous", begin=begin, end=end, previous_end=place
+            )
         place = end
         yield width, end - begin
     if place != len(view) - start:
-        raise InputError("backup.tensors_do_fill")
+        raise InputError("backup.tensors_do_not_fill_pack")
 
 
 def _width(dtype: str) -> int:

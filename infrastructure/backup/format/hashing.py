@@ -40,9 +40,9 @@ def new_digest(name: str) -> Digest:
         try:
             import blake3
         except ImportError as error:
-            raise InputError("backup.store_needs_package_blake") from error
+            raise InputError("backup.blake3_missing") from error
         return blake3.blake3()
-    raise InputError("backup.unknown_hash_version_temper", name=name)
+    raise InputError("backup.unknown_hash", hash_name=name)
 
 
 def hash_of(name: str, buffers: Iterable[Buffer]) -> str:

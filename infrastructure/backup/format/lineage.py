@@ -49,7 +49,7 @@ class Lineage:
         except FileNotFoundError:
             pass
         except (DamagedFileError, KeyError, TypeError, ValueError) as error:
-            log.warning(phrase("backup.lies_place_compared_versions", error=error))
+            log.warning(phrase("backup.lineage_record_damaged", error=error))
 
     @property
     def known(self) -> frozenset[str]:

@@ -210,20 +210,20 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
     """
     contents = _parse_json(data)
     if not isinstance(contents, dict):
-        raise CheckpointError("backup.manifest_json_object")
+        raise CheckpointError("backup.manifest_not_an_object")
     version = contents.get("format")
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            "backup.manifest_format_version_temper", version=version, format_version=FORMAT_VERSION
+            "backup.unknown_manifest_format", found=version, supported=FORMAT_VERSION
         )
     for field, kind in FIELDS.items():
         value = contents.get(field, ...)  # ... is of none of the types
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise CheckpointError("backup.manifest_field_missing_wrong", field=field)
+            raise CheckpointError("backup.invalid_manifest_field", field=field)
     if contents["sequence"] != name.sequence:
-        raise CheckpointError("backup.manifest_says_sequence_name", contents=contents["sequence"])
+        raise CheckpointError("backup.manifest_sequence_mismatch", sequence=contents["sequence"])
     if contents["kind"] not in set(SaveKind) or contents["step"] < 0:
-        raise CheckpointError("backup.manifest_kind_step_none")
+        raise CheckpointError("backup.invalid_manifest_kind_or_step")
     packs = tuple(_pack(entry) for entry in contents["packs"])
     return Manifest(
         hash_name=name.hash_name,
@@ -242,15 +242,15 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
 
 def _parse_json(data: bytes) -> object:
     if len(data) > MAX_MANIFEST_BYTES:
-        raise CheckpointError("backup.manifest_bytes_any_real", num_data=len(data))
+        raise CheckpointError("backup.manifest_too_large", size=len(data))
     try:
         return parse_json(data.decode(), parse_constant=_no_constant)
     except ValueError as error:
-        raise CheckpointError("backup.manifest_json", error=error) from error
+        raise CheckpointError("backup.manifest_not_json", error=error) from error
 
 
 def _no_constant(text: str) -> None:
-    raise InputError("backup.number", text=text)
+    raise InputError("backup.json_constant_not_allowed", constant=text)
 
 
 def _is_hash(value: object) -> TypeGuard[str]:
@@ -265,7 +265,7 @@ def _pack(entry: object) -> Pack:
     match entry:
         case [digest, size] if _is_hash(digest) and _is_count(size, MAX_OBJECT_BYTES):
             return Pack(digest, size)
-    raise CheckpointError("backup.manifest_names_pack_cannot")
+    raise CheckpointError("backup.manifest_invalid_pack")
 
 
 def _tensors(entries: Mapping[str, object], num_packs: int) -> dict[str, StoredTensor]:
@@ -275,5 +275,5 @@ def _tensors(entries: Mapping[str, object], num_packs: int) -> dict[str, StoredT
             case [pack, digest] if _is_count(pack, num_packs) and _is_hash(digest):
                 tensors[name] = StoredTensor(pack, digest)
             case _:
-                raise CheckpointError("backup.manifest_tensor_lies_nowhere", name=name[:80])
+                raise CheckpointError("backup.manifest_tensor_without_pack", name=name[:80])
     return tensors

@@ -61,13 +61,13 @@ class ObjectFiles:
             size_bytes = self.operations.size(path)
             if size_bytes > MAX_MANIFEST_BYTES:
                 raise CheckpointError(
-                    "backup.bytes_any_real", path=path.name[:26], size_bytes=size_bytes
+                    "backup.store_file_too_large", path=path.name[:26], size=size_bytes
                 )
             return b"".join(self.operations.read(path))
         except FileNotFoundError as error:
-            raise CheckpointError("backup.missing", path=path.name[:26]) from error
+            raise CheckpointError("backup.store_file_missing", path=path.name[:26]) from error
         except OSError as error:
-            raise CheckpointError("backup.cannot_read", path=path, error=error) from error
+            raise CheckpointError("backup.file_unreadable", path=path, error=error) from error
 
     def verify(self, pack: Pack, hash_name: str) -> None:
         """Compare an object's bytes with its name.
@@ -99,13 +99,13 @@ class ObjectFiles:
                 continue
             except OSError as error:
                 raise CheckpointError(
-                    "backup.object_cannot_read", hash=pack.hash[:12], error=error
+                    "backup.object_unreadable", hash=pack.hash[:12], error=error
                 ) from error
             if size_bytes == pack.size_bytes or (
                 path.suffix == SUFFIX and 0 < size_bytes < pack.size_bytes
             ):
                 return
-        raise CheckpointError("backup.object_missing_cut", hash=pack.hash[:12])
+        raise CheckpointError("backup.object_missing_or_truncated", hash=pack.hash[:12])
 
     def is_whole(self, pack: Pack, hash_name: str) -> bool:
         """Whether an object may be named again without being written again."""
@@ -126,11 +126,11 @@ class ObjectFiles:
         free_bytes = self.operations.free_bytes(self.root)
         if free_bytes is not None and free_bytes < needed_bytes + SLACK_BYTES:
             raise StorageError(
-                "backup.mib_free_version_needs",
+                "backup.no_space_for_checkpoint",
                 root=self.root,
-                free_bytes=free_bytes / 2**20,
-                needed_bytes=needed_bytes / 2**20,
-                slack_bytes=SLACK_BYTES / 2**20,
+                free_mib=free_bytes / 2**20,
+                needed_mib=needed_bytes / 2**20,
+                reserve_mib=SLACK_BYTES / 2**20,
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write_pack(self, buffers: Sequence[Buffer], hash_name: str) -> Pack:
@@ -169,7 +169,7 @@ class ObjectFiles:
         self.operations.sync_directory(path.parent)
         if self._differs(path, digest, hash_name):
             self._remove_if_there(path)
-            raise StorageError("backup.does_hold_just_written", path=path)
+            raise StorageError("backup.write_not_kept", path=path)
 
     def _differs(self, path: Path, digest: str, hash_name: str) -> bool:
         return hash_of(hash_name, self.operations.read_back(path)) != digest
@@ -216,7 +216,7 @@ class ObjectFiles:
                 if hash_of(hash_name, pieces) == pack.hash:
                     self._trusted[pack.hash] = path, self.operations.size(path)
                     return whole
-                problem, cause = phrase("backup.damaged_bytes_changed"), None
+                problem, cause = phrase("backup.object_bytes_changed"), None
             except FileNotFoundError as error:
                 if problem == "is missing":  # in both forms: who reads a mount may look once more
                     cause = error
@@ -224,7 +224,9 @@ class ObjectFiles:
                 problem, cause = f"cannot be read: {error}", error
             except CheckpointError as error:
                 problem, cause = str(error), error
-        raise CheckpointError("backup.object", hash=pack.hash[:12], problem=problem) from cause
+        raise CheckpointError(
+            "backup.object_problem", hash=pack.hash[:12], problem=problem
+        ) from cause
 
     def _chunks(self, path: Path, pack: Pack) -> Contents:
         self._require_size(path, pack)
@@ -243,7 +245,7 @@ class ObjectFiles:
         size_bytes = self.operations.size(path)
         if size_bytes >= pack.size_bytes:
             raise CheckpointError(
-                "backup.bytes_compressed_plain", size_bytes=size_bytes, size_bytes_2=pack.size_bytes
+                "backup.compressed_not_smaller", size=size_bytes, plain_size=pack.size_bytes
             )
         data = decompress(self._read_all(path, size_bytes), pack.size_bytes)
         return [data], data
@@ -259,7 +261,7 @@ class ObjectFiles:
         size_bytes = self.operations.size(path)
         if size_bytes != pack.size_bytes:
             raise CheckpointError(
-                "backup.bytes_instead_3", size_bytes=size_bytes, size_bytes_2=pack.size_bytes
+                "backup.object_size_mismatch", size=size_bytes, expected_size=pack.size_bytes
             )
 
     def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
@@ -270,7 +272,7 @@ class ObjectFiles:
         if len(packed) >= pack.size_bytes:
             return None
         if hash_of(hash_name, [decompress(packed, pack.size_bytes)]) != pack.hash:
-            raise StorageError("backup.object_compressed_wrongly_memory", hash=pack.hash[:12])
+            raise StorageError("backup.compression_corrupted_object", hash=pack.hash[:12])
         return packed
 
     def _remove_if_there(self, path: Path) -> None:

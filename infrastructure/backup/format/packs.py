@@ -60,11 +60,14 @@ class TensorBytes:
 
     def __post_init__(self) -> None:
         if self.dtype not in BITS:
-            raise InputError("backup.tensors_type_cannot_stored", dtype=self.dtype)
+            raise InputError("backup.unsupported_stored_dtype", dtype=self.dtype)
         expected = prod(self.shape) * BITS[self.dtype] // 8
         if len(self.data) != expected:
             raise InputError(
-                "backup.bytes", dtype=self.dtype, shape=list(self.shape), num_data=len(self.data)
+                "backup.tensor_size_mismatch",
+                dtype=self.dtype,
+                shape=list(self.shape),
+                size=len(self.data),
             )
 
     @property
@@ -115,7 +118,7 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
     try:
         start = 8 + int.from_bytes(view[:8], "little")
         if start > len(view):
-            raise InputError("backup.header_longer_file")
+            raise InputError("backup.safetensors_header_too_long")
         header = parse_json(bytes(view[8:start]).decode())
         return {
             name: _tensor(entry, view[start:])
@@ -123,17 +126,17 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
             if name != METADATA
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError("backup.safetensors_bytes", error=error) from error
+        raise CheckpointError("backup.not_safetensors", error=error) from error
 
 
 def _tensor(value: JsonValue, data: memoryview) -> TensorBytes:
     entry = as_object(value)
     begin, end = map(as_integer, as_list(entry["data_offsets"]))
     if not 0 <= begin <= end <= len(data):
-        raise InputError("backup.tensor_lies_bytes", begin=begin, end=end, num_data=len(data))
+        raise InputError("backup.tensor_out_of_range", begin=begin, end=end, size=len(data))
     shape = tuple(map(as_integer, as_list(entry["shape"])))
     if any(length < 0 for length in shape):
-        raise InputError("backup.tensor_shape", shape=list(shape))
+        raise InputError("backup.invalid_tensor_shape", shape=list(shape))
     return TensorBytes(as_text(entry["dtype"]), shape, data[begin:end])
 
 

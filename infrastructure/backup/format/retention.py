@@ -32,7 +32,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep_last < 2:
-            raise InputError("backup.keep_checkpoints_keep_least", keep_last=self.keep_last)
+            raise InputError("backup.too_few_checkpoints_kept", count=self.keep_last)
 
 
 def retention_of(training: "TrainingConfig") -> Retention:

@@ -108,14 +108,14 @@ class Store:
     def _read_bytes(self, name: str) -> tuple[bytes, VersionName]:
         parsed = VersionName.parse(name)
         if parsed is None:
-            raise CheckpointError("backup.name_version", name=name)
+            raise CheckpointError("backup.not_a_checkpoint_name", name=name)
         data = self.objects.read_small(self.manifest_path(name))
         try:
             digest = hash_of(parsed.hash_name, [data])
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         if digest != parsed.digest:
-            raise CheckpointError("backup.manifest_written")
+            raise CheckpointError("backup.manifest_changed")
         return data, parsed
 
     def verify(self, manifest: Manifest, *, run_files: bool = True) -> None:
@@ -137,7 +137,7 @@ class Store:
         except CheckpointError as error:
             if pack.hash not in manifest.copied_apart:
                 raise
-            raise CheckpointError("backup.another_machine_written_place", error=error) from error
+            raise CheckpointError("backup.object_only_at_destination", error=error) from error
 
     def load(
         self,
@@ -168,7 +168,7 @@ class Store:
             for name in wanted:
                 if name not in tensors:
                     raise CheckpointError(
-                        "backup.object_holds_tensor", hash=pack.hash[:12], name=name
+                        "backup.object_lacks_tensor", hash=pack.hash[:12], name=name
                     )
                 yield name, tensors[name]
 
@@ -275,9 +275,7 @@ class Store:
             raise self._refusal(error) from error
 
     def _refusal(self, error: OSError) -> StorageError:
-        return StorageError(
-            phrase("backup.version_written_versions_before", root=self.root, error=error)
-        )
+        return StorageError(phrase("backup.checkpoint_not_written", root=self.root, error=error))
 
     def remove_all_but(self, kept: Collection[str]) -> list[str]:
         """Remove the versions that are not `kept`, then the objects that no version names.
@@ -302,7 +300,7 @@ class Store:
             if living is not None:
                 self.objects.remove_all_but(living)
         except OSError as error:
-            raise StorageError("backup.cannot_pruned", root=self.root, error=error) from error
+            raise StorageError("backup.pruning_failed", root=self.root, error=error) from error
         return removed
 
     def sweep(self) -> None:

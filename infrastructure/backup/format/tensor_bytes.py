@@ -40,7 +40,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
     """
     name = NAMES.get(tensor.dtype)
     if name is None:
-        raise InputError("backup.tensors_type_cannot_stored_2", dtype=tensor.dtype)
+        raise InputError("backup.unsupported_torch_dtype", dtype=tensor.dtype)
     return name
 
 

@@ -114,14 +114,12 @@ class RunFileRepair:
             yield from self._file(path)
         for path in sorted(self.seal.keys() - known.keys() - {REPORT_FILE, MODEL_SUMS}):
             if _hash_of(self._read(path)) != self.seal[path]:
-                text = phrase("backup.damaged_after_run_ended", path=path)
+                text = phrase("backup.file_damaged_after_end", path=path)
                 yield Repair(path, Outcome.LOST, text)
         try:
             read_record(self.directory / SUMMARY_FILE)
         except DamagedFileError as error:
-            yield Repair(
-                SUMMARY_FILE, Outcome.LOST, phrase("backup.end_run_made_anew", error=error)
-            )
+            yield Repair(SUMMARY_FILE, Outcome.LOST, phrase("backup.summary_damaged", error=error))
         except FileNotFoundError:
             pass
 
@@ -130,7 +128,7 @@ class RunFileRepair:
         try:
             return pieces_of(self.manifests[0]) if self.manifests else {}
         except CheckpointError as error:  # of another version of temper
-            log.warning(phrase("backup.run_files_compared", error=error))
+            log.warning(phrase("backup.run_files_not_compared", error=error))
             return {}
 
     def names(self, prefix: str) -> list[str]:
@@ -148,22 +146,22 @@ class RunFileRepair:
         copy, step = self._copy(path)
         problem = _problem(path, current, copy, self._is_rotated(path))
         if problem is None and sealed is not None:
-            problem = phrase("backup.does_hold_written_4")
+            problem = phrase("backup.run_file_not_as_sealed")
         if problem is None:
             return
         if copy is None:
-            text = phrase("backup.checkpoint_holds", path=path, problem=problem)
+            text = phrase("backup.run_file_lost", path=path, problem=problem)
             yield Repair(path, Outcome.LOST, text)
             return
         whole, num_unreadable = _put_together(path, copy, current)
         with atomic_write(self.directory / path) as file:
             file.write(whole)
-        text = phrase("backup.brought_back_checkpoint_step", path=path, problem=problem, step=step)
+        text = phrase("backup.run_file_restored", path=path, problem=problem, step=step)
         if num_unreadable:
-            text += phrase("backup.later_lines_could_read", num_unreadable=num_unreadable)
+            text += phrase("backup.later_lines_unreadable", count=num_unreadable)
         is_whole = _hash_of(whole) == sealed if sealed is not None else not num_unreadable
         if sealed is not None and not is_whole:
-            text += phrase("backup.some_added_after_step")
+            text += phrase("backup.later_content_lost")
         yield Repair(path, Outcome.REPAIRED if is_whole else Outcome.IN_PART, text)
 
     def _is_rotated(self, path: str) -> bool:
@@ -216,15 +214,15 @@ def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: b
     if copy is None:
         return None
     if kind is Kind.ONCE:
-        return None if current == copy else phrase("backup.written")
+        return None if current == copy else phrase("backup.run_file_changed")
     if kind is Kind.LIST:
-        return None if _continues(current, copy) else phrase("backup.written")
+        return None if _continues(current, copy) else phrase("backup.run_file_changed")
     if kind is Kind.TABLE:
-        return None if _has_rows(current, copy) else phrase("backup.lost_changed_lines")
+        return None if _has_rows(current, copy) else phrase("backup.run_file_lines_changed")
     if not current.startswith(copy):
-        return None if is_rotated else phrase("backup.lost_changed")
+        return None if is_rotated else phrase("backup.run_file_content_changed")
     if kind is Kind.LINES and _sorted_out(current[len(copy) :])[1]:
-        return phrase("backup.lines_cannot_read")
+        return phrase("backup.run_file_lines_unreadable")
     return None
 
 
@@ -234,7 +232,7 @@ def _problem_of_record(current: bytes, copy: bytes | None) -> str | None:
     except DamagedFileError as error:
         return str(error)
     if copy is not None and not has_checksum(current) and has_checksum(copy):
-        return phrase("backup.lost_checksum")
+        return phrase("backup.run_file_lost_checksum")
     return None
 
 

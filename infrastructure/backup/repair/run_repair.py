@@ -81,7 +81,7 @@ class StoreRepair:
             yield from self._objects(list(manifests.values()))
         except OSError as error:
             raise StorageError(
-                "backup.cannot_repaired", root=self.local.root, error=error
+                "backup.store_repair_failed", root=self.local.root, error=error
             ) from error
 
     def _missing_version(self, names: list[str], confirmed: str | None) -> Iterator[Repair]:
@@ -93,11 +93,16 @@ class StoreRepair:
             manifest = self._require_remote().read(confirmed)
             fetch_version(self._require_remote(), confirmed, self.local, do_nothing)
         except (CheckpointError, OSError) as error:
-            text = phrase("backup.copied_gone", what=what, where=self.where, error=self._why(error))
+            text = phrase(
+                "backup.confirmed_checkpoint_lost",
+                what=what,
+                where=self.where,
+                error=self._why(error),
+            )
             yield Repair(what, Outcome.LOST, text)
             return
         names.insert(0, confirmed)
-        text = phrase("backup.checkpoint_step_gone_brought", step=manifest.step, where=self.where)
+        text = phrase("backup.missing_checkpoint_restored", step=manifest.step, where=self.where)
         yield Repair(what, Outcome.REPAIRED, text)
 
     def _manifest(self, name: str, error: CheckpointError) -> Repair:
@@ -140,12 +145,12 @@ class StoreRepair:
         for manifest in serving:
             if not any(self._is_elsewhere(pack, manifest) for pack in manifest.packs):
                 break
-            what = phrase("backup.parts_checkpoint_step_other", step=manifest.step)
+            what = phrase("backup.checkpoint_parts_elsewhere", step=manifest.step)
             try:
                 fetch_objects(self._require_remote(), manifest, self.local, run_files=False)
             except (CheckpointError, StorageError, OSError) as error:
                 reason = reason or phrase(
-                    "backup.checkpoint_cannot_serve", what=what, error=self._why(error)
+                    "backup.checkpoint_parts_unavailable", what=what, error=self._why(error)
                 )
                 continue
             if not reason:
@@ -153,7 +158,9 @@ class StoreRepair:
                 return Repair(f"step {manifest.step}", Outcome.REPAIRED, text)
             break
         return (
-            Repair(phrase("backup.parts_other_machines"), Outcome.LOST, reason) if reason else None
+            Repair(phrase("backup.parts_of_other_machines"), Outcome.LOST, reason)
+            if reason
+            else None
         )
 
     def _is_elsewhere(self, pack: Pack, manifest: Manifest) -> bool:
@@ -186,9 +193,9 @@ class StoreRepair:
             self.local.objects.write_pack([data], manifest.hash_name)
         except (CheckpointError, StorageError, OSError) as failure:
             consequence = (
-                phrase("backup.checkpoint_cannot_serve_2")
+                phrase("backup.checkpoint_unusable")
                 if pack in manifest.needed_packs
-                else phrase("backup.training_needs_go")
+                else phrase("backup.object_not_needed_to_resume")
             )
             text = f"{error} ({held}); {self._why(failure)}; {consequence}"
             return Repair(what, Outcome.LOST, text)
@@ -202,7 +209,7 @@ class StoreRepair:
 
     def _require_remote(self) -> Store:
         if self.remote is None:
-            raise CheckpointError("backup.other_copy")
+            raise CheckpointError("backup.no_other_copy")
         if self._silence is not None:  # asked once is enough: each question may take long
             raise CheckpointError(self._silence)
         return self.remote
@@ -216,7 +223,7 @@ class StoreRepair:
             return self._silence
         if isinstance(error, StorageError) or self.remote is None or self._silence is not None:
             return str(error)
-        return phrase("backup.damaged_too", where=self.where)
+        return phrase("backup.other_copy_damaged", where=self.where)
 
 
 def contents_of(pack: Pack, manifest: Manifest) -> list[str]:

@@ -98,6 +98,6 @@ def _copy(upload: ObjectUpload, link: RemoteSession, sleep: Callable[[float], No
         else:
             if upload.are_confirmed:
                 return
-            problem = phrase("backup.confirmed_nothing_long")
+            problem = phrase("backup.nothing_confirmed_for_long")
         sleep(FIRST_WAIT_SECONDS * 2**attempt)
-    raise StorageError("backup.message", url=link.place.url, problem=problem)
+    raise StorageError("backup.upload_not_confirmed", url=link.place.url, problem=problem)

@@ -26,7 +26,7 @@ class Bandwidth:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if bytes_per_second is not None and not bytes_per_second > 0:
-            raise InputError("backup.bytes_per_second_give", bytes_per_second=bytes_per_second)
+            raise InputError("backup.bandwidth_not_positive", bytes_per_second=bytes_per_second)
         self.bytes_per_second = bytes_per_second
         self._clock, self._sleep = clock, sleep
         self._saved_bytes = 0.0

@@ -212,8 +212,8 @@ class Copier:
         refused = self._refused_name(name or "")
         error, advice = self._error or (self._damage(refused) or self._loss(holding), None)
         if self._stranger is not None:
-            error = phrase("backup.version_place_written_another", stranger=self._stranger[:12])
-            advice = phrase("backup.training_copies_nothing_end")
+            error = phrase("backup.destination_written_by_another", name=self._stranger[:12])
+            advice = phrase("backup.resolve_fenced_destination")
         return BackupStatus(
             place=redact_urls(self.link.place.url),
             state=self._state(),
@@ -418,19 +418,23 @@ class Copier:
             return self._local_error
         if self._refused_folders:
             return next(iter(self._refused_folders.values()))
-        return name and phrase("backup.version_copied", name=name[:12], refused=self._refused[name])
+        return name and phrase(
+            "backup.damaged_checkpoint_not_copied", name=name[:12], reason=self._refused[name]
+        )
 
     def _loss(self, holding: Collection[str]) -> str | None:
         """Return a sentence on the newest confirmed version that has lost a file since."""
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
-            why = redact(problems[0]) if problems else phrase("backup.files_missing_different")
-            here = phrase("backup.copied_again")
+            why = (
+                redact(problems[0]) if problems else phrase("backup.one_file_missing_or_different")
+            )
+            here = phrase("backup.is_copied_again")
             if name not in self._local_manifests:
-                here = phrase("backup.machine_does_hold_any")
+                here = phrase("backup.cannot_be_copied_again")
             return phrase(
-                "backup.version_whole_destination_any", name=name[:12], why=why, here=here
+                "backup.confirmed_checkpoint_damaged", name=name[:12], reason=why, consequence=here
             )
         return None
 
@@ -539,7 +543,7 @@ class Copier:
         self._done_at_failure = self.link.num_done
         if isinstance(error, BackendError):
             self._on_fault(error)
-        rewritten = phrase("backup.written_again")
+        rewritten = phrase("backup.is_written_again")
         advice = self.link.place.advice(error) if isinstance(error, OSError) else rewritten
         self._error = (redact(str(error)), redact(advice))
         longest = min(

@@ -85,7 +85,7 @@ class CopierClient:
             self._process = HelperProcess(MODULE, stdin=subprocess.PIPE)
         except OSError as error:  # no memory, too many processes
             self._process = None
-            self._fail(phrase("backup.could_started", error=error))
+            self._fail(phrase("backup.copier_start_failed", error=error))
             return
         self._has_failed = False
         self._send(json.dumps(asdict(self.settings)))
@@ -154,14 +154,14 @@ class CopierClient:
         self.num_failures += 1
         self.failure = how
         if self.num_failures < MANY_FAILURES:
-            log.warning(phrase("backup.process_copies_backups_started", how=how))
+            log.warning(phrase("backup.copier_restarts", reason=how))
         elif self.num_failures == MANY_FAILURES:
             log.error(
                 phrase(
-                    "backup.process_copies_backups_cannot",
-                    num_failures=self.num_failures,
-                    how=how,
-                    place=redact_urls(self.settings.place),
+                    "backup.copier_keeps_failing",
+                    count=self.num_failures,
+                    reason=how,
+                    url=redact_urls(self.settings.place),
                 ),
             )
 

@@ -220,7 +220,7 @@ def main() -> None:
     except Exception as error:  # of this process only the last line is shown
         settings.keep_traceback(error)
         path = traceback_file(error)
-        kept = "" if path is None else phrase("backup.traceback", path=path)
+        kept = "" if path is None else phrase("backup.traceback_location", path=path)
         raise SystemExit(redact(f"{described(error)}{kept}")) from error
 
 

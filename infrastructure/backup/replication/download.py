@@ -45,12 +45,16 @@ def fetch_newest(
         except CheckpointError as error:
             damage.append(f"{name[:12]}: {error}")
             log.warning(
-                phrase("backup.skipping_damaged_version", url=link.place.url, damage=damage[-1])
+                phrase("backup.skips_damaged_checkpoint", url=link.place.url, damage=damage[-1])
             )
     what = "version" if step is None else f"version of step {step}"
     details = "".join(f"; {text}" for text in damage)
     raise CheckpointError(
-        "backup.holds_whole", url=link.place.url, run_id=link.run_id, what=what, details=details
+        "backup.no_intact_checkpoint",
+        url=link.place.url,
+        run_id=link.run_id,
+        what=what,
+        details=details,
     )
 
 
@@ -82,7 +86,7 @@ def _fetch(
             lambda: fetch_version(link.store, name, local, on_progress, run_files=False),
             sleep,
         )
-        log.warning(phrase("backup.some_run_small_files", url=link.place.url, error=error))
+        log.warning(phrase("backup.remote_run_files_damaged", url=link.place.url, error=error))
     return True
 
 

@@ -148,7 +148,7 @@ class PublishedFolder:
         try:
             file = path.open("rb", buffering=0)
         except OSError as error:
-            raise CheckpointError("backup.cannot_read", path=path, error=error) from error
+            raise CheckpointError("backup.file_unreadable", path=path, error=error) from error
         with file:
             return self._put(target / self._relative(path), OpenFile(path, file), content)
 
@@ -185,7 +185,7 @@ def paths_in(folder: Path, files: Sequence[str] = ()) -> list[Path]:
     candidates = [folder / name for name in files] or folder.rglob("*")
     paths = sorted(p for p in candidates if p.is_file() and p.name != SUMS)
     if not paths:
-        raise InputError("backup.holds_files_nothing_publish", folder=folder)
+        raise InputError("backup.no_files_to_publish", folder=folder)
     return paths
 
 
@@ -239,7 +239,7 @@ def compare(place: Place, target: Path, sums: Mapping[str, str]) -> Iterator[str
             yield f"{target / name} is missing"
             continue
         if actual != digest:
-            yield phrase("backup.does_hold_written_5", target=target / name)
+            yield phrase("backup.published_file_mismatch", path=target / name)
 
 
 def fetch_folder(
@@ -266,7 +266,7 @@ def fetch_folder(
                     on_progress(done_bytes, total_bytes)
             if hasher.hexdigest() != digest:
                 raise DamagedFileError(
-                    "backup.does_hold_written_3", url=place.url, target=target / name
+                    "backup.fetched_file_mismatch", url=place.url, path=target / name
                 )
         write_sums(part)
 

@@ -51,7 +51,7 @@ class OpenFile(Sequence[Buffer]):
                 parts.append(part)
                 length -= len(part)
         except OSError as error:
-            raise CheckpointError("backup.cannot_read", path=self.path, error=error) from error
+            raise CheckpointError("backup.file_unreadable", path=self.path, error=error) from error
         return b"".join(parts)
 
 
@@ -75,7 +75,7 @@ class OpenObject(OpenFile):
             piece = self[index]
             digest.update(piece)
             if index == len(self) - 1 and digest.hexdigest() != self._digest:
-                raise CheckpointError("backup.bytes_changed", path=self.path.name[:12])
+                raise CheckpointError("backup.local_file_bytes_changed", path=self.path.name[:12])
             yield piece
 
 
@@ -97,10 +97,10 @@ class PackedObject(OpenFile):
             plain = decompress(packed, self._pack.size_bytes)
         except CheckpointError as error:
             raise CheckpointError(
-                "backup.object_2", hash=self._pack.hash[:12], error=error
+                "backup.local_object_problem", hash=self._pack.hash[:12], problem=error
             ) from error
         if hash_of(self._hash_name, [plain]) != self._pack.hash:
-            raise CheckpointError("backup.bytes_object_changed", hash=self._pack.hash[:12])
+            raise CheckpointError("backup.local_object_bytes_changed", hash=self._pack.hash[:12])
         return packed, [plain]
 
 
@@ -117,11 +117,11 @@ def open_object(local: Store, pack: Pack, hash_name: str) -> OpenFile:
         return _open_packed(local, pack, hash_name)
     except OSError as error:
         raise CheckpointError(
-            "backup.object_cannot_opened", hash=pack.hash[:12], error=error
+            "backup.local_object_unreadable", hash=pack.hash[:12], error=error
         ) from error
     if file.size_bytes != pack.size_bytes:
         file.close()
-        raise CheckpointError("backup.object_cut", hash=pack.hash[:12])
+        raise CheckpointError("backup.local_object_truncated", hash=pack.hash[:12])
     return file
 
 
@@ -130,7 +130,9 @@ def _open_packed(local: Store, pack: Pack, hash_name: str) -> OpenFile:
     try:
         return PackedObject(path, local.operations.open(path), pack, hash_name)
     except OSError as error:
-        raise CheckpointError("backup.object_missing", hash=pack.hash[:12], error=error) from error
+        raise CheckpointError(
+            "backup.local_object_missing", hash=pack.hash[:12], error=error
+        ) from error
 
 
 Progress = Callable[[int, int], None]

@@ -184,9 +184,9 @@ def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[
     waiting = len(pruning.unnamed_since)
     sentences = [f"{num_removed} versions removed at {link.place.url}"]
     if waiting:
-        sentences.append(phrase("backup.objects_name_prune_hour", waiting=waiting))
+        sentences.append(phrase("backup.unreferenced_objects_remain", count=waiting))
     elif before:
-        sentences.append(phrase("backup.objects_without_name_removed", before=before))
+        sentences.append(phrase("backup.unreferenced_objects_removed", count=before))
     return sentences
 
 

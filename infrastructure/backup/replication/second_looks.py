@@ -77,7 +77,9 @@ class SecondLooks:
 
     def _give_up(self, file: UploadedFile) -> None:
         file.confirmed_at = None
-        file.problem = phrase("backup.seen_any", url=self.link.place.url, file=file.path)
+        file.problem = phrase(
+            "backup.uploaded_file_disappeared", url=self.link.place.url, path=file.path
+        )
 
 
 def _due_at(file: UploadedFile, period: float) -> float:

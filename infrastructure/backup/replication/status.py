@@ -114,7 +114,7 @@ class BackupStatus:
         for it."""
         if self.advice is None:
             return ""
-        goes_on = phrase("backup.copying_then_goes_itself") if self.state == RETRYING else ""
+        goes_on = phrase("backup.copying_then_continues") if self.state == RETRYING else ""
         return f" ({self.advice}{goes_on})"
 
     def seen(self, now: float) -> str | None:
@@ -124,10 +124,10 @@ class BackupStatus:
             return None
         present, compared = (age_words(now - at) for at in (self.present_at, self.compared_at))
         return phrase(
-            "backup.all_files_ago_their",
-            present=present,
-            compared=compared,
-            compared_by=self.compared_by,
+            "backup.seen_at_destination",
+            seen_age=present,
+            compared_age=compared,
+            method=self.compared_by,
         )
 
     def has_looked(self, token: str) -> bool:
@@ -168,7 +168,7 @@ class BackupStatus:
         if self.in_flight_step is not None:
             percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
             return phrase(
-                "backup.step_way", in_flight_step=self.in_flight_step, min=min(99, percent)
+                "backup.step_in_flight", step=self.in_flight_step, percent=min(99, percent)
             )
         if self.in_flight_folder is not None:
             percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
@@ -183,10 +183,10 @@ def short_words(status: BackupStatus, now: float) -> str:
     if status.state == FENCED:
         return "backup: fenced"
     if status.state == DOWN:
-        return phrase("backup.backup_nothing_copied")
+        return phrase("backup.short_status_not_copying")
     failing = ", copying fails" if status.state == RETRYING else ""
     if status.saved_at is None:
-        return phrase("backup.backup_nothing_confirmed_yet", failing=failing)
+        return phrase("backup.short_status_none_confirmed", failing=failing)
     age = age_words(now - status.saved_at)
     return f"backup: step {status.confirmed_step}, {age} old{failing}"
 
@@ -238,7 +238,7 @@ def live_status(path: Path) -> BackupStatus:
 
 
 def _no_constant(text: str) -> None:
-    raise InputError("backup.time", text=text)
+    raise InputError("backup.not_a_valid_time", constant=text)
 
 
 def _is_of(value: object, kind: object) -> bool:

@@ -128,7 +128,7 @@ class ObjectUpload:
     def _require_there(self, pack: Pack) -> None:
         if not self._is_seen(pack):
             raise CheckpointError(
-                "backup.object_another_machine", hash=pack.hash[:12], url=self.link.place.url
+                "backup.foreign_object_missing", hash=pack.hash[:12], url=self.link.place.url
             )
 
     def is_hopeless(self) -> bool:
@@ -440,7 +440,7 @@ def fetch_version(
         local.objects.put(local.manifest_path(name), [data], digest, manifest.hash_name)
     except OSError as error:
         raise StorageError(
-            "backup.does_take_version", root=local.root, name=name[:12], error=error
+            "backup.fetched_checkpoint_not_written", root=local.root, name=name[:12], error=error
         ) from error
 
 

@@ -54,7 +54,7 @@ def capture(
     try:
         return ModelState(tensors, json.loads(json.dumps(values, allow_nan=False)))
     except (TypeError, ValueError) as error:
-        raise InputError("backup.state_model_optimizer_cannot", error=error) from error
+        raise InputError("backup.state_cannot_be_stored", error=error) from error
 
 
 def stored(state: ModelState) -> dict[str, TensorBytes]:
@@ -73,7 +73,7 @@ def restore(state: ModelState, model: torch.nn.Module, optimizer: torch.optim.Op
         CheckpointError: it does not fit; the text lists what, and nothing was changed.
     """
     if state.values.get("writer") != WRITER:
-        raise CheckpointError("backup.written_training_go_temper")
+        raise CheckpointError("backup.checkpoint_of_a_run")
     merged = merge_optimizer(state.tensors.get("optimizer", {}), state.values["optimizer"])
     mismatches = [
         *_model_mismatches(state, model),
@@ -84,7 +84,7 @@ def restore(state: ModelState, model: torch.nn.Module, optimizer: torch.optim.Op
             f"\n  … and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
         )
         listed = "\n  ".join(mismatches[:MAX_LISTED])
-        raise CheckpointError("backup.does_fit_nothing_loaded", listed=listed, more=more)
+        raise CheckpointError("backup.checkpoint_does_not_match", mismatches=listed, more=more)
     optimizer.load_state_dict(merged)
     model.load_state_dict({**state.tensors.get("model", {}), **state.values["model"]})
     restore_random(state.tensors["random"], _device_of(model))
@@ -94,13 +94,16 @@ def _model_mismatches(state: ModelState, model: torch.nn.Module) -> Iterator[str
     saved = {**state.tensors.get("model", {}), **state.values["model"]}
     living = model.state_dict()
     for name in sorted(saved.keys() - living.keys()):
-        yield phrase("backup.model_checkpoint_model", name=name)
+        yield phrase("backup.only_in_checkpoint", name=name)
     for name in sorted(living.keys() - saved.keys()):
-        yield phrase("backup.model_model_checkpoint", name=name)
+        yield phrase("backup.only_in_model", name=name)
     for name in sorted(living.keys() & saved.keys()):
         if _form(saved[name]) != _form(living[name]):
             yield phrase(
-                "backup.model", name=name, saved=_form(saved[name]), living=_form(living[name])
+                "backup.model_tensor_differs",
+                name=name,
+                saved=_form(saved[name]),
+                current=_form(living[name]),
             )
 
 
@@ -116,12 +119,14 @@ def _optimizer_mismatches(
 ) -> Iterator[str]:
     name = type(optimizer).__name__
     if state.values["optimizer_class"] != name:
-        yield phrase("backup.optimizer", values=state.values["optimizer_class"], name=name)
+        yield phrase(
+            "backup.optimizer_class_differs", saved=state.values["optimizer_class"], current=name
+        )
         return
     saved = [len(group["params"]) for group in merged["param_groups"]]
     living = [len(group["params"]) for group in optimizer.param_groups]
     if saved != living:
-        yield phrase("backup.optimizer_groups_hold_parameters", saved=saved, living=living)
+        yield phrase("backup.optimizer_groups_differ", saved=saved, current=living)
         return
     indices = [index for group in merged["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -130,11 +135,11 @@ def _optimizer_mismatches(
             if key.startswith("exp_avg") and value.shape != parameter.shape:
                 yield (
                     phrase(
-                        "backup.optimizer_parameter",
+                        "backup.optimizer_state_shape_differs",
                         key=key,
                         index=index,
-                        shape=list(value.shape),
-                        shape_2=list(parameter.shape),
+                        saved_shape=list(value.shape),
+                        current_shape=list(parameter.shape),
                     )
                 )
 

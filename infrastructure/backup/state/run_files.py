@@ -57,7 +57,7 @@ def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list
         try:
             pieces = {name: bytes(t.data) for name, t in store.load(manifest, names=names)}
         except CheckpointError as error:
-            lost.append(phrase("backup.brought_back", path=path, error=error))
+            lost.append(phrase("backup.run_file_not_restored", path=path, error=error))
             continue
         data = joined_pieces(path, pieces)
         with atomic_write(directory / path) as file:
@@ -76,7 +76,7 @@ def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
         if name.partition("/")[0] == CLASS:
             match = _NAME.fullmatch(name)
             if match is None:
-                raise CheckpointError("backup.version_holds_file_name", name=name[:80])
+                raise CheckpointError("backup.unknown_file_in_checkpoint", name=name[:80])
             pieces.setdefault(match[1], []).append(name)
     return pieces
 
@@ -118,6 +118,6 @@ def _in_order(path: str, parts: Mapping[int, bytes]) -> Iterator[bytes]:
     end = 0
     for start, data in sorted(parts.items()):
         if start != end:
-            raise CheckpointError("backup.version_holds_gap_byte", path=path, end=end)
+            raise CheckpointError("backup.gap_in_run_file", path=path, offset=end)
         end += len(data)
         yield data

@@ -77,7 +77,7 @@ class BackgroundWriter:
         answer = self._answer()
         if answer is None:
             log.warning(
-                phrase("backup.process_writes_checkpoints_gone", fate=self._fate()),
+                phrase("backup.writer_process_gone", reason=self._fate()),
             )
             answer = commit_message(self.root, self.retention, self._copy.memory, *place)
         if "error" in answer:
@@ -89,7 +89,7 @@ class BackgroundWriter:
         try:
             self.collect(wait=True)
         except StorageError as error:
-            log.warning(phrase("backup.last_checkpoint_written", error=error))
+            log.warning(phrase("backup.last_checkpoint_not_written", error=error))
         if self._helper is not None and self._helper.stdin is not None:
             self._helper.stdin.close()
             self._helper.wait()
@@ -130,8 +130,8 @@ class BackgroundWriter:
 
     def _fate(self) -> str:
         if self._helper is None:
-            return phrase("backup.could_started_2")
-        return self._helper.fate(ENDS_SECONDS) or phrase("backup.does_answer")
+            return phrase("backup.writer_not_started")
+        return self._helper.fate(ENDS_SECONDS) or phrase("backup.writer_not_responding")
 
     def _start(self) -> HelperProcess:
         descriptor = self._copy.descriptor

@@ -113,7 +113,7 @@ class SharedBuffer:
             os.posix_fallocate(descriptor, 0, length)  # now, not by a signal in the middle of it
         except OSError as error:
             raise StorageError(
-                "backup.checkpoint_copied_memory_first", length=length / 2**20, error=error
+                "backup.no_memory_for_checkpoint_copy", size_mib=length / 2**20, error=error
             ) from error
         self._targets = {}
         self._memory = mmap.mmap(descriptor, length)

@@ -20,17 +20,15 @@ def added_weights_refusals(
         return
     key = Setting("training.enabled_extensions", ",".join(names))
     if training.method != SFT:
-        yield (phrase("config.adds_weights_model_trl", key=key, method=training.method))
+        yield (phrase("config.added_weights_with_trl", key=key, method=training.method))
     if training.compile_mode is not None:
-        yield (phrase("config.changes_while_read_torch", key=key))
+        yield (phrase("config.added_weights_with_compile", key=key))
     yield from _in_a_model(key, model, training)
 
 
 def on_several_processes(names: Collection[str], num_processes: object) -> str:
     """Why extensions of these names, which add weights, train in one process only."""
-    return phrase(
-        "config.num_processes_training_enabled", num_processes=num_processes, names=", ".join(names)
-    )
+    return phrase("config.added_weights_on_processes", count=num_processes, names=", ".join(names))
 
 
 def saved_weights_refusals(
@@ -47,14 +45,16 @@ def saved_weights_refusals(
 
 def _in_a_model(key: str, model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     if model.backend == "unsloth":
-        yield (phrase("config.hangs_layers_model_backend", key=key))
+        yield (phrase("config.added_weights_with_unsloth", key=key))
     if training.strategy_for(model) in STACKWISE:
         yield (
-            phrase("config.hangs_whole_model_training", key=key, model=training.strategy_for(model))
+            phrase(
+                "config.added_weights_with_stacks", key=key, strategy=training.strategy_for(model)
+            )
         )
     if training.time_step_masking:
-        yield (phrase("config.reads_comes_before_token", key=key))
+        yield (phrase("config.added_weights_with_masking", key=key))
     if model.quantization_aware is not None:
-        yield (phrase("config.model_quantization_aware_saves", key=key))
+        yield (phrase("config.added_weights_with_qat", key=key))
     if training.mixed_precision == "fp8":
-        yield phrase("config.training_mixed_precision_fp", key=key)
+        yield phrase("config.added_weights_with_fp8", key=key)

@@ -81,14 +81,16 @@ def several_processes(
     if num_processes in (1, "auto") or device == "cpu":
         return
     if device.startswith("cuda:"):
-        yield (phrase("config.num_processes_takes_gpu", num_processes=num_processes, device=device))
+        yield (
+            phrase("config.processes_on_one_named_gpu", num_processes=num_processes, device=device)
+        )
     named = (cuda_visible_devices or "").split(",")
     if cuda_visible_devices and len(named) < int(num_processes):
         yield (
             phrase(
-                "config.num_processes_takes_gpu_2",
+                "config.too_few_visible_gpus",
                 num_processes=num_processes,
-                num_named=len(named),
+                count=len(named),
             )
         )
 
@@ -102,7 +104,9 @@ def place_among_runs(place: str | None, output_dir: str) -> Iterator[str]:
     if Path(os.path.normpath(folder)).is_relative_to(os.path.normpath(runs)):
         yield (
             phrase(
-                "config.backup_place_lies_output", place=format_value(place), output_dir=output_dir
+                "config.destination_inside_output_dir",
+                place=format_value(place),
+                output_dir=output_dir,
             )
         )
 
@@ -116,13 +120,13 @@ def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -
     """
     is_new = model.name == "embedded" and model.lora_config is not None
     if is_new and "model.lora_config" not in settings:
-        yield (phrase("config.switches_lora_freezes_model", place=place))
+        yield (phrase("config.lora_enabled_on_new_model", source=place))
 
 
 def lora_beside_new_weights(model: ModelConfig, is_model_named: bool) -> Iterator[str]:
     """A sentence where LoRA is to train beside weights that are new because no model was named."""
     if model.name == "embedded" and model.lora_config is not None and not is_model_named:
-        yield (phrase("config.lora_freezes_model_own"))
+        yield (phrase("config.lora_without_trained_model"))
 
 
 def testing_off(enable_testing: bool, testing_interval: float | None) -> Iterator[str]:
@@ -130,8 +134,8 @@ def testing_off(enable_testing: bool, testing_interval: float | None) -> Iterato
     if testing_interval is not None and not enable_testing:
         yield (
             phrase(
-                "config.testing_interval_effect_because",
-                testing_interval=format_value(testing_interval),
+                "config.testing_interval_without_tests",
+                value=format_value(testing_interval),
             )
         )
 
@@ -149,7 +153,7 @@ def _attention(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
 
 def _unmeasured(config: HasSections) -> Iterator[str]:
     if config.training.compile_mode == "auto" and not config.enable_gpu_optimization:
-        yield (phrase("config.training_compile_mode_auto"))
+        yield (phrase("config.auto_compile_not_measured"))
 
 
 def _no_best(training: TrainingConfig) -> Iterator[str]:
@@ -159,16 +163,16 @@ def _no_best(training: TrainingConfig) -> Iterator[str]:
         known = [*MEASURES, *own]
         yield (
             phrase(
-                "config.training_best_metric_your",
-                unknown_name=unknown_name("measure", name, known),
+                "config.unknown_best_metric",
+                reason=unknown_name("measure", name, known),
             )
         )
     elif name not in MEASURES and training.best_metric_mode == "auto":
-        yield (phrase("config.training_best_metric_metric", name=name))
+        yield (phrase("config.best_metric_without_mode", name=name))
     if training.best_needs_answers and training.validation_prompts == 0:
-        yield (phrase("config.training_best_metric_answers", name=name))
+        yield (phrase("config.best_metric_needs_answers", name=name))
     if name in OF_TORCHMETRICS and not is_installed("torchmetrics"):
-        yield phrase("config.training_best_metric_needs", name=name)
+        yield phrase("config.best_metric_needs_torchmetrics", name=name)
 
 
 def _nothing_to_decide(config: HasSections) -> Iterator[str]:
@@ -176,20 +180,20 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
     if not _has_quantum_step(config):
         return
     if config.quantum.problem == DATA_SELECTION and config.data.streaming:
-        yield (phrase("config.quantum_problem_data_selection"))
+        yield (phrase("config.data_selection_with_streaming"))
     answers = (SAMPLER, *BASELINES[config.quantum.problem])
     if config.quantum.answer not in answers:
         yield f"quantum.answer: {unknown_name('answer', config.quantum.answer, answers)}"
     if config.quantum.problem == DATA_SELECTION and config.quantum.data_budget == 1:
-        yield (phrase("config.quantum_data_budget_keeps"))
+        yield (phrase("config.data_budget_keeps_everything"))
     if config.quantum.problem == RANK_ALLOCATION and config.quantum.rank_budget == 1:
-        yield (phrase("config.quantum_rank_budget_keeps"))
+        yield (phrase("config.rank_budget_keeps_everything"))
     if _comes_too_late(config):
-        yield (phrase("config.quantum_background_answers_while"))
+        yield (phrase("config.background_answer_too_late"))
     if config.quantum.target == "validation" and not config.data.holds_out:
-        yield (phrase("config.quantum_target_validation_takes"))
+        yield (phrase("config.quantum_target_not_held_out"))
     if config.quantum.problem == RANK_ALLOCATION and config.model.lora_config is None:
-        yield (phrase("config.quantum_problem_rank_allocation"))
+        yield (phrase("config.rank_allocation_without_lora"))
 
 
 def _curriculum(config: HasSections) -> Iterator[str]:
@@ -198,13 +202,13 @@ def _curriculum(config: HasSections) -> Iterator[str]:
     if training.strategy != CURRICULUM:
         return
     if config.data.streaming:
-        yield (phrase("config.training_strategy_curriculum_sorts"))
+        yield (phrase("config.curriculum_with_streaming"))
     if _has_quantum_step(config) and config.quantum.problem == DATA_SELECTION:
-        yield (phrase("config.training_strategy_curriculum_quantum"))
+        yield (phrase("config.curriculum_with_data_selection"))
     if training.early_stopping_patience is not None:
-        yield (phrase("config.training_early_stopping_patience"))
+        yield (phrase("config.curriculum_with_early_stopping"))
     if training.curriculum_by == "task" and len(training.curriculum_order) < 2:
-        yield (phrase("config.training_curriculum_task_takes"))
+        yield (phrase("config.curriculum_without_tasks"))
 
 
 def _quantization_aware(config: HasSections) -> Iterator[str]:
@@ -214,15 +218,13 @@ def _quantization_aware(config: HasSections) -> Iterator[str]:
         return
     key = Setting("model.quantization_aware", model.quantization_aware)
     if model.lora_config is not None:
-        yield (phrase("config.rounds_weights_train_model", key=key))
+        yield (phrase("config.qat_with_lora", key=key))
     if model.quantization is not None:
-        yield (
-            phrase("config.rounds_weights_train_model_2", key=key, quantization=model.quantization)
-        )
+        yield (phrase("config.qat_with_quantized_model", key=key, quantization=model.quantization))
     if model.backend == "unsloth":
-        yield phrase("config.torchao_model_backend_unsloth", key=key)
+        yield phrase("config.qat_with_unsloth", key=key)
     if training.strategy_for(model) in STACKWISE:
-        yield phrase("config.rounds_all_layers_stack_wise", key=key)
+        yield phrase("config.qat_with_stacks", key=key)
 
 
 def _lora_variants(config: HasSections) -> Iterator[str]:
@@ -232,28 +234,26 @@ def _lora_variants(config: HasSections) -> Iterator[str]:
         return
     key = "model.lora_config"
     if lora.init_lora_weights == "pissa" and quantization is not None:
-        yield (phrase("config.init_lora_weights_pissa", quantization=quantization))
+        yield (phrase("config.pissa_with_quantized_model", quantization=quantization))
     if lora.init_lora_weights == "pissa" and config.model.name == "embedded":
-        yield (phrase("config.init_lora_weights_pissa_2"))
+        yield (phrase("config.pissa_on_new_model"))
     if lora.init_lora_weights == "loftq" and quantization != "4bit":
-        yield (phrase("config.init_lora_weights_loftq"))
+        yield (phrase("config.loftq_without_4bit"))
     if lora.use_dora and lora.init_lora_weights != "default":
         yield (
             phrase(
-                "config.use_dora_measures_weights",
+                "config.dora_with_lora_init",
                 init_lora_weights=lora.init_lora_weights,
             )
         )
     if lora.init_lora_weights == "pissa" and lora.dropout:
-        yield (phrase("config.init_lora_weights_pissa_3"))
+        yield (phrase("config.pissa_with_dropout"))
     named = [name for name, is_on in variants_of(lora).items() if is_on]
     if config.model.backend == "unsloth" and named:
-        yield (phrase("config.peft_alone_model_backend", setting=Setting(f"{key}.{named[0]}")))
+        yield (phrase("config.lora_variant_with_unsloth", setting=Setting(f"{key}.{named[0]}")))
     is_ranked = _has_quantum_step(config) and config.quantum.problem == RANK_ALLOCATION
     if is_ranked and (lora.use_dora or lora.init_lora_weights != "default"):
-        yield (
-            phrase("config.quantum_problem_rank_allocation_2", setting=Setting(f"{key}.{named[0]}"))
-        )
+        yield (phrase("config.rank_allocation_with_variant", setting=Setting(f"{key}.{named[0]}")))
 
 
 def _missing_samplers(config: HasSections) -> Iterator[str]:
@@ -277,21 +277,17 @@ def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterato
     longest = model.embedded.max_positions
     if model.name == "embedded" and data.max_length > longest:
         yield (
-            phrase("config.data_max_length_embedded", max_length=data.max_length, longest=longest)
+            phrase("config.max_length_exceeds_model", max_length=data.max_length, longest=longest)
         )
 
 
 def _balance_of_a_stream(data: DataConfig) -> Iterator[str]:
     if data.streaming and data.balance_by:
-        yield (phrase("config.data_balance_draws_all"))
+        yield (phrase("config.balance_with_streaming"))
 
 
 def _web_addresses(config: HasSections) -> Iterator[str]:
     for key in ("model.name", "data.path", "data.eval_path"):
         value = attrgetter(key)(config)
         if value is not None and _URL.match(value):
-            yield (
-                phrase(
-                    "config.web_address_download_give", key=Setting(key), value=format_value(value)
-                )
-            )
+            yield (phrase("config.web_address_given", key=Setting(key), value=format_value(value)))

@@ -39,12 +39,12 @@ def declare_settings(training: TrainingConfig, parts: Iterable[object]) -> None:
         for name, default in settings.items():
             if name in defaults and defaults[name] != default:
                 raise ConfigurationError(
-                    "config.training_settings_declare_two",
+                    "config.setting_declared_twice",
                     name=name,
-                    declared_by=declared_by[name],
-                    part=part,
-                    defaults=format_value(defaults[name]),
-                    default=format_value(default),
+                    first_part=declared_by[name],
+                    second_part=part,
+                    first_default=format_value(defaults[name]),
+                    second_default=format_value(default),
                 )
             defaults[name], declared_by[name] = default, part
     for name, value in training.settings.items():
@@ -71,14 +71,14 @@ def _declared_by(part: object) -> Mapping[str, object]:
         return {}
     for key, default in settings.items():
         if not (isinstance(key, str) and key.isidentifier()):
-            raise ConfigurationError("config.settings_name_setting", part=_shown(part), key=key)
+            raise ConfigurationError("config.invalid_setting_name", part=_shown(part), key=key)
         TrainingConfig.check_own_name(key)
         if default is not None and type(default) not in KINDS:
             raise ConfigurationError(
-                "config.settings_default_give_number",
+                "config.invalid_setting_default",
                 part=_shown(part),
                 key=key,
-                name=type(default).__name__,
+                type_name=type(default).__name__,
             )
     return settings
 
@@ -90,7 +90,7 @@ def _check_type(name: str, value: object, default: object, part: str) -> None:
     is_right = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
     if not is_right:
         raise ConfigurationError(
-            "config.training_settings_declares_such",
+            "config.setting_has_wrong_type",
             name=name,
             value=format_value(value),
             part=part,
@@ -105,6 +105,4 @@ def _refuse_slip(name: str, declared_by: Mapping[str, str], *, is_complete: bool
         return
     known = ", ".join(f"{known} ({part})" for known, part in sorted(declared_by.items()))
     hint = f"; did you mean {meant!r}?" if meant else ""
-    raise ConfigurationError(
-        "config.training_settings_part_declares", name=name, hint=hint, known=known
-    )
+    raise ConfigurationError("config.setting_not_declared", name=name, hint=hint, known=known)

@@ -64,7 +64,7 @@ def _unmet(config: ConfigSection, spec: FieldSpec) -> UsedWhen | None:
 
 def _sentence(spec: FieldSpec, unmet: UsedWhen, value: object, source_of: SourceOf) -> str:
     return phrase(
-        "config.effect_because",
+        "config.setting_without_effect",
         setting=Setting(spec.key, as_typed(value)),
         where=where(source_of(spec.key)),
         otherwise=unmet.reason(),

@@ -100,7 +100,11 @@ def unknown_plugins(
             of_package.setdefault(origin.package, []).append(f"{Setting(key)} ({name})")
         elif origin is not None and origin.file is not None and (lost := _lost_file(origin)):
             yield phrase(
-                "config.run_needs", file=origin.file, key=Setting(key), name=name, lost=lost
+                "config.plugin_file_lost",
+                file=origin.file,
+                key=Setting(key),
+                name=name,
+                problem=lost,
             )
         else:
             reason = f"{problem}{where(source_of(key))}"
@@ -108,7 +112,7 @@ def unknown_plugins(
     for package, needed_by in of_package.items():
         yield (
             phrase(
-                "config.run_needs_package_installed",
+                "config.plugin_package_missing",
                 package=package,
                 needed_by=", ".join(needed_by),
             )
@@ -186,7 +190,13 @@ def find_where_they_were(recorded: Origins) -> list[str]:
     for origin in _origins_of_files(recorded):
         if missing_module("part", str(origin.address)) and _lost_file(origin) is None:
             look_in_folder_of(Path(str(origin.file)), str(origin.address).partition(":")[0])
-            sentences.append(phrase("config.taken", address=origin.address, file=origin.file))
+            sentences.append(
+                phrase(
+                    "config.plugin_taken_from_original_file",
+                    address=origin.address,
+                    file=origin.file,
+                )
+            )
     return sentences
 
 
@@ -202,8 +212,8 @@ def _lost_file(origin: Origin) -> str | None:
         if file_sha256(file) == origin.sha256:
             return None
     except OSError:
-        return phrase("config.file_go_folder_holds", file=file.name)
-    return phrase("config.file_changed_since_bring")
+        return phrase("config.plugin_file_missing", file=file.name)
+    return phrase("config.plugin_file_changed")
 
 
 def as_json(origins: Origins) -> dict[str, object]:

@@ -112,7 +112,7 @@ def parse_truth(text: str) -> bool:
         ValueError: anything else.
     """
     if text.strip().lower() not in _TRUTH:
-        raise InputError("config.true_false", text=format_value(text))
+        raise InputError("config.not_a_boolean", value=format_value(text))
     return _TRUTH[text.strip().lower()]
 
 
@@ -150,7 +150,7 @@ def _open(
         return {}, None
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            "config.section_keys_own",
+            "config.value_for_a_section",
             rstrip=section.rstrip("_"),
             value=format_value(value),
             where=where(source),
@@ -219,9 +219,7 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
         if not is_of_preset(setting) and setting.value != holds.value:
             places.setdefault(holds.source.place, []).append(setting.source.place)
     return [
-        phrase(
-            "config.goes_before_keep_them", preset=preset, others=", ".join(dict.fromkeys(others))
-        )
+        phrase("config.preset_overrides", preset=preset, others=", ".join(dict.fromkeys(others)))
         for preset, others in places.items()
     ]
 
@@ -244,11 +242,11 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
     for other in others:
         if other.value != first.value:
             raise ConfigurationError(
-                "config.says_says_give_preset",
-                place=place_of(first.source, PRESET),
+                "config.two_presets",
+                first_source=place_of(first.source, PRESET),
                 first=format_value(first.value),
-                place_2=place_of(other.source, PRESET),
-                other=format_value(other.value),
+                second_source=place_of(other.source, PRESET),
+                second=format_value(other.value),
             )
     if first.value is None or first.value == NO_PRESET:
         return []
@@ -306,19 +304,21 @@ def _switch_partners_off(settings: dict[str, Setting], problems: list[Configurat
             settings[off.key] = off
         elif partner.value is not None and key in _RHYTHMS:
             why = phrase(
-                "config.counts_epochs_steps_same", one=Named(key), other=Named(partner.key)
+                "config.interval_in_epochs_and_steps",
+                in_epochs=Named(key),
+                in_steps=Named(partner.key),
             )
             problems.append(_disagreement(settings[key], partner, why))
 
 
 def _disagreement(one: Setting, other: Setting, why: str) -> ConfigurationError:
     return ConfigurationError(
-        "config.says_says_but_give",
-        place=place_of(one.source, one.key),
-        one=format_value(one.value),
-        place_2=place_of(other.source, other.key),
-        other=format_value(other.value),
-        why=why,
+        "config.sources_disagree",
+        first_source=place_of(one.source, one.key),
+        first=format_value(one.value),
+        second_source=place_of(other.source, other.key),
+        second=format_value(other.value),
+        reason=why,
     )
 
 

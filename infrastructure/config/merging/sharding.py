@@ -28,16 +28,16 @@ def sharding_refusals(
         return
     name = Setting("training.shard", training.shard)
     if not has_others:
-        yield (phrase("config.effect_because_process_trains", name=name))
+        yield (phrase("config.shard_on_one_process", name=name))
         return
     for reason in why_not_spread(model, training):
         yield phrase("config.setting_says", setting=name, reason=reason)
     if testing_interval is not None:
         yield (
             phrase(
-                "config.testing_interval_checks_process",
+                "config.shard_with_testing_interval",
                 name=name,
-                testing_interval=format_value(testing_interval),
+                value=format_value(testing_interval),
                 whole=_keep_whole(),
             )
         )
@@ -49,67 +49,63 @@ def why_not_spread(model: ModelConfig, training: TrainingConfig) -> Iterator[str
     yield from _optimizers(training)
     strategy = training.strategy_for(model)
     if training.method != SFT:
-        yield phrase("config.training_method_trained_trl", method=training.method)
+        yield phrase("config.shard_with_trl_method", method=training.method)
     if strategy not in STRATEGIES:
-        yield (
-            phrase("config.training_strategy_compute_parts", strategy=strategy, whole=_keep_whole())
-        )
+        yield (phrase("config.shard_with_strategy", strategy=strategy, whole=_keep_whole()))
     if training.unfreeze_interval:
-        yield (phrase("config.training_unfreeze_interval_changes", whole=_keep_whole()))
+        yield (phrase("config.shard_with_unfreezing", whole=_keep_whole()))
     if training.extensions:
         yield (
             phrase(
-                "config.training_enabled_extensions_read",
+                "config.shard_with_extensions",
                 extensions=format_value(training.extensions),
                 whole=_keep_whole(),
             )
         )
     if model.adapter not in ADAPTERS:
-        yield (
-            phrase("config.model_adapter_model_whose", adapter=model.adapter, whole=_keep_whole())
-        )
+        yield (phrase("config.shard_with_adapter", adapter=model.adapter, whole=_keep_whole()))
     if training.best_needs_answers:
         yield (
             phrase(
-                "config.training_best_metric_model",
+                "config.shard_with_answer_metric",
                 best_metric=training.best_metric,
                 whole=_keep_whole(),
             )
         )
     if training.batch_size == "auto":
-        yield (phrase("config.training_batch_size_auto"))
+        yield (phrase("config.shard_with_auto_batch_size"))
 
 
 def _formats(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     if model.quantization is not None:
         yield (
             phrase(
-                "config.model_quantization_cannot_spread",
+                "config.shard_with_quantization",
                 quantization=model.quantization,
                 whole=_keep_whole(),
             )
         )
     if model.quantization_aware is not None:
-        yield (phrase("config.model_quantization_aware_rounds", whole=_keep_whole()))
+        yield (phrase("config.shard_with_qat", whole=_keep_whole()))
     if model.backend == "unsloth":
-        yield (phrase("config.model_backend_unsloth_patches", whole=_keep_whole()))
+        yield (phrase("config.shard_with_unsloth", whole=_keep_whole()))
     if training.compile_mode is not None:
-        yield (phrase("config.training_compile_mode_never", compile_mode=training.compile_mode))
+        yield (phrase("config.shard_with_compile", compile_mode=training.compile_mode))
     if training.mixed_precision == "fp8":
-        yield phrase("config.training_mixed_precision_fp_2")
+        yield phrase("config.shard_with_fp8")
 
 
 def _optimizers(training: TrainingConfig) -> Iterator[str]:
     if training.optimizer in ("adamw_8bit", "paged_adamw", "paged_adamw_8bit"):
         yield (
             phrase(
-                "config.training_optimizer_bitsandbytes_reads",
+                "config.shard_with_8bit_optimizer",
                 optimizer=training.optimizer,
                 whole=_keep_whole(),
             )
         )
     elif training.optimizer == "adamw_offload":
-        yield (phrase("config.training_optimizer_adamw_offload"))
+        yield (phrase("config.shard_with_offloaded_adamw"))
 
 
 def _keep_whole() -> str:

@@ -14,22 +14,22 @@ def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Itera
         return
     enabled = Setting("training.enabled_extensions", MULTIMODAL)
     if training.multimodal.vision_tower is None:
-        yield phrase("config.training_enabled_extensions_multimodal")
+        yield phrase("config.vision_encoder_not_set")
     if model.name == "embedded":
-        yield (phrase("config.puts_vision_tower_trained", enabled=enabled))
+        yield (phrase("config.vision_encoder_on_new_model", enabled=enabled))
     if model.quantization is not None or model.quantization_aware is not None:
         name = "quantization" if model.quantization is not None else "quantization_aware"
-        yield (phrase("config.model_model_puts_together", name=name, enabled=enabled))
+        yield (phrase("config.vision_encoder_needs_full_weights", name=name, enabled=enabled))
     if model.backend == "unsloth":
-        yield (phrase("config.model_backend_unsloth_loads", enabled=enabled))
+        yield (phrase("config.vision_encoder_with_unsloth", enabled=enabled))
     if training.method != SFT:
-        yield (phrase("config.trains_temper_own_loop", enabled=enabled, method=training.method))
-    if model.adapter not in ("auto", MULTIMODAL):
         yield (
-            phrase("config.model_adapter_pictures_trains", adapter=model.adapter, enabled=enabled)
+            phrase("config.vision_encoder_with_trl_method", enabled=enabled, method=training.method)
         )
+    if model.adapter not in ("auto", MULTIMODAL):
+        yield (phrase("config.adapter_without_images", adapter=model.adapter, enabled=enabled))
     if training.train_extensions_only:
-        yield (phrase("config.training_train_extensions_trains", enabled=enabled))
+        yield (phrase("config.extensions_only_with_projector", enabled=enabled))
     strategy = training.strategy_for(model)
     if strategy not in ("standard", "finetune"):
-        yield (phrase("config.training_strategy_phases_own", strategy=strategy, enabled=enabled))
+        yield (phrase("config.strategy_with_projector_phase", strategy=strategy, enabled=enabled))

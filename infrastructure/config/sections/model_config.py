@@ -57,7 +57,7 @@ def _patterns(value: dict[str, int]) -> dict[str, int]:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise InputError("config.pattern", pattern=pattern) from error
+            raise InputError("config.invalid_regex", pattern=pattern) from error
     return value
 
 
@@ -136,13 +136,13 @@ class EmbeddedModelConfig(ConfigSection):
     def check_together(self) -> None:
         if self.hidden_size % (2 * self.num_heads):
             raise ConfigurationError(
-                "config.model_embedded_hidden_size",
+                "config.hidden_size_not_divisible",
                 hidden_size=self.hidden_size,
                 num_heads=self.num_heads,
             )
         if self.num_heads % self.num_kv_heads:
             raise ConfigurationError(
-                "config.model_embedded_num_heads",
+                "config.num_heads_not_divisible",
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads,
             )

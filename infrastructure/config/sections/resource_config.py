@@ -42,7 +42,7 @@ def _host_and_port(value: object) -> object:
         return None
     match = _HOST_AND_PORT.fullmatch(str(value).strip())
     if isinstance(value, bool) or match is None or not 0 < int(match[2]) < 1 << 16:
-        raise InputError("config.address")
+        raise InputError("config.invalid_address")
     return f"{match[1] or _LOOPBACK}:{int(match[2])}"
 
 

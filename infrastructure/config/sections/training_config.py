@@ -545,7 +545,7 @@ class TrainingConfig(StackwiseFields):
             ConfigurationError: names it.
         """
         if hasattr(cls, name) or name in cls.model_fields:
-            raise ConfigurationError("config.training_settings_name_temper", name=name)
+            raise ConfigurationError("config.own_setting_name_taken", name=name)
 
     def check_together(self) -> None:
         """Epochs and steps for the same thing: steps alone switch the default interval off. One's
@@ -563,9 +563,9 @@ class TrainingConfig(StackwiseFields):
 def both_units(epochs: str, steps: str, values: object) -> str:
     """The sentence for one rhythm that was given in epochs and in steps."""
     return phrase(
-        "config.training_epochs_training_steps",
-        epochs=epochs,
-        values=getattr(values, epochs),
-        steps=steps,
-        values_2=getattr(values, steps),
+        "config.epochs_and_steps_given",
+        epochs_key=epochs,
+        num_epochs=getattr(values, epochs),
+        steps_key=steps,
+        num_steps=getattr(values, steps),
     )

@@ -75,7 +75,7 @@ def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str
     known = {*VARIABLES, *DISABLING, *OTHER_VARIABLES, *SET_BY_SYSTEMS}
     return [
         phrase(
-            "config.environment_variable_sets_nothing", variable=variable, right=" or ".join(right)
+            "config.unused_environment_variable", variable=variable, alternatives=" or ".join(right)
         )
         for variable, text in sorted(environment.items())
         if text and variable in names and variable not in known
@@ -129,7 +129,9 @@ def _disabling(environment: Mapping[str, str]) -> Iterator[Setting]:
         try:
             disabled = parse_truth(environment[variable])
         except ValueError as error:
-            raise ConfigurationError("config.environment", variable=variable, error=error) from None
+            raise ConfigurationError(
+                "config.invalid_environment_variable", variable=variable, reason=error
+            ) from None
         if key != "device":
             yield Setting(key, not disabled, _source(variable))
         elif disabled:
@@ -143,7 +145,7 @@ def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Settin
             continue
         if variable not in known:
             meant = nearest(variable, known)
-            hint = f"did you mean {meant}?" if meant else phrase("config.temper_config_lists_all")
+            hint = f"did you mean {meant}?" if meant else phrase("config.config_lists_all_keys")
             raise ConfigurationError(
                 "config.unknown_environment_variable", variable=variable, hint=hint
             )

@@ -129,7 +129,7 @@ def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | No
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help=phrase("config.yaml_file_settings_default"),
+        help=phrase("config.config_flag_help"),
     )
     groups: dict[str, object] = {}
     for key, spec in schema_of(DeploymentConfig).fields.items():
@@ -152,7 +152,7 @@ def add_preset_flag(parser: argparse.ArgumentParser) -> None:
         dest=SETTINGS_DEST,
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help=phrase("config.settings_go_together_else", purposes=purposes, no_preset=NO_PRESET),
+        help=phrase("config.preset_flag_help", purposes=purposes, no_preset=NO_PRESET),
     )
 
 
@@ -283,5 +283,5 @@ def help_text(spec: FieldSpec) -> str:
     default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
     numeric = kinds(spec.info.annotation) & {int, float}
     takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""
-    several = phrase("config.several_commas_flag_again") if _is_list(spec) else ""
+    several = phrase("config.list_flag_help") if _is_list(spec) else ""
     return f"{spec.description}{takes}{several} (default: {default})"

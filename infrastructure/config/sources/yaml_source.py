@@ -72,7 +72,7 @@ def read_yaml(path: Path) -> tuple[dict[object, object], dict[str, int]]:
         if node is None or node.tag == "tag:yaml.org,2002:null":
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigurationError("config.key_value_lines_needed", path=path, node=_line(node))
+            raise ConfigurationError("config.yaml_not_a_mapping", path=path, line=_line(node))
         _refuse_many(node, path)
         return _Reader(loader, path).mapping(node, lines), lines
     except yaml.YAMLError as error:
@@ -91,7 +91,7 @@ def _refuse_many(root: yaml.Node, path: Path) -> None:
 
     def count(node: yaml.Node, outer: tuple[yaml.Node, ...]) -> tuple[int, int]:
         if node in outer:
-            raise ConfigurationError("config.anchor_contains_itself", path=path, node=_line(node))
+            raise ConfigurationError("config.yaml_recursive_anchor", path=path, line=_line(node))
         if len(outer) > MAX_DEPTH:
             raise ConfigurationError(_too_deep(f"{path}:{_line(node)}"))
         if node not in counted:
@@ -100,9 +100,9 @@ def _refuse_many(root: yaml.Node, path: Path) -> None:
             counted[node] = num_values, 1 + max((levels for _, levels in counts), default=0)
             if num_values > MAX_VALUES:
                 raise ConfigurationError(
-                    "config.stands_values_aliases_merges",
+                    "config.yaml_too_many_values",
                     path=path,
-                    node=_line(node),
+                    line=_line(node),
                     max_values=MAX_VALUES,
                 )
         if len(outer) + counted[node][1] > MAX_DEPTH:
@@ -119,7 +119,7 @@ def _inside(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _too_deep(where: str) -> str:
-    return phrase("config.nested_deeper_levels_configuration", where=where, max_depth=MAX_DEPTH)
+    return phrase("config.yaml_too_deep", location=where, max_depth=MAX_DEPTH)
 
 
 def _text(path: Path) -> str:
@@ -128,17 +128,17 @@ def _text(path: Path) -> str:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ConfigurationError(
-                "config.kib_configuration", path=path, max_bytes=MAX_BYTES >> 10
+                "config.yaml_file_too_large", path=path, max_kib=MAX_BYTES >> 10
             )
         return data.decode("utf-8")
     except FileNotFoundError:
-        raise ConfigurationError("config.configuration_file", path=path) from None
+        raise ConfigurationError("config.file_not_found", path=path) from None
     except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            "config.utf_text_byte_save", path=path, start=error.start
-        ) from None
+        raise ConfigurationError("config.file_not_utf8", path=path, offset=error.start) from None
     except OSError as error:
-        raise ConfigurationError("config.cannot_read", path=path, strerror=error.strerror) from None
+        raise ConfigurationError(
+            "config.file_unreadable", path=path, reason=error.strerror
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -174,14 +174,16 @@ class _Reader:
         key = self.loader.construct_object(node, deep=True)
         where = f"{prefix}{key}"
         if not isinstance(key, str | int | float):
-            raise ConfigurationError("config.cannot_key", path=self.path, node=_line(node), key=key)
+            raise ConfigurationError(
+                "config.yaml_invalid_key", path=self.path, line=_line(node), key=key
+            )
         if key in values:
             raise ConfigurationError(
-                "config.stands_line_remove_them",
+                "config.yaml_duplicate_key",
                 path=self.path,
-                node=_line(node),
-                where=where,
-                lines=lines[where],
+                line=_line(node),
+                key=where,
+                other_line=lines[where],
             )
         lines[where] = _line(node)
         return key
@@ -195,7 +197,7 @@ class _Reader:
             for merged in value_node.value if is_list else [value_node]:
                 if not isinstance(merged, yaml.MappingNode):
                     raise ConfigurationError(
-                        "config.takes_anchor_key_value", path=self.path, key_node=_line(key_node)
+                        "config.yaml_invalid_merge", path=self.path, line=_line(key_node)
                     )
                 yield merged
 

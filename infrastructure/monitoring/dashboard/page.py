@@ -100,7 +100,7 @@ class Page:
         """The document with `look` in it. `now`: unix time of this machine, for ages."""
         parts = [element("div", look.sections.get(name, ""), id=name) for name in SECTIONS]
         warning = element("div", "", id="lost", role="status")
-        foot = element("footer", phrase("monitoring.temper_reads_run_files"))
+        foot = element("footer", phrase("monitoring.dashboard_is_read_only"))
         attributes = {
             "data-now": f"{now:.1f}",
             "data-next": f"{look.next_seconds:g}",

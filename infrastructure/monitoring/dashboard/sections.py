@@ -61,7 +61,7 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
 def no_run(folder: str) -> dict[str, Markup]:
     """The page before there is a run."""
     title = element("h1", "No run yet")
-    text = phrase("monitoring.nothing_yet_first_run", folder=folder)
+    text = phrase("monitoring.dashboard_empty", folder=folder)
     how = element("p", "Start one with ", element("code", "temper train DATA"), css_class="soft")
     return {"head": element("header", title, element("p", text, css_class="lead"), how)}
 
@@ -100,9 +100,13 @@ def _possible_loss(view: RunView) -> list[Markup]:
     known = view["backup"]
     if view["is_over"] or known["place"] is None:
         return []
-    name, step, saved_at = phrase("monitoring.lost_now"), known["confirmed_step"], known["saved_at"]
+    name, step, saved_at = (
+        phrase("monitoring.at_risk_now"),
+        known["confirmed_step"],
+        known["saved_at"],
+    )
     if step is None or saved_at is None:
-        return [make_tile(name, "everything", more=phrase("monitoring.nothing_confirmed_yet"))]
+        return [make_tile(name, "everything", more=phrase("monitoring.nothing_confirmed"))]
     return [make_tile(name, moment(saved_at, "age"), more=f"step {step} is safe")]
 
 
@@ -133,13 +137,13 @@ def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
     parts = [table(headings, rows[:MAX_OPEN_RUNS], "numbers runs")]
     if earlier := rows[MAX_OPEN_RUNS:]:
         most = (
-            phrase("monitoring.newest_listed", max_runs=MAX_RUNS, num_runs=len(runs))
+            phrase("monitoring.newest_runs_listed", shown=MAX_RUNS, total=len(runs))
             if len(runs) > MAX_RUNS
             else ""
         )
         label = element("summary", f"{len(earlier)} earlier runs{most}")
         parts.append(element("details", label, table((), earlier, "numbers runs")))
-    return section(phrase("monitoring.runs_folder"), *parts)
+    return section(phrase("monitoring.runs_heading"), *parts)
 
 
 def _run_row(row: RunRow, shown: str) -> tuple[object, ...]:

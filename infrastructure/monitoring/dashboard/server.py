@@ -64,12 +64,12 @@ class Dashboard:
         except (OSError, OverflowError) as error:
             why = WHY_NOT.get(getattr(error, "errno", None) or 0)
             if isinstance(error, OverflowError):
-                why = phrase("monitoring.ports_numbers")
+                why = phrase("monitoring.port_out_of_range")
             raise InputError(
-                "monitoring.dashboard_cannot_listen_port",
+                "monitoring.dashboard_port_unavailable",
                 host=host,
                 port=port,
-                why=why or getattr(error, "strerror", None) or error,
+                reason=why or getattr(error, "strerror", None) or error,
             ) from error
         self._server.dashboard = self
         self._is_serving = False
@@ -152,9 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         query = parse_qs(address.query)
         if not dashboard.admits(self.headers.get("Host", ""), query.get("token", [""])[-1]):
-            self._send_text(
-                HTTPStatus.FORBIDDEN, phrase("monitoring.open_address_temper_dashboard")
-            )
+            self._send_text(HTTPStatus.FORBIDDEN, phrase("monitoring.dashboard_token_missing"))
             return
         run = query.get("run", [None])[-1]
         try:
@@ -163,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif address.path == "/look":
                 self._send_look(run)
             else:
-                self._send_text(HTTPStatus.NOT_FOUND, phrase("monitoring.nothing"))
+                self._send_text(HTTPStatus.NOT_FOUND, phrase("monitoring.page_not_found"))
         except ValueError as error:
             self._send_text(HTTPStatus.NOT_FOUND, str(error))
 

@@ -91,7 +91,7 @@ class Looks:
         if name is None:
             return next(reversed(runs.values()), None)
         if name not in runs:
-            raise InputError("monitoring.run", name=name, folder=self._rows.folder)
+            raise InputError("monitoring.unknown_run", name=name, folder=self._rows.folder)
         return runs[name]
 
     def _make(self, path: Path | None) -> tuple[float, Look]:
@@ -111,10 +111,10 @@ class Looks:
             return look_at(run, self._rows.read())
         except Exception as error:  # one page for whatever is wrong with the files
             if path not in self._warned:
-                logger.warning(phrase("monitoring.run_cannot_shown", path=path, error=error))
+                logger.warning(phrase("monitoring.run_not_shown", path=path, error=error))
             self._warned.add(path)
             message = phrase(
-                "monitoring.run_cannot_shown_2", name=type(error).__name__, error=error
+                "monitoring.run_not_shown_on_page", error_type=type(error).__name__, error=error
             )
             sections = {"notices": element("section", message, css_class="notice")}
             return Look(f"{path.name} · Temper", "", sections, ENDED_LOOK_SECONDS)

@@ -81,7 +81,7 @@ def decode_record(line: bytes) -> Record:
     """
     record = parse_json(line)
     if not isinstance(record, dict):
-        raise InputError("monitoring.metrics_line_json_object", name=type(record).__name__)
+        raise InputError("monitoring.metrics_line_not_an_object", type_name=type(record).__name__)
     return {
         key: FINITE_AGAIN.get(value, value) if isinstance(value, str) else value
         for key, value in record.items()

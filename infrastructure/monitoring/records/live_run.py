@@ -194,8 +194,8 @@ class LiveRun:
         """What could not be read, and which numbers are none, one sentence each."""
         damaged = [
             phrase(
-                "monitoring.lines_damaged_left_out",
-                num_unreadable=file.num_unreadable,
+                "monitoring.damaged_lines_skipped",
+                count=file.num_unreadable,
                 file=file.path.name,
             )
             for file in (self._metrics, self._errors)

@@ -180,14 +180,14 @@ def run_or_model(name: str, output_dir: Path) -> str:
     if _is_model_or_run(Path(name)) and (version is None or Path(name).is_dir()):
         return name
     if version is not None and _is_run(run, output_dir):
-        raise InputError("monitoring.checkpoint_takes_model_write", name=name, run=run)
+        raise InputError("monitoring.checkpoint_instead_of_model", name=name, run=run)
     if version is not None and "@" in Path(name).name:  # which no name of the hub has
         raise InputError(
-            "monitoring.run_give_path_best",
+            "monitoring.unknown_run_of_checkpoint",
             name=name,
             run=run,
             output_dir=output_dir,
-            output_dir_2=output_dir / "RUN",
+            example=output_dir / "RUN",
         )
     if (output_dir / name).is_dir():
         return str(output_dir / name)
@@ -214,22 +214,24 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        match = re.match(rf"model '([^']+)': {phrase('monitoring.folder_name')}", str(error))
+        match = re.match(rf"model '([^']+)': {phrase('monitoring.no_local_folder')}", str(error))
         meant = Path(match[1] if match else "")
         folder = meant.parent if len(meant.parts) > 1 else output_dir
         runs = runs_in(folder)
         if match is None or (not runs and len(meant.parts) > 1):
             raise
         if not runs:
-            raise InputError("monitoring.run_name_either", error=error, folder=folder) from None
+            raise InputError(
+                "monitoring.no_model_and_no_runs", error=error, folder=folder
+            ) from None
         known = unknown_name("run", meant.name, _names(runs, meant.name), MAX_NAMED)
         why = str(error).removeprefix(f"model {match[1]!r}: ").partition(" (give ")[0]
         raise InputError(
-            "monitoring.nor_model",
+            "monitoring.neither_run_nor_model",
             folder=folder,
-            known=known,
-            all_runs=phrase("monitoring.all_them_temper_list"),
-            why=why,
+            unknown_run=known,
+            all_runs=phrase("monitoring.hint_list_runs"),
+            reason=why,
         ) from None
 
 
@@ -251,7 +253,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
     runs = runs_in(output_dir)
     if name is None:
         if not runs:
-            raise NoSuchRunError("monitoring.run_start_temper_train", output_dir=output_dir)
+            raise NoSuchRunError("monitoring.no_runs", output_dir=output_dir)
         return runs[-1].resolve()
     given, by_name = Path(name), {path.name: path for path in runs}
     name = str(given)  # a shell that completes it leaves a slash
@@ -265,14 +267,14 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
                 return named.resolve()
         run, version = split_version(name)
         if version is not None and _is_run(run, output_dir):
-            raise ValueError(phrase("monitoring.checkpoint_about_whole_run", name=name, run=run))
+            raise ValueError(phrase("monitoring.checkpoint_instead_of_run", name=name, run=run))
         wrong = run if "@" in given.name else name
         known = unknown_name("run or checkpoint", wrong, _names(runs, wrong), MAX_NAMED)
-        restore = phrase("monitoring.copy_comes_back_temper")
+        restore = phrase("monitoring.hint_restore_run")
         raise NoSuchRunError(
-            "monitoring.message",
+            "monitoring.unknown_run_or_checkpoint",
             output_dir=output_dir,
-            known=known,
-            detail=phrase("monitoring.all_them_temper_list") if by_name else restore,
+            unknown_run=known,
+            hint=phrase("monitoring.hint_list_runs") if by_name else restore,
         )
     return by_name[name].resolve()

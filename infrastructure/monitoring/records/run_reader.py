@@ -207,7 +207,7 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
         ValueError: there is no such directory.
     """
     if not directory.is_dir():
-        raise InputError("monitoring.run_directory_give_path", directory=directory)
+        raise InputError("monitoring.not_a_run_directory", directory=directory)
     return read_files(directory, names)
 
 
@@ -220,12 +220,12 @@ def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            facts.problems.append(phrase("monitoring.could_read", name=name, error=error))
+            facts.problems.append(phrase("monitoring.file_unreadable", name=name, error=error))
             continue
         if isinstance(content, list if name == CHECKS_FILE else dict):
             facts.files[name] = content
         else:
-            facts.problems.append(phrase("monitoring.run_writes_left_out", name=name))
+            facts.problems.append(phrase("monitoring.file_content_unexpected", name=name))
     return facts
 
 

@@ -387,7 +387,7 @@ def _of_training(run: LiveRun) -> str:
     steps = next((row.get("was") for row in rows if row.get("what") == "peak_memory_bytes"), None)
     if whole is None or not isinstance(steps, int | float) or steps > 0.99 * whole:
         return ""
-    return phrase("monitoring.measuring_answering_while_training", steps=format_bytes(steps))
+    return phrase("monitoring.peak_memory_scope", memory=format_bytes(steps))
 
 
 def _headline(
@@ -459,10 +459,10 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     steps, final = [], directory / "final"
     if facts.status != FINISHED:
         if is_of_a_script(facts.run):
-            steps.append((phrase("monitoring.started_again_own_script"), ""))
+            steps.append((phrase("monitoring.next_run_own_script"), ""))
         else:
             command = f"temper train-resume {_quoted(directory)}"
-            steps.append((phrase("monitoring.go_where_stopped"), command))
+            steps.append((phrase("monitoring.next_resume"), command))
     advice = objects_in(facts.summary.get("advice"))
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
     if final.exists() and writes_text(final):  # a model of scores is neither asked nor measured
@@ -473,13 +473,13 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
         data, what = (
             (_quoted(held_out), "Measure it")
             if is_measurable
-            else ("DATA", phrase("monitoring.measure_rows_trained_data"))
+            else ("DATA", phrase("monitoring.next_evaluate_new_rows"))
         )
         steps.append((what, f"temper train-eval {_quoted(final)} {data}"))
     if (facts.directory / "tensorboard").exists():
         logs = directory / "tensorboard"
         steps.append(
-            (phrase("monitoring.see_numbers_tensorboard"), f"tensorboard --logdir {_quoted(logs)}")
+            (phrase("monitoring.next_open_tensorboard"), f"tensorboard --logdir {_quoted(logs)}")
         )
     return steps
 

@@ -54,7 +54,7 @@ def state_words(run: LiveRun) -> str:
     text, went_on = STATE_WORDS[run.state], continuations(run.facts)
     if not run.has_ended:
         text += f" ({run.trainer})" if run.trainer is not None else ""
-        text += phrase("monitoring.nothing_new_written_long") if run.is_silent else ""
+        text += phrase("monitoring.run_is_silent") if run.is_silent else ""
         return clip(text + _went_on_words(went_on), MAX_STATE_CHARACTERS) + "."
     text += f" at step {run.step:,}" if run.step is not None else ""
     text += _duration_words(run, is_first=not went_on)
@@ -69,8 +69,8 @@ def _reason(run: LiveRun) -> object:
     if run.state != "interrupted":
         return run.facts.summary.get("reason")
     if place := brought_back_from(run.facts.run):
-        return phrase("monitoring.brought_back_gone_yet", place=place)
-    return phrase("monitoring.process_trained_gone")
+        return phrase("monitoring.restored_not_resumed", source=place)
+    return phrase("monitoring.training_process_gone")
 
 
 def _duration_words(run: LiveRun, is_first: bool) -> str:
@@ -78,16 +78,14 @@ def _duration_words(run: LiveRun, is_first: bool) -> str:
     out."""
     seconds = run.facts.summary.get("seconds")
     if not is_first and run.seconds_trained:
-        return phrase(
-            "monitoring.all_steps_took", seconds_trained=format_duration(run.seconds_trained)
-        )
+        return phrase("monitoring.total_step_time", duration=format_duration(run.seconds_trained))
     if not isinstance(seconds, int | float):
         return ""
     duration = format_duration(seconds)
     return (
         f", after {duration}"
         if is_first
-        else phrase("monitoring.after_last_went", duration=duration)
+        else phrase("monitoring.after_last_resume", duration=duration)
     )
 
 
@@ -102,8 +100,8 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
     back = f"; brought back from {', '.join(places)}" if places else ""
     step = newest.get("step")
-    start = phrase("monitoring.checkpoint_step", step=step) if step else "its beginning"
-    return phrase("monitoring.gone_after", often=often, what=what, start=start, back=back)
+    start = phrase("monitoring.resumed_from_step", step=step) if step else "its beginning"
+    return phrase("monitoring.resumed_times", times=often, cause=what, start=start, restored=back)
 
 
 def progress_words(run: LiveRun) -> str:
@@ -132,19 +130,19 @@ def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
     """
     known = run.copies
     if "place" not in known or not known["place"]:
-        return phrase("monitoring.checkpoints_lie_machine_setting")
+        return phrase("monitoring.checkpoints_not_backed_up")
     place, step, saved_at = (known.get(key) for key in ("place", "confirmed_step", "saved_at"))
     newest = known.get("newest_step")
     if step is None:
-        text = phrase("monitoring.backup_nothing_confirmed_yet", place=place)
+        text = phrase("monitoring.backup_nothing_confirmed", place=place)
     else:
-        text = phrase("monitoring.backup_step_safe", step=step, place=place)
+        text = phrase("monitoring.backup_step_confirmed", step=step, place=place)
         if isinstance(saved_at, int | float) and is_trained:
             text += phrase(
-                "monitoring.work_lost_now", max=format_duration(max(0.0, now - saved_at))
+                "monitoring.work_at_risk", duration=format_duration(max(0.0, now - saved_at))
             )
         elif isinstance(newest, int) and newest != step:
-            text += phrase("monitoring.step_lies_machine", newest=newest)
+            text += phrase("monitoring.newest_step_here_only", step=newest)
     if problem := known.get("problem"):
         text += f"; NOT SAFE YET: {problem}"
     elif error := known.get("error"):

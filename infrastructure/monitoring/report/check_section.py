@@ -39,7 +39,7 @@ def checks(view: RunView) -> Markup:
     items = [element("li", _round(one)) for one in rounds]
     details = element("details", element("summary", "every check"), _table(rows))
     listed = element("ul", *items[-MAX_ROUNDS:])
-    return section(phrase("monitoring.checked_before_while_training"), listed, details)
+    return section(phrase("monitoring.checks_heading"), listed, details)
 
 
 def _round(one: Mapping[str, object]) -> Markup:

@@ -54,7 +54,7 @@ def quantum_steps(view: RunView) -> Markup:
         comparison_table(compared),
         element(
             "details",
-            element("summary", phrase("monitoring.how_decided")),
+            element("summary", phrase("monitoring.quantum_how_decided")),
             element("p", f"{question} {_last(answered, records)}"),
             _pictures(answered),
             _steps(records),
@@ -87,22 +87,24 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     with_it, without = losses.get("quantum"), losses.get("none")
     cost = sum(_numbers([record.get("seconds") for record in answered]))
     if is_number(with_it) and is_number(without):
-        paid = "It paid" if with_it < without else phrase("monitoring.did_pay")
+        paid = "It paid" if with_it < without else phrase("monitoring.quantum_not_worthwhile")
         losses_text = phrase(
-            "monitoring.held_out_loss_without",
-            with_it=format_number(with_it),
-            without=format_number(without),
+            "monitoring.quantum_loss_compared",
+            loss_with=format_number(with_it),
+            loss_without=format_number(without),
         )
         return f"{paid}: {losses_text}, for {format_duration(cost)}."
     newest = answered[-1]
     energy, plain = newest.get("energy"), mapping_of(newest.get("alternatives"))
     best = min(_numbers(list(plain.values())), default=None)
     if not is_number(energy) or best is None:
-        return phrase("monitoring.took_whether_paid_measured", cost=format_duration(cost))
+        return phrase("monitoring.quantum_benefit_not_measured", duration=format_duration(cost))
     if baseline_is_as_good(newest):
-        why = phrase("monitoring.simple_rule_chooses_well")
-        return phrase("monitoring.took_gained_nothing", cost=format_duration(cost), why=why)
-    return phrase("monitoring.took_found_better_answer", cost=format_duration(cost))
+        why = phrase("monitoring.quantum_simple_rule_equal")
+        return phrase(
+            "monitoring.quantum_gained_nothing", duration=format_duration(cost), reason=why
+        )
+    return phrase("monitoring.quantum_better_answer_found", duration=format_duration(cost))
 
 
 def comparison_table(compared: Mapping[str, object]) -> Markup:
@@ -120,13 +122,13 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
     ]
     if not rows:
         return NOTHING
-    heading = element("h3", phrase("monitoring.same_training_other_answers"))
+    heading = element("h3", phrase("monitoring.quantum_comparison_heading"))
     columns = (
         "trained on",
         "held-out loss",
         "steps",
         "quantum steps took",
-        phrase("monitoring.all_took"),
+        phrase("monitoring.quantum_total_time_column"),
     )
     return element("div", heading, table(columns, rows, "numbers"))
 
@@ -134,18 +136,23 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
 def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
     """How often there was an answer, and whose the newest is."""
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
-    without = phrase("monitoring.answer", skipped=_times(skipped)) if skipped else ""
+    without = (
+        phrase("monitoring.quantum_unanswered_times", times=_times(skipped)) if skipped else ""
+    )
     if not answered:
         return f"{without}: {clip(str(records[-1].get('why', '')), 600)}"
     who = str(answered[-1].get("answered_by", ""))
     last = "last " * (len(answered) > 1)
     text = phrase(
-        "monitoring.answered", num_answered=_times(len(answered)).lower(), last=last, who=who
+        "monitoring.quantum_answered_times",
+        times=_times(len(answered)).lower(),
+        last=last,
+        sampler=who,
     )
     return clip(
         " ".join(
             [
-                phrase("monitoring.every_possible_answer_number"),
+                phrase("monitoring.quantum_energy_explained"),
                 text,
                 *([f"{without}."] if without else []),
             ]
@@ -179,13 +186,11 @@ def _energies(record: Mapping[str, object]) -> Markup:
     picture = energy_picture(chance, {**others, who: float(energy)}, who)
     better = sum(value > energy for value in chance) / len(chance)
     caption = phrase(
-        "monitoring.answer_better_answers_chance",
-        better=format_share(better),
-        num_chance=len(chance),
+        "monitoring.quantum_energy_caption",
+        share=format_share(better),
+        count=len(chance),
     )
-    heading = element(
-        "h3", phrase("monitoring.energies_answers_step_lower", get=record.get("step"))
-    )
+    heading = element("h3", phrase("monitoring.quantum_energy_heading", step=record.get("step")))
     return element("figure", heading, picture, element("figcaption", caption))
 
 
@@ -197,7 +202,7 @@ def _density(answered: Sequence[Mapping[str, object]]) -> Markup:
     ]
     if not rows:
         return NOTHING
-    caption = phrase("monitoring.training_data_order_parts")
+    caption = phrase("monitoring.quantum_density_caption")
     heading = element("h3", "What was chosen")
     return element("figure", heading, density_picture(rows), element("figcaption", caption))
 
@@ -212,14 +217,14 @@ def _blocks(answered: Sequence[Mapping[str, object]]) -> Markup:
     if not answers or not names:
         return NOTHING
     heading = element("h3", "Which blocks train")
-    caption = phrase("monitoring.column_each_answer_first")
+    caption = phrase("monitoring.quantum_blocks_caption")
     return element("figure", heading, block_picture(names, answers), element("figcaption", caption))
 
 
 def _steps(records: Sequence[Mapping[str, object]]) -> Markup:
     columns = (
         *("step", "epoch", "who answered", "yes-or-no choices", "energy", "best simple method"),
-        *("average by chance", "took", phrase("monitoring.solver")),
+        *("average by chance", "took", phrase("monitoring.quantum_solver_time_column")),
     )
     rows = [_step(record) for record in records[-MAX_STEPS:]]
     return table(columns, rows, "stack")
@@ -271,7 +276,12 @@ def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
     lines = [clip(str(one), 400) for one in remarks]
     if dropped := list_of(newest.get("dropped")):
         lines.append(
-            clip(phrase("monitoring.left_out_example", str=", ".join(map(str, dropped))), 1000)
+            clip(
+                phrase(
+                    "monitoring.quantum_excluded_examples", examples=", ".join(map(str, dropped))
+                ),
+                1000,
+            )
         )
     return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING
 

@@ -35,7 +35,7 @@ def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
 def _name(row: Mapping[str, Any]) -> str:
     """What is compared; of a run that went on, from where both times count."""
     if row["what"] == "seconds" and row.get("first_step"):
-        return phrase("monitoring.time_step_where_went", row=row["first_step"])
+        return phrase("monitoring.forecast_time_since_resume", step=row["first_step"])
     return NAMES[row["what"]]
 
 

@@ -41,7 +41,7 @@ def _pauses(known: Machine) -> Markup:
         return NOTHING
     how_long = format_duration(sum(end - begin for begin, end in pauses))
     # how often it stopped is told above: a pause is a long silence, and a short one is none
-    text = phrase("monitoring.lay_still_all_these", how_long=how_long)
+    text = phrase("monitoring.curves_omit_pauses", duration=how_long)
     return element("p", text, css_class="soft")
 
 
@@ -50,8 +50,10 @@ def machine_use(view: RunView) -> Markup:
     known = view["machine"]
     is_quiet = known["is_watched"] and not view["alerts"]
     return section(
-        phrase("monitoring.machine_while_trained"),
-        element("p", phrase("monitoring.alert_raised"), css_class="soft") if is_quiet else NOTHING,
+        phrase("monitoring.system_metrics_heading"),
+        element("p", phrase("monitoring.no_alerts_raised"), css_class="soft")
+        if is_quiet
+        else NOTHING,
         machine_figures(view),
         table(COLUMNS, known["rows"], "numbers machine") if known["rows"] else NOTHING,
         _profile(known["profile"]),
@@ -65,8 +67,8 @@ def _profile(profile: JsonObject) -> Markup:
         first, last, trace = profile["first_step"], profile["last_step"], profile["trace"]
     except (TypeError, KeyError):
         return NOTHING
-    heading = element("h3", phrase("monitoring.where_time_steps_went", first=first, last=last))
-    where = element("p", phrase("monitoring.all_ui_perfetto_dev", trace=trace), css_class="soft")
+    heading = element("h3", phrase("monitoring.profile_heading", first=first, last=last))
+    where = element("p", phrase("monitoring.profile_trace_file", trace=trace), css_class="soft")
     columns = ("operation", "calls", "processor", "GPU")
     return element("div", heading, table(columns, cells, "numbers"), where)
 

@@ -153,11 +153,15 @@ def errors(view: RunView) -> Markup:
         rows.append([clip(str(text), MAX_TEXT_CHARACTERS) for text in (*texts, of_rows)])
     if not rows:
         return NOTHING
-    headings = ("step", "what", phrase("monitoring.own_words"), "what was done", "rows")
+    headings = ("step", "what", phrase("monitoring.error_message_column"), "what was done", "rows")
     earlier = view["num_errors"] - len(rows)
     more = element("p", f"and {earlier:,} earlier ones", css_class="soft") if earlier else ""
     is_over = view["state"] == FINISHED
-    title = phrase("monitoring.got_over") if is_over else phrase("monitoring.went_wrong_done")
+    title = (
+        phrase("monitoring.recovered_errors_heading")
+        if is_over
+        else phrase("monitoring.errors_and_actions_heading")
+    )
     return section(title, table(headings, rows, "stack"), more)
 
 
@@ -226,10 +230,10 @@ def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
     charts = charts_of(view["curves"], view["evaluated"], num_buckets)
     figures, numbers = curves(charts), single_numbers(charts)
     if not figures and not numbers:
-        waits = phrase("monitoring.before_first_step_model")
-        text = phrase("monitoring.step_been_logged_yet", waits=waits)
+        waits = phrase("monitoring.preparing_before_first_step")
+        text = phrase("monitoring.no_step_logged_yet", explanation=waits)
         if view["is_over"]:
-            text = phrase("monitoring.step_logged_training_ended")
+            text = phrase("monitoring.ended_before_first_log")
         return section("Curves", element("p", text, css_class="soft"))
     small = element("div", *figures[1:], css_class="columns") if figures[1:] else NOTHING
     return section("Curves", *figures[:1], small, numbers)
@@ -265,7 +269,7 @@ def data(view: RunView) -> Markup:
     parts = _data_parts(view["data"])
     earlier = []
     for step, report in view["earlier_data"]:
-        summary = element("summary", phrase("monitoring.trained_until_step", step=step))
+        summary = element("summary", phrase("monitoring.data_until_step", step=step))
         earlier.append(element("details", summary, *_data_parts(report)))
     if earlier and parts:
         text = f"Since step {view['earlier_data'][-1][0]}:"
@@ -321,11 +325,9 @@ def _limited(
 
 def _preview(html: str) -> Markup:
     if len(html) > MAX_PREVIEW_CHARACTERS:
-        return element("p", phrase("monitoring.preview_too_large_page"), css_class="soft")
+        return element("p", phrase("monitoring.preview_too_large"), css_class="soft")
     box = element("div", clean_markup(html), css_class="preview")
-    return element(
-        "details", element("summary", phrase("monitoring.model_sees_first_examples")), box
-    )
+    return element("details", element("summary", phrase("monitoring.first_examples_preview")), box)
 
 
 def configuration(view: RunView) -> Markup:
@@ -388,7 +390,7 @@ def safety(view: RunView) -> Markup:
     known = view["backup"]
     if known["place"] is None:
         return section(
-            phrase("monitoring.where_your_work"),
+            phrase("monitoring.backups_heading"),
             element("p", f"{known['text']}.", css_class="soft"),
         )
     rows: list[tuple[str, object]] = [("copied to", element("code", known["place"]))]
@@ -399,7 +401,7 @@ def safety(view: RunView) -> Markup:
         if at is not None
     ]
     safe = (
-        phrase("monitoring.nothing_confirmed_yet")
+        phrase("monitoring.nothing_confirmed")
         if step is None
         else joined([f"step {step}", *moments])
     )
@@ -409,12 +411,12 @@ def safety(view: RunView) -> Markup:
         how = f" ({known['compared_by']})" if known["compared_by"] else ""
         rows.append(("seen there", joined([moment(known["present_at"]), *compared, how])))
     if newest is not None and newest != step:
-        rows.append((phrase("monitoring.machine"), f"step {newest}"))
+        rows.append((phrase("monitoring.newest_here_only_label"), f"step {newest}"))
     if known["published"] is not None:
         rows.append(("the trained model", element("code", known["published"])))
     if known["problem"] is not None:
         rows.append(("what is wrong", clip(known["problem"], MAX_TEXT_CHARACTERS)))
-    return section(phrase("monitoring.where_your_work"), table((), rows, "stack names"))
+    return section(phrase("monitoring.backups_heading"), table((), rows, "stack names"))
 
 
 def next_steps(view: RunView) -> Markup:
@@ -424,4 +426,4 @@ def next_steps(view: RunView) -> Markup:
         for what, line in view["next_steps"]
         for part in (element("p", what), *([element("pre", line)] if line else []))
     ]
-    return section(phrase("monitoring.how_go"), *lines)
+    return section(phrase("monitoring.next_steps_heading"), *lines)

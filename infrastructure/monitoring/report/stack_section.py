@@ -48,9 +48,7 @@ def stack_section(view: RunView) -> Markup:
     ]
     keys = _keys(bars)
     if any("feature decoder" in mapping_of(phase.get("parameters")) for phase, _ in phases):
-        keys.append(
-            element("span", phrase("monitoring.below_top_loss_features"), css_class=NO_MARK)
-        )
+        keys.append(element("span", phrase("monitoring.feature_loss_legend"), css_class=NO_MARK))
     caption = element("figcaption", *keys)
     return section(
         "Stack by stack",
@@ -123,14 +121,12 @@ def _between(points: Points, first: float, last: float) -> Points:
 def _lead(plan: Mapping[str, object]) -> str:
     stacks = len(list_of(plan.get("stacks")))
     description = (
-        phrase("monitoring.model_grows_all_layers")
-        if _grows(plan)
-        else ORDERS.get(str(plan.get("kind")), "")
+        phrase("monitoring.model_grows") if _grows(plan) else ORDERS.get(str(plan.get("kind")), "")
     )
     parts = {str(k): _whole(v) for k, v in mapping_of(plan.get("parameters")).items()}
     total = sum(parts.values()) or 1
     named = [f"{clip(part, 60)} {format_share(count / total)}" for part, count in parts.items()]
-    shape = phrase("monitoring.stacks_layers_all", stacks=stacks, plan=_layers_of(plan))
+    shape = phrase("monitoring.stacks_and_layers", stacks=stacks, layers=_layers_of(plan))
     return f"{shape} {description} Of {total:,} parameters: " + ", ".join(named) + "."
 
 
@@ -143,14 +139,14 @@ def _grows(plan: Mapping[str, object]) -> bool:
 def _keys(bars: list[Bar]) -> list[Markup]:
     keys = [("trains", "key cell")]
     if any(bar.adapts for bar in bars):
-        keys.append((phrase("monitoring.low_rank_matrices_train_beside"), "key adapted"))
-    keys.append((phrase("monitoring.run_stays"), "key frozen"))
+        keys.append((phrase("monitoring.low_rank_legend"), "key adapted"))
+    keys.append((phrase("monitoring.frozen_legend"), "key frozen"))
     if not all(bar.has_begun for bar in bars):
         keys.append(("pale: planned", NO_MARK))
     if any(bar.held_out for bar in bars):
         keys.append(("held-out loss", "key held-out"))
     if any(bar.label.startswith("t ") for bar in bars):
-        keys.append((phrase("monitoring.time_step_masks"), NO_MARK))
+        keys.append((phrase("monitoring.mask_time_step_legend"), NO_MARK))
     return [element("span", text, css_class=key) for text, key in keys]
 
 

@@ -38,5 +38,5 @@ def stages(view: RunView) -> Markup:
         (one.name, format_duration(one.seconds), f"{100 * one.seconds / total:.0f} %", one.what)
         for one in whole
     ]
-    since = phrase("monitoring.since_last_went") if view["num_sessions"] > 1 else ""
-    return section(phrase("monitoring.took_how_long", since=since), table(COLUMNS, rows, "stages"))
+    since = phrase("monitoring.since_last_resume") if view["num_sessions"] > 1 else ""
+    return section(phrase("monitoring.timing_heading", since=since), table(COLUMNS, rows, "stages"))

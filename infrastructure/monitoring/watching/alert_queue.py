@@ -50,7 +50,7 @@ class AlertQueue:
         try:
             self._waiting.put_nowait(alert)
         except queue.Full:
-            self._settle(phrase("monitoring.too_many_alerts_wait"))
+            self._settle(phrase("monitoring.too_many_alerts_queued"))
 
     def pause(self, seconds: float) -> None:
         """Called by `post`: wait as long as the other side has asked for."""
@@ -69,7 +69,7 @@ class AlertQueue:
         with self._lock:
             num_left, self._num_left = self._num_left, 0
         for _ in range(num_left):
-            self._lose(phrase("monitoring.run_ended_before_taken"))
+            self._lose(phrase("monitoring.run_ended_before_delivery"))
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -100,6 +100,6 @@ class AlertQueue:
 
     def _lose(self, why: str) -> None:
         if not self.num_lost:
-            logger.warning(phrase("monitoring.alert_did_get", name=self._name, why=why))
+            logger.warning(phrase("monitoring.alert_not_delivered", sink=self._name, reason=why))
         with self._lock:
             self.num_lost, self.why_lost = self.num_lost + 1, why

@@ -158,11 +158,11 @@ def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.
             check_address(_secret(environment, name, VARIABLE))
         elif name == "apprise":
             _secret(environment, name, APPRISE)
-            refuse_missing("apprise", phrase("monitoring.alert_sink_apprise"))
+            refuse_missing("apprise", phrase("monitoring.apprise_sink"))
 
 
 def _secret(environment: Mapping[str, str], sink: str, variable: str) -> str:
     address = environment.get(variable, "")
     if not address:
-        raise InputError("monitoring.monitor_alert_sinks_names", sink=sink, variable=variable)
+        raise InputError("monitoring.alert_sink_without_address", sink=sink, variable=variable)
     return address

@@ -54,9 +54,9 @@ class AlertRule:
         if state == "ended":
             about = f"{subject}: " if subject else ""
             return phrase(
-                "monitoring.within_limit_again",
-                about=about,
-                name=self.name,
+                "monitoring.back_within_limit",
+                subject=about,
+                rule=self.name,
                 value=value,
                 limit=self.limit,
             )

@@ -38,7 +38,7 @@ class AppriseAlerts:
         for number, address in enumerate(addresses.split(), start=1):
             if not self._addresses.add(address):
                 raise InputError(
-                    "monitoring.address_none_apprise_knows", number=number, variable=VARIABLE
+                    "monitoring.unknown_apprise_address", number=number, variable=VARIABLE
                 )
         self._queue = AlertQueue(self.name, self._post)
 
@@ -65,4 +65,4 @@ class AppriseAlerts:
             )
         except Exception as error:  # of the address's own library; its text may hold the address
             return f"it failed ({type(error).__name__})"
-        return "" if is_sent else phrase("monitoring.least_address_did_take")
+        return "" if is_sent else phrase("monitoring.apprise_address_rejected")

@@ -38,11 +38,11 @@ def check_address(url: str) -> str:
     except ValueError:
         host = None
     if host is None or parts.scheme not in ("http", "https"):
-        raise InputError("monitoring.web_address_give_whole", variable=VARIABLE)
+        raise InputError("monitoring.webhook_not_a_url", variable=VARIABLE)
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise InputError("monitoring.holds_letter_web_address", variable=VARIABLE)
+        raise InputError("monitoring.webhook_invalid_character", variable=VARIABLE)
     if parts.username is not None:
-        raise InputError("monitoring.holds_user_before_give", variable=VARIABLE)
+        raise InputError("monitoring.webhook_has_user_name", variable=VARIABLE)
     return host
 
 
@@ -116,12 +116,12 @@ class WebhookAlerts:
             except urllib.error.HTTPError as error:
                 why, may_retry = f"it answered {error.code}", error.code == 429 or error.code >= 500
                 if 300 <= error.code < 400:
-                    why += phrase("monitoring.sends_another_host_put", variable=VARIABLE)
+                    why += phrase("monitoring.webhook_redirects_elsewhere", variable=VARIABLE)
                 wait_seconds = _seconds_until(error.headers.get("Retry-After"), wait_seconds)
                 error.close()
             except (OSError, http.client.HTTPException) as error:
                 why, may_retry = (
-                    phrase("monitoring.cannot_reached", name=type(error).__name__),
+                    phrase("monitoring.webhook_unreachable", error=type(error).__name__),
                     True,
                 )
             if not may_retry or not left:

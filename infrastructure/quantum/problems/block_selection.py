@@ -67,7 +67,7 @@ class BlockSelection(Choice):
         self.seed, self.number = seed, number
         if not self.decrease.shape == self.gradient_norms.shape == curvature.shape[:1]:
             shapes = f"{self.decrease.shape}, {self.gradient_norms.shape} and {curvature.shape}"
-            raise InputError("quantum.block_selection_decreases_norms", shapes=shapes)
+            raise InputError("quantum.block_statistics_shapes_differ", shapes=shapes)
         own = self.decrease + curvature.diagonal() / 2
         super().__init__(blocks, num_chosen, own, curvature)
 
@@ -110,5 +110,5 @@ def symmetric(matrix: Array) -> Array:
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise InputError("quantum.curvature_shape_row_block", shape=matrix.shape)
+        raise InputError("quantum.curvature_not_square", shape=matrix.shape)
     return (matrix + matrix.T) / 2

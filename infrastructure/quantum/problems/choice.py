@@ -155,18 +155,21 @@ class Choice(QuantumProblem):
         n = len(self.labels)
         if len(self._index) != n:
             twice = next(x for i, x in enumerate(self.labels) if self._index[x] != i)
-            raise InputError("quantum.twice_each_variable", name=self.name, twice=twice)
+            raise InputError("quantum.duplicate_label", problem=self.name, label=twice)
         if not 1 <= self.num_chosen <= n:
             raise InputError(
-                "quantum.cannot_chosen", name=self.name, num_chosen=self.num_chosen, n=n
+                "quantum.cannot_choose_that_many",
+                problem=self.name,
+                num_chosen=self.num_chosen,
+                total=n,
             )
         if self.linear.shape != (n,) or self.pairs.shape != (n, n):
             shapes = f"{self.linear.shape} and {self.pairs.shape}"
             raise InputError(
-                "quantum.variables_but_numbers_shapes", name=self.name, n=n, shapes=shapes
+                "quantum.problem_shapes_differ", problem=self.name, count=n, shapes=shapes
             )
         if self.pairs.dtype not in (np.float32, np.float64):
-            raise InputError("quantum.pairs_float_float", name=self.name, dtype=self.pairs.dtype)
+            raise InputError("quantum.pairs_wrong_dtype", problem=self.name, dtype=self.pairs.dtype)
         finite = np.isfinite(self.pairs.sum()) or np.isfinite(self.pairs).all()
         if not (finite and np.isfinite(self.linear).all() and np.isfinite(self.offset)):
-            raise InputError("quantum.number_finite_nothing_chosen", name=self.name)
+            raise InputError("quantum.problem_number_not_finite", problem=self.name)

@@ -66,9 +66,9 @@ class DataSelection(Choice):
         goal = units if target is None else unit_rows(target)
         if goal.shape[1] != units.shape[1]:
             sizes = phrase(
-                "quantum.numbers_those_examples", shape=goal.shape[1], shape_2=units.shape[1]
+                "quantum.target_gradient_sizes", target_size=goal.shape[1], size=units.shape[1]
             )
-            raise InputError("quantum.target_gradients_they_same", sizes=sizes)
+            raise InputError("quantum.target_gradient_size_differs", sizes=sizes)
         direction, self.rho = target_mean(goal, is_sample=target is not None)
         self.relevance = units.astype(np.float64) @ direction
         total = units.sum(axis=0, dtype=np.float64)
@@ -133,18 +133,20 @@ def unit_rows(gradients: Array, ids: Sequence[int] | None = None, what: str = "t
     rows = np.asarray(gradients, dtype=np.float32)
     if rows.ndim != 2 or (ids is not None and len(ids) != len(rows)):
         wanted = "" if ids is None else f" for {len(ids)} ids"
-        raise InputError("quantum.gradients_shape", what=what, shape=rows.shape, wanted=wanted)
+        raise InputError(
+            "quantum.gradients_wrong_shape", role=what, shape=rows.shape, wanted=wanted
+        )
     lengths = np.linalg.norm(rows, axis=1)
     wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if len(wrong):
         named = [int(ids[i]) if ids is not None else int(i) for i in wrong[:5]]
-        how = phrase("quantum.zero_finite")
+        how = phrase("quantum.gradient_zero_or_not_finite")
         raise InputError(
-            "quantum.gradients_first_leave_them",
-            num_wrong=len(wrong),
-            what=what,
-            how=how,
-            named=named,
+            "quantum.unusable_gradients",
+            count=len(wrong),
+            role=what,
+            problem=how,
+            examples=named,
         )
     return rows / lengths[:, None]
 
@@ -161,11 +163,11 @@ def target_mean(units: Array, *, is_sample: bool) -> tuple[Array, float]:
     """
     m = len(units)
     if is_sample and m < 2:
-        raise InputError("quantum.target_examples_gradient_say", m=m)
+        raise InputError("quantum.too_few_target_examples", count=m)
     mean = units.mean(axis=0, dtype=np.float64)
     square = float(mean @ mean)
     if is_sample:
         square = (square * m - 1) / (m - 1)
     if square <= 0:
-        raise InputError("quantum.target_gradients_direction_common", m=m)
+        raise InputError("quantum.no_common_target_direction", count=m)
     return mean / np.linalg.norm(mean), float(np.sqrt(square))

@@ -52,7 +52,7 @@ class RankAllocation(Choice):
         n = len(self.components)
         if self.gradients.shape != (n,) or fisher.shape != (n, n):
             shapes = f"{self.gradients.shape} and {fisher.shape}"
-            raise InputError("quantum.rank_allocation_components_but", n=n, shapes=shapes)
+            raise InputError("quantum.rank_allocation_shapes_differ", count=n, shapes=shapes)
         self.seed = seed
         rows = fisher.sum(axis=1, dtype=np.float64)
         super().__init__(

@@ -75,19 +75,19 @@ def choose(
     """The name of the sampler for a problem, and why it."""
     n, m = bqm.num_variables, bqm.num_interactions
     density = 2 * m / max(1, n * (n - 1))
-    shape = phrase("quantum.variables_their_pairs_interact", n=n, detail=100 * density)
+    shape = phrase("quantum.problem_density", count=n, percent=100 * density)
     if n <= MOST_COUNTED:
-        return EXACT, phrase("quantum.variables_all_assignments_counted", n=n)
+        return EXACT, phrase("quantum.auto_enumerates_all", count=n)
     if num_ones is not None:
-        return DENSE, phrase("quantum.number_ones_given_moves", shape=shape)
+        return DENSE, phrase("quantum.auto_keeps_number_of_ones", problem=shape)
     if _may_be_tree(bqm) and not has_no_time_for_a_tree(bqm, time_limit, num_ones):
         width = treewidth_at_most(bqm, MOST_TREEWIDTH)
         if width is not None:
-            return TREE, phrase("quantum.treewidth_most_optimum_computed", width=width, shape=shape)
+            return TREE, phrase("quantum.auto_small_treewidth", width=width, problem=shape)
     fits = matrix_fits(n)
     if fits and (n <= DENSE_VARIABLES or density >= LEAST_DENSITY):
-        return DENSE, phrase("quantum.matrix_fits_into_memory", shape=shape)
-    why = "sparse" if fits else phrase("quantum.too_large_matrix")
+        return DENSE, phrase("quantum.auto_matrix_fits", problem=shape)
+    why = "sparse" if fits else phrase("quantum.auto_too_large_for_matrix")
     return ANNEALING, f"{why} ({shape})"
 
 

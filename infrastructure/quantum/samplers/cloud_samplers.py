@@ -48,10 +48,10 @@ class LeapHybrid(dimod.Sampler):
         least = float(self.sampler.min_time_limit(bqm))
         if time_limit is not None and time_limit < least:
             raise InputError(
-                "quantum.leap_solver_takes_least",
+                "quantum.leap_needs_more_time",
                 least=least,
-                num_variables=bqm.num_variables,
-                time_limit=time_limit,
+                count=bqm.num_variables,
+                left=time_limit,
             )
         sample_set = self.sampler.sample(bqm, time_limit=least)
         sample_set.resolve()

@@ -18,7 +18,7 @@ class Deadline:
 
     def __init__(self, seconds: float | None, clock: Clock = time.monotonic) -> None:
         if seconds is not None and not seconds >= 0:
-            raise InputError("quantum.time_limit_give_seconds", seconds=seconds)
+            raise InputError("quantum.negative_time_limit", seconds=seconds)
         self.clock = clock
         self.started_at = clock()
         self.seconds = seconds

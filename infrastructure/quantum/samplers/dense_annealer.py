@@ -128,15 +128,13 @@ def _checked_reads(num_reads: int | None, num_variables: int, num_ones: int | No
     if num_reads is None:
         return default_reads(num_variables, num_ones)
     if num_reads < 1:
-        raise InputError("quantum.num_reads_give_whole", num_reads=num_reads)
+        raise InputError("quantum.num_reads_too_small", num_reads=num_reads)
     return num_reads
 
 
 def _refuse_ones(num_ones: int | None, num_variables: int) -> None:
     if num_ones is not None and not 0 <= num_ones <= num_variables:
-        raise InputError(
-            "quantum.num_ones_model_variables", num_ones=num_ones, num_variables=num_variables
-        )
+        raise InputError("quantum.num_ones_out_of_range", num_ones=num_ones, count=num_variables)
 
 
 def _bits_of(
@@ -147,9 +145,9 @@ def _bits_of(
     place = {label: column for column, label in enumerate(labels)}
     missing = [label for label in variables if label not in place]
     if missing:
-        raise InputError("quantum.initial_states_do_say", missing=missing[0])
+        raise InputError("quantum.initial_state_missing", variable=missing[0])
     rows = samples[:, [place[label] for label in variables]]
     if not np.isin(rows, list(bqm.vartype.value)).all():
         allowed = " and ".join(str(value) for value in sorted(bqm.vartype.value))
-        raise InputError("quantum.initial_states_hold_other", allowed=allowed)
+        raise InputError("quantum.initial_state_invalid", allowed=allowed)
     return list((rows > 0).astype(np.int8))

@@ -75,7 +75,7 @@ class DenseProblem:
             biases = 4 * biases
         size = coefficient_sum(Vectors(linear, rows, columns, biases, offset))
         if not np.isfinite(size) or size > np.finfo(np.float32).max:
-            raise InputError("quantum.model_holds_coefficients_finite")
+            raise InputError("quantum.coefficient_exceeds_float32")
         common = 0.0
         if num_ones is not None and n > 1:
             common = float(biases.sum(dtype=np.float64)) / (n * (n - 1) / 2)
@@ -115,10 +115,10 @@ def refuse_too_large(num_variables: int) -> None:
     size = BYTES_PER_ENTRY * num_variables**2
     if not matrix_fits(num_variables):
         raise InputError(
-            "quantum.variables_need_matrix_gib",
-            num_variables=num_variables,
+            "quantum.matrix_too_large",
+            count=num_variables,
             size=size / GIB,
-            most_matrix_bytes=MOST_MATRIX_BYTES / GIB,
+            limit=MOST_MATRIX_BYTES / GIB,
         )
 
 

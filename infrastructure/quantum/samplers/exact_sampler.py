@@ -41,7 +41,7 @@ class ExactSampler(dimod.Sampler):
         refuse_too_many("exact", bqm.num_variables)
         n = bqm.num_variables
         if num_ones is not None and not 0 <= num_ones <= n:
-            raise InputError("quantum.num_ones_model_variables_2", num_ones=num_ones, n=n)
+            raise InputError("quantum.exact_num_ones_out_of_range", num_ones=num_ones, count=n)
         energies = all_energies(bqm)
         if num_ones is not None:
             energies[np.bitwise_count(np.arange(len(energies))) != num_ones] = np.inf
@@ -57,10 +57,10 @@ def refuse_too_many(name: str, num_variables: int) -> None:
     """Raises ValueError above what counting through takes."""
     if num_variables > MOST_COUNTED:
         raise InputError(
-            "quantum.variables_assignments_counts_through",
+            "quantum.too_many_variables_to_enumerate",
             num_variables=num_variables,
-            name=name,
-            most_counted=MOST_COUNTED,
+            sampler=name,
+            limit=MOST_COUNTED,
         )
 
 

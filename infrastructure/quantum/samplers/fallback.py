@@ -40,7 +40,7 @@ class FallbackSampler(dimod.Sampler):
 
     def __init__(self, samplers: Mapping[str, dimod.Sampler]) -> None:
         if not samplers:
-            raise InputError("quantum.chain_samplers_needs_least")
+            raise InputError("quantum.empty_sampler_chain")
         self.samplers = dict(samplers)
         self.answered_by = ""
         self.failures: list[str] = []
@@ -68,9 +68,9 @@ class FallbackSampler(dimod.Sampler):
         unknown = sorted(parameters.keys() - self.parameters.keys() - {TIME_LIMIT})
         if unknown:
             raise InputError(
-                "quantum.sampler_knows",
+                "quantum.parameter_unknown_to_samplers",
                 samplers=", ".join(self.samplers),
-                unknown=", ".join(unknown),
+                parameters=", ".join(unknown),
             )
         began, limit = time.monotonic(), parameters.pop(TIME_LIMIT, None)
         self.answered_by, self.failures = "", []
@@ -82,11 +82,11 @@ class FallbackSampler(dimod.Sampler):
                 sample_set = self._query(sampler, bqm, parameters)
             except Exception as error:  # whatever a solver raises, the next one is asked
                 self.failures.append(f"{name}: {redact(repr(error))}")
-                log.warning(phrase("quantum.sampler_failed_next_asked", failures=self.failures[-1]))
+                log.warning(phrase("quantum.trying_next_sampler", failure=self.failures[-1]))
                 continue
             self.answered_by = name
             return sample_set
-        raise SamplerError("quantum.sampler_answered", failures="; ".join(self.failures))
+        raise SamplerError("quantum.no_sampler_answered", failures="; ".join(self.failures))
 
     def _query(
         self,

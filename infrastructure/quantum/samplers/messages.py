@@ -39,7 +39,7 @@ def receive(stream: BinaryIO) -> Message:
     """
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     if length > MOST_HEADER_BYTES:
-        raise InputError("quantum.came_message")
+        raise InputError("quantum.malformed_message")
     header = json.loads(bytes(_exactly(stream, length)))
     arrays = {}
     for name, (dtype, shape) in header["arrays"].items():

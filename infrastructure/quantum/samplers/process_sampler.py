@@ -114,14 +114,16 @@ class ProcessSampler(dimod.Sampler):
             self.close()  # whatever it is doing is no longer wanted
             if isinstance(error, TimeoutError):
                 text = phrase(
-                    "quantum.answer_after_ended", name=self.name, seconds=deadline.seconds
+                    "quantum.sampler_timed_out", sampler=self.name, seconds=deadline.seconds
                 )
                 raise SamplerError(text) from None
             if isinstance(error, EOFError | OSError | ValueError):
-                raise SamplerError("quantum.process_died", name=self.name, error=error) from error
+                raise SamplerError(
+                    "quantum.sampler_process_died", sampler=self.name, error=error
+                ) from error
             raise
         if "error" in values:
-            raise SamplerError("quantum.failed", name=self.name, values=values["error"])
+            raise SamplerError("quantum.sampler_failed", sampler=self.name, error=values["error"])
         return values, results
 
 
@@ -229,10 +231,12 @@ def _checked(
     """
     samples, claimed = arrays["samples"], arrays["energies"]
     if not len(samples):
-        raise SamplerError("quantum.gave_empty_answer", name=name)
+        raise SamplerError("quantum.sampler_returned_nothing", sampler=name)
     vartype = dimod.Vartype[as_text(values["vartype"])]
     if not np.isin(samples, list(vartype.value)).all():
-        raise SamplerError("quantum.gave_values_variable", name=name, vartype=vartype.name)
+        raise SamplerError(
+            "quantum.sampler_returned_invalid_values", sampler=name, vartype=vartype.name
+        )
     samples = samples.astype(np.int8)
     if vartype is not bqm.vartype:
         samples = 2 * samples - 1 if bqm.vartype is dimod.SPIN else (samples + 1) // 2
@@ -243,5 +247,5 @@ def _checked(
     sample_set = dimod.SampleSet.from_samples_bqm(labelled, bqm, info=values["info"], **vectors)
     wrong = np.abs(sample_set.record.energy - claimed)
     if not (wrong <= ENERGY_TOLERANCE * coefficient_sum(vectors_of(bqm))).all():
-        raise SamplerError("quantum.told_energies_answers_do", name=name)
+        raise SamplerError("quantum.sampler_energies_wrong", sampler=name)
     return sample_set

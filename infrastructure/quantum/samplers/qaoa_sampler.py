@@ -82,7 +82,7 @@ class QAOASampler(dimod.Sampler):
 
     def __init__(self, engine: Engine | None = None, num_layers: int = NUM_LAYERS) -> None:
         if num_layers < 1:
-            raise InputError("quantum.num_layers_give_whole", num_layers=num_layers)
+            raise InputError("quantum.num_layers_too_small", num_layers=num_layers)
         self.engine = engine or StateVector()
         self.num_layers = num_layers
 

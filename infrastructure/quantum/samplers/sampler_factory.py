@@ -74,7 +74,7 @@ def create_sampler(name: str, **options: object) -> dimod.Sampler:
     try:
         return make(**options)
     except TypeError as error:
-        raise InputError("quantum.sampler_cannot_made", name=name, error=error) from None
+        raise InputError("quantum.sampler_not_created", name=name, error=error) from None
 
 
 def close_sampler(sampler: dimod.Sampler) -> None:

@@ -93,7 +93,7 @@ def answer(
 
 def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Outgoing:
     if set(sample_set.variables) != set(bqm.variables):
-        raise InputError("quantum.sampler_answered_about_other")
+        raise InputError("quantum.answer_for_other_variables")
     columns = [sample_set.variables.index(v) for v in range(bqm.num_variables)]
     arrays: dict[str, Array] = {
         "samples": np.asarray(sample_set.record.sample)[:, columns],

@@ -56,7 +56,7 @@ def direct_sampler(name: str, options: Mapping[str, object]) -> dimod.Sampler:
     try:
         sampler = make(**options)
     except TypeError as error:
-        raise InputError("quantum.sampler_cannot_made", name=name, error=error) from None
+        raise InputError("quantum.sampler_not_created", name=name, error=error) from None
     if not callable(getattr(sampler, "sample", None)):
-        raise InputError("quantum.dimod_sampler_method_sample", name=name)
+        raise InputError("quantum.not_a_dimod_sampler", name=name)
     return sampler

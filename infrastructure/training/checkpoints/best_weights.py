@@ -29,11 +29,11 @@ def take_best(model: torch.nn.Module, checkpoints: Path, last_step: int) -> int:
     if best is None or step_of(best) == last_step:
         return last_step
     if is_sharded(model):
-        log.warning(phrase("checkpoints.trained_model_last_step"))
+        log.warning(phrase("run.best_model_not_whole"))
         return last_step
     try:
         load_trainable_state(model, load_checkpoint(best).tensors["model"])
     except CheckpointError as error:
-        log.warning(phrase("checkpoints.trained_model_last_step_2", error=error))
+        log.warning(phrase("run.best_model_unreadable", error=error))
         return last_step
     return step_of(best)

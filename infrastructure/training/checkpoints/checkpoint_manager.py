@@ -113,7 +113,7 @@ class CheckpointManager:
         try:
             return self.run_files()
         except OSError as error:  # they are not what a training goes on from
-            log.warning(phrase("checkpoints.run_files_checkpoint", error=error))
+            log.warning(phrase("run.run_files_not_in_checkpoint", error=error))
             return {}
 
     def note_committed(self, name: str) -> None:
@@ -179,7 +179,7 @@ class CheckpointManager:
             with self.only_writer():
                 fetch_objects(apart.link().store, manifest, self.store, run_files=False)
         except (OSError, StorageError, ValueError) as error:
-            raise CheckpointError("checkpoints.parts_other_machines_cannot", error=error) from error
+            raise CheckpointError("run.foreign_parts_unreadable", error=error) from error
 
     def newest(self) -> Path:
         """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.
@@ -196,12 +196,12 @@ class CheckpointManager:
             log.warning("skipping a damaged checkpoint: %s", text)
         if name is not None:
             return self.store.manifest_path(name)
-        reason, advice = "; ".join(damage), phrase("checkpoints.bring_whole_back_temper")
+        reason, advice = "; ".join(damage), phrase("run.restore_intact_checkpoint")
         if not damage:
-            reason = phrase("checkpoints.checkpoint_saved_yet")
-            advice = phrase("checkpoints.lower_checkpoint_frequency_where")
+            reason = phrase("run.no_checkpoint_saved_yet")
+            advice = phrase("run.save_more_often")
         raise CheckpointError(
-            "checkpoints.nothing_resume_start_new",
+            "run.nothing_to_resume_from",
             root=self.store.root,
             reason=reason,
             advice=advice,

@@ -89,7 +89,7 @@ def pieces_of(store: Store, manifest: Manifest) -> Iterator[Piece]:
             yield Piece(group, name, size, Chunk((0,) * len(size), size), content)
     if missing:
         raise CheckpointError(
-            "checkpoints.version_lacks_parts_such", num_missing=len(missing), missing=min(missing)
+            "run.checkpoint_lacks_parts", count=len(missing), example=min(missing)
         )
 
 
@@ -143,7 +143,7 @@ def described_values(manifest: Manifest) -> Any:
         CheckpointError: it was not written by several ranks.
     """
     if not is_chunked(manifest):
-        raise CheckpointError("checkpoints.version_saved_several_processes")
+        raise CheckpointError("run.checkpoint_not_sharded")
     return manifest.values[KEY]
 
 
@@ -157,7 +157,7 @@ def described_tensors(manifest: Manifest) -> dict[str, ChunkedTensor]:
     try:
         tensors = {str(key): _tensor(entry) for key, entry in described["tensors"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError("checkpoints.manifest_none", key=KEY, error=error) from error
+        raise CheckpointError("run.invalid_manifest_entry", key=KEY, error=error) from error
     _refuse_oversized(tensors, manifest)
     return tensors
 
@@ -171,7 +171,7 @@ def decode_value(data: bytes) -> object:
     try:
         return from_json(parse_json(data), TUPLE)
     except (ValueError, TypeError, OverflowError) as error:
-        raise CheckpointError("checkpoints.value_version_json", error=error) from error
+        raise CheckpointError("run.checkpoint_value_not_json", error=error) from error
 
 
 def _chunks_by_name(manifest: Manifest) -> dict[str, tuple[str, ChunkedTensor, Chunk]]:
@@ -186,7 +186,7 @@ def _refuse_oversized(tensors: Mapping[str, ChunkedTensor], manifest: Manifest) 
     """Nothing is allocated for tensors larger than the objects that they lie in."""
     claimed = sum(prod(tensor.size) * tensor.dtype.itemsize for tensor in tensors.values())
     if claimed > sum(pack.size_bytes for pack in manifest.packs):
-        raise CheckpointError("checkpoints.manifest_says_bytes_objects", key=KEY, claimed=claimed)
+        raise CheckpointError("run.manifest_claims_too_many_bytes", key=KEY, size=claimed)
 
 
 def _tensor(entry: dict[str, Any]) -> ChunkedTensor:
@@ -195,13 +195,13 @@ def _tensor(entry: dict[str, Any]) -> ChunkedTensor:
     for chunk in chunks:
         ends = [a + b for a, b in zip(chunk.offsets, chunk.sizes, strict=True)]
         if any(end > length for end, length in zip(ends, size, strict=True)):
-            raise InputError("checkpoints.chunk_ends", ends=ends, size=list(size))
+            raise InputError("run.chunk_exceeds_tensor", ends=ends, shape=list(size))
     if sum(prod(chunk.sizes) for chunk in chunks) != prod(size):
-        raise InputError("checkpoints.chunks_tensor_do_make", size=list(size))
+        raise InputError("run.chunks_do_not_fill_tensor", shape=list(size))
     return ChunkedTensor(size, DTYPES[entry["dtype"]], chunks)
 
 
 def _lengths(values: Any) -> tuple[int, ...]:
     if not all(type(value) is int and 0 <= value < 1 << 48 for value in values):
-        raise InputError("checkpoints.lengths", values=values)
+        raise InputError("run.invalid_chunk_lengths", values=values)
     return tuple(values)

@@ -105,7 +105,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     try:
         parts.optimizer.load_state_dict(merged)
     except ValueError as error:
-        raise CheckpointError("checkpoints.checkpoint_optimizer_another", error=error) from error
+        raise CheckpointError("run.optimizer_differs_from_checkpoint", error=error) from error
     _restore_one("learning-rate schedule", parts.scheduler, values["scheduler"])
     _restore_one("gradient scaler", parts.scaler, values["scaler"])
     restore_progress(values, state)
@@ -134,7 +134,9 @@ def restore_progress(values: dict[str, Any], state: TrainingState) -> None:
 def _restore_one(what: str, living: Any, saved: Mapping[str, object] | None) -> None:
     if (living is None) != (saved is None):
         has, had = ("none", "one") if living is None else ("one", "none")
-        raise CheckpointError("checkpoints.run_checkpoint", what=what, has=has, had=had)
+        raise CheckpointError(
+            "run.checkpoint_component_differs", component=what, current=has, saved=had
+        )
     if living is not None and saved is not None:
         living.load_state_dict(saved)
 

@@ -59,7 +59,7 @@ def _chosen(mixed_precision: bool | str, device: torch.device) -> Precision:
         return Precision("fp32", device.type)
     if mixed_precision is not True:
         if mixed_precision == "fp16" and device.type == "cpu":
-            raise ValueError(phrase("system.training_mixed_precision_fp"))
+            raise ValueError(phrase("core.fp16_needs_gpu"))
         if mixed_precision == "fp8":
             refuse_fp8(device)
         return Precision(str(mixed_precision), device.type)
@@ -76,9 +76,11 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(phrase("system.device_pytorch_sees_gpu", device=name))
+        raise ValueError(phrase("core.pytorch_sees_no_gpu", device=name))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError("training.device_gpus", name=name, device_count=torch.cuda.device_count())
+        raise InputError(
+            "training.device_out_of_range", device=name, num_gpus=torch.cuda.device_count()
+        )
     return device
 
 
@@ -90,7 +92,7 @@ def training_device(name: str) -> torch.device:
     """
     check_torch_defaults()
     if (dtype := torch.get_default_dtype()) is not torch.float32:
-        raise InputError("training.torch_set_default_dtype", dtype=dtype)
+        raise InputError("training.default_dtype_changed", dtype=dtype)
     return choose_device(name)
 
 
@@ -102,6 +104,6 @@ def check_torch_defaults() -> None:
     """
     device = torch.get_default_device()
     if device.type != "cpu":
-        raise InputError("training.torch_set_default_device", device=str(device))
+        raise InputError("training.default_device_changed", device=str(device))
     if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-        raise InputError("training.gradients_switched_off_process")
+        raise InputError("training.gradients_disabled")

@@ -35,7 +35,7 @@ class ProductChoice:
         return {
             PRECISION: {
                 "value": OTHER,
-                "origin": f"{phrase('training.measured_machine')}: {self._measured()}",
+                "origin": f"{phrase('training.measured_here')}: {self._measured()}",
             }
         }
 
@@ -46,7 +46,7 @@ class ProductChoice:
     def _measured(self) -> str:
         in_fp32, in_bf16 = (f"{1000 * self.seconds[name]:.2g} ms" for name in (OTHER, USUAL))
         return phrase(
-            "training.matrix_product_takes", in_fp32=in_fp32, in_bf16=in_bf16, usual=USUAL
+            "training.matrix_product_times", fp32_time=in_fp32, bf16_time=in_bf16, precision=USUAL
         )
 
 

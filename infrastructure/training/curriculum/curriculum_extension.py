@@ -84,7 +84,7 @@ class CurriculumExtension(Extension):
         """
         data = self.trainer.data
         if not isinstance(data, DataPipeline):
-            raise InputError("curriculum.training_strategy_curriculum_goes")
+            raise InputError("training.curriculum_needs_data_files")
         if self.by == "loss":
             by_rank(np.zeros(data.num_candidates), self.num_stages)
         else:
@@ -140,7 +140,7 @@ class CurriculumExtension(Extension):
 
     def _measured(self, state: TrainingState) -> npt.NDArray[np.float64]:
         """Mean loss of each example by the weights as they are."""
-        log.info(phrase("curriculum.curriculum_loss_each_training"))
+        log.info(phrase("training.curriculum_measuring_losses"))
         loop = self.trainer.loop
         poll = do_nothing if loop is None else lambda: loop.poll(state)
         return self._losses(range(self._data.num_candidates), poll)

@@ -27,8 +27,8 @@ def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
     """
     if len(hardness) < num_stages:
         raise InputError(
-            "curriculum.training_examples_make_stages",
-            num_hardness=len(hardness),
+            "training.too_few_examples_for_stages",
+            num_examples=len(hardness),
             num_stages=num_stages,
         )
     stages = np.empty(len(hardness), dtype=np.uint8)
@@ -48,13 +48,13 @@ def by_task(tasks: Sequence[str], order: Sequence[str]) -> Stages:
     for name in order:
         if name not in known:
             message = unknown_name("task", name, known)
-            raise InputError("curriculum.training_curriculum_order", message=message)
+            raise InputError("training.curriculum_unknown_task", reason=message)
     left_out = [name for name in known if name not in order]
     if left_out:
         raise InputError(
-            "curriculum.training_curriculum_order_place",
-            left_out=left_out[0] or "(none)",
-            left_out_2=tasks.count(left_out[0]),
+            "training.curriculum_task_not_listed",
+            task=left_out[0] or "(none)",
+            count=tasks.count(left_out[0]),
         )
     place = {name: number for number, name in enumerate(order)}
     return np.array([place[task] for task in tasks], dtype=np.uint8)

@@ -219,7 +219,7 @@ class DataPipeline:
         self._order()  # a stream says why none can be selected
         if not 1 <= num_examples <= self.num_candidates:
             raise InputError(
-                "data.training_examples_cannot_selected",
+                "data.selection_out_of_range",
                 num_examples=num_examples,
                 num_candidates=self.num_candidates,
             )
@@ -253,10 +253,10 @@ class DataPipeline:
         if len(chosen) != wanted or len(chosen) != len(ids) or not is_known:
             number = "any number" if self._num_selected is None else wanted
             raise InputError(
-                "data.ids_them_different_selection",
+                "data.invalid_selection",
                 num_ids=len(ids),
-                num_chosen=len(chosen),
-                number=number,
+                num_distinct=len(chosen),
+                wanted=number,
                 num_candidates=self.num_candidates,
             )
         return chosen
@@ -294,7 +294,7 @@ class DataPipeline:
     def _order(self) -> Order:
         source = self._ready().source
         if not isinstance(source, StoredExamples | AugmentedExamples):
-            raise InputError("data.data_streaming_reads_examples")
+            raise InputError("data.stream_not_selectable")
         return source.order
 
     def train_batches(

@@ -54,7 +54,7 @@ def _find_models_of_runs(config: DeploymentConfig) -> None:
     output_dir, name = Path(config.output_dir), config.model.name
     config.model.name = model_of_run(name, output_dir)
     if Path(name).name not in Path(config.model.name).parts:
-        config.note(phrase("data.model_run_name", name=name, model=config.model.name))
+        config.note(phrase("data.model_is_run", name=name, path=config.model.name))
     if config.training.teacher is not None:
         config.training.teacher = model_of_run(config.training.teacher, output_dir)
 
@@ -81,14 +81,14 @@ def _fit_answers(config: DeploymentConfig) -> None:
     half = max(1, longest // 2)
     config.note(
         phrase(
-            "data.training_max_completion_length",
+            "data.completion_length_lowered",
             half=half,
             max_completion_length=config.training.max_completion_length,
             longest=longest,
         )
     )
     config.training.max_completion_length = half
-    config.came_from("training.max_completion_length", phrase("data.half_data_max_length"))
+    config.came_from("training.max_completion_length", phrase("data.half_of_max_length"))
 
 
 def _is_nobodys(config: DeploymentConfig, key: str) -> bool:
@@ -102,12 +102,10 @@ def _fit_examples(config: DeploymentConfig, *, may_fetch: bool) -> None:
     if positions is None or positions >= config.data.max_length:
         return
     config.note(
-        phrase(
-            "data.data_max_length_instead", positions=positions, max_length=config.data.max_length
-        )
+        phrase("data.max_length_lowered", positions=positions, max_length=config.data.max_length)
     )
     config.data.max_length = positions
-    config.came_from("data.max_length", phrase("data.model_positions"))
+    config.came_from("data.max_length", phrase("data.from_model_positions"))
 
 
 def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:

@@ -118,7 +118,7 @@ def save_distributed(
                 writer.store.remove_all_but(versions_to_keep(writer.store, retention))
     except CheckpointException as error:  # not an Exception: `except Exception` would miss it
         raise StorageError(
-            "distributed.version_written", root=root, error=_reasons(error)
+            "training.distributed_checkpoint_not_written", root=root, reason=_reasons(error)
         ) from None
     return writer.name
 
@@ -381,7 +381,7 @@ def own_chunk(tensor: DTensor) -> Chunk:
     if isinstance(placement, Replicate):
         return Chunk((0,) * len(size), size)
     if placement != Shard(0):
-        raise InputError("distributed.tensor_lies_shard_known", placement=placement)
+        raise InputError("training.tensor_placement_unsupported", placement=placement)
     length = ceil_div(size[0], tensor.device_mesh.size())
     begin = min(size[0], length * tensor.device_mesh.get_local_rank())
     return Chunk((begin, *(0 for _ in size[1:])), tuple(tensor.to_local().shape))
@@ -514,7 +514,7 @@ def _failures(error: CheckpointException) -> Iterator[tuple[int, str]]:
 def _one_process_is_enough() -> Iterator[None]:
     """torch warns where there is no process group, which here is as good as any."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=phrase("distributed.torch_distributed_disabled"))
+        warnings.filterwarnings("ignore", message=phrase("training.torch_distributed_disabled"))
         yield
 
 

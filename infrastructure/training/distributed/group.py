@@ -424,7 +424,7 @@ class JoinedGroup(Group):
 
     def name_of(self, rank: int) -> str:
         """For people."""
-        return phrase("distributed.process_rank", rank=rank, size=self.size)
+        return phrase("training.rank_of_size", rank=rank, size=self.size)
 
 
 @dataclass(frozen=True)
@@ -468,18 +468,18 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
         stuck = [rank for rank in others if now[rank].progress == pulses[rank].progress]
         left = [rank for rank in others if group.reason_of(rank) is not None]
     except RuntimeError:  # the store is gone
-        return ProcessLostError(phrase("distributed.process_started_training_gone"))
+        return ProcessLostError(phrase("training.parent_process_gone"))
     for rank in silent:
         if rank not in left:
             return ProcessLostError(
-                phrase("distributed.gone_connection_broke", rank=group.name_of(rank))
+                phrase("training.rank_connection_lost", rank=group.name_of(rank))
             )
     if left:
         return ProcessLostError(f"{group.name_of(left[0])} has left")
     if "timed out" in str(error).lower() and stuck:
-        name = group.name_of(stuck[0]) if len(stuck) == 1 else phrase("distributed.processes")
-        return ProcessLostError(phrase("distributed.hangs_others_waited_vain", name=name))
-    return ProcessLostError(phrase("distributed.exchange_between_processes_failed", error=error))
+        name = group.name_of(stuck[0]) if len(stuck) == 1 else phrase("training.unknown_process")
+        return ProcessLostError(phrase("training.rank_missed_collective", name=name))
+    return ProcessLostError(phrase("training.collective_failed", error=error))
 
 
 @dataclass
@@ -537,7 +537,7 @@ class _Watch:
         reason = group.reason_of(rank)
         if reason is not None:
             what = f"failed: {reason}" if reason else "has left"
-            raise ProcessLostError("distributed.message", rank=group.name_of(rank), what=what)
+            raise ProcessLostError("training.rank_ended", rank=group.name_of(rank), outcome=what)
         pulse = group.pulse_of(rank)
         seen = self.seen.setdefault(rank, _Seen(pulse.beats, pulse.progress, now, now))
         if pulse.beats != seen.beats:
@@ -553,7 +553,7 @@ class _Watch:
             )
         if stuck > self.limit * (BUSY_TIMES if pulse.is_busy else 1.0):
             raise ProcessLostError(
-                "distributed.hangs_others_waited_seconds", rank=group.name_of(rank), stuck=stuck
+                "training.rank_no_progress", rank=group.name_of(rank), seconds=stuck
             )
 
 

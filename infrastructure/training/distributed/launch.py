@@ -130,9 +130,9 @@ class Agent:
                 self._show(
                     folder,
                     phrase(
-                        "distributed.given_up_because_lost",
+                        "training.too_many_losses",
                         loss=ending.loss,
-                        num_in_vain=num_in_vain,
+                        count=num_in_vain,
                     ),
                 )
                 return ExitCode.PROCESS_LOST
@@ -141,7 +141,7 @@ class Agent:
             self._show(
                 folder,
                 phrase(
-                    "distributed.note_goes_restart", loss=ending.loss, name=name, attempt=attempt
+                    "training.restarting_after_loss", loss=ending.loss, name=name, attempt=attempt
                 ),
             )
 
@@ -215,16 +215,14 @@ class Agent:
         if folder.loss or loser:
             words = "" if loser is None else last_line(_words(logs, loser.local_rank))
             words = re.sub(r"^temper: (rank \d+: )?", "", words)
-            return folder.loss or words or phrase("distributed.ranks_lost_each_other")
+            return folder.loss or words or phrase("training.ranks_lost_contact")
         own = failures.get(0)
-        return (
-            phrase("distributed.rank_ended_without_exit") if own is None else self._fate(own, logs)
-        )
+        return phrase("training.rank_0_no_exit_code") if own is None else self._fate(own, logs)
 
     def _fate(self, failure: ProcessFailure, logs: Path) -> str:
         rank = failure.local_rank
         words = last_line(_words(logs, rank))
-        name = phrase("distributed.process_rank_pid", rank=rank, size=self.size, pid=failure.pid)
+        name = phrase("training.rank_of_size_with_pid", rank=rank, size=self.size, pid=failure.pid)
         reason = self._reasons.get(failure.pid)
         return f"{name} is gone: {reason or fate_of(failure.exitcode, words)}"
 

@@ -76,7 +76,7 @@ def by_launcher(launch: LaunchedProcess) -> Member:
         store = next(rendezvous("env://", timeout=AGENT_TIMEOUT))[0] if has_agent else None
         store = store or _store_of_rank_0(launch)
     except RuntimeError as error:
-        raise ProcessLostError("distributed.process_started_training_gone") from error
+        raise ProcessLostError("training.parent_process_gone") from error
     return Member(launch.rank, launch.size, launch.local_rank, dist.PrefixStore("temper", store))
 
 
@@ -88,8 +88,8 @@ def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
     while launch.rank != 0 and not _listens(address, port):
         if time.monotonic() > deadline:
             raise ProcessLostError(
-                "distributed.rank_come_minutes_nothing",
-                rank_0_within=RANK_0_WITHIN.total_seconds() / 60,
+                "training.rank_0_unreachable",
+                minutes=RANK_0_WITHIN.total_seconds() / 60,
                 address=address,
                 port=port,
             )

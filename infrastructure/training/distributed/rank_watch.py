@@ -77,14 +77,14 @@ class RankWatch:
             self._seconds_after_first += seconds
             if self._seconds_after_first > MOST_SECONDS_AFTER_FIRST:
                 for process in living.values():
-                    self._kill(process, phrase("distributed.did_end_after_rank"))
+                    self._kill(process, phrase("training.rank_outlived_rank_0"))
 
     def _look_at(self, process: psutil.Process, seconds: float) -> None:
         is_stopped = process.status() == psutil.STATUS_STOPPED
         stopped = self._seconds_stopped.get(process.pid, 0.0) + seconds if is_stopped else 0.0
         self._seconds_stopped[process.pid] = stopped
         if stopped > MOST_STOPPED_SECONDS:
-            text = phrase("distributed.signal_stopped_nothing_let", stopped=stopped)
+            text = phrase("training.rank_stopped_by_signal", seconds=stopped)
             self._kill(process, text)
 
     def _kill(self, process: psutil.Process, reason: str) -> None:

@@ -131,14 +131,14 @@ class Ranks:
             if fate is None:
                 continue
             name = phrase(
-                "distributed.process_rank_pid", rank=rank, size=self.size, pid=process.pid
+                "training.rank_of_size_with_pid", rank=rank, size=self.size, pid=process.pid
             )
             reason = self.group.reason_of(rank) if self.group is not None else None
             if reason:
-                raise ProcessLostError("distributed.failed", name=name, reason=reason)
+                raise ProcessLostError("training.rank_failed", name=name, reason=reason)
             raise ProcessLostError(
-                "distributed.gone",
+                "training.rank_process_gone",
                 name=name,
                 fate=fate,
-                how_to_go_on=phrase("distributed.same_command_goes_last"),
+                how_to_resume=phrase("training.same_command_resumes"),
             )

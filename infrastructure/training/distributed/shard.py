@@ -268,4 +268,4 @@ def _uses(module: torch.nn.Module) -> Counter[torch.nn.Parameter]:
 
 def _refuse_shared(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> None:
     if any(_is_shared(model, block) for block in blocks):
-        raise InputError("distributed.layers_share_weights_each", name=type(model).__name__)
+        raise InputError("training.layers_share_weights", model=type(model).__name__)

@@ -159,7 +159,7 @@ class HookRunner:
         names = [hook.name for hook in self.hooks]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise InputError("extensions.hooks_need_different_names", twice=sorted(twice))
+            raise InputError("training.duplicate_hook_names", names=sorted(twice))
 
     def fire(self, event: Event, state: TrainingState) -> None:
         for hook in self.hooks:

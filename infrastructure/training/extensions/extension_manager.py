@@ -71,9 +71,7 @@ def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
         return []
     missing = [other for other in hook.requires if other not in made]
     if missing:
-        raise InputError(
-            "extensions.training_enabled_extensions_needs", name=name, missing=missing[0]
-        )
+        raise InputError("training.required_extension_missing", name=name, missing=missing[0])
     return [*hook.requires, *(other for other in hook.after if other in made)]
 
 
@@ -90,7 +88,7 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
         TopologicalSorter(before).prepare()
     except CycleError as error:
         raise InputError(
-            "extensions.training_enabled_extensions_each", args=" and ".join(error.args[1][:-1])
+            "training.extension_order_circular", names=" and ".join(error.args[1][:-1])
         ) from error
     left, order = dict(before), list[str]()
     while left:  # the sorter's own order is not the one given

@@ -67,10 +67,10 @@ class KeyValueMemoryExtension(Extension):
             value = getattr(self.settings, name)
             if value not in ("auto", facts[name]):
                 raise ConfigurationError(
-                    "extensions.training_memory_model_memory",
+                    "training.memory_setting_differs",
                     name=name,
                     value=value,
-                    facts=facts[name],
+                    existing=facts[name],
                 )
 
     def step_start(self, state: TrainingState) -> None:

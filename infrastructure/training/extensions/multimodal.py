@@ -62,7 +62,7 @@ class MultimodalExtension(Extension):
         """
         if self.num_steps and total_steps <= self.num_steps:
             raise InputError(
-                "extensions.training_max_steps_ends",
+                "training.run_ends_in_projector_phase",
                 total_steps=total_steps,
                 num_steps=self.num_steps,
                 projector_epochs=self.config.projector_epochs,

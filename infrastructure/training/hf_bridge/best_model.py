@@ -27,7 +27,7 @@ def best_files(folder: str | None) -> Tensors:
     root = Path(folder)
     files = sorted({path for name in NAMES for path in root.rglob(name) if path.stat().st_size})
     if not any(path.suffix == ".safetensors" for path in files):
-        log.warning(phrase("trainer.best_model_version_weights", folder=folder))
+        log.warning(phrase("trainer.best_model_without_weights", folder=folder))
         return {}
     return {path.relative_to(root).as_posix(): _bytes_of(path) for path in files}
 

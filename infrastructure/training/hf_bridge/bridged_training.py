@@ -167,9 +167,9 @@ class BridgedTraining:
         if state.stop_reason is StopReason.NOTHING_LEARNED:
             raise NothingLearnedError(str(state.stop_message))
         status = self._close(is_finished=not is_stopped)
-        more = phrase("trainer.run_again_go") if is_stopped else ""
+        more = phrase("trainer.run_again_to_resume") if is_stopped else ""
         if not is_stopped and not run.is_whole and run.files.final.is_dir():
-            more = phrase("trainer.model_report_html_lie", directory=run.directory)
+            more = phrase("trainer.model_and_report", directory=run.directory)
         run.report(f"Run {run.name}: {status} at step {state.step}{more}")
         if is_stopped:
             run.copies.close()
@@ -186,7 +186,7 @@ class BridgedTraining:
             self.run.versions.close()
             self._close(error=error)
         except (TemperError, OSError) as failure:  # it is the first error that people look for
-            log.warning(phrase("trainer.became_run_written", run=self.run.name, failure=failure))
+            log.warning(phrase("trainer.outcome_not_recorded", run=self.run.name, failure=failure))
         finally:
             self._release()
 
@@ -252,20 +252,20 @@ def begin_training(
         saved, history = _restored(run, parts, state, facts, resumed, saved_whole)
         is_trained = saved_whole is not None and state.step >= state.total_steps
         if is_trained or saved.get("finished") == state.total_steps:
-            run.report(phrase("trainer.run_finished_before_nothing", run=run.name))
+            run.report(phrase("trainer.run_already_finished", run=run.name))
             return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
         if saved_whole is not None:
             _restore_carried(run, trainer, carried, saved_whole)
             run.report(
                 phrase(
-                    "trainer.run_going_step",
+                    "trainer.resuming",
                     run=run.name,
                     step=state.step,
-                    how_to_begin_anew=run.how_to_begin_anew,
+                    new_run_hint=run.how_to_begin_anew,
                 )
             )
         elif lost := lost_state(trainer):
-            run.report(phrase("trainer.note_version_holds_training", lost=lost))
+            run.report(phrase("trainer.state_not_in_checkpoints", lost=lost))
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
         for note in prepare_saving(parts.model, ends_of_template(processing_class)):
@@ -295,11 +295,11 @@ def _restore_carried(
         CheckpointError: a part of it is in no version.
     """
     if snapshot.values["step"] and (lost := lost_state(trainer)):
-        raise CheckpointError("trainer.run_cannot_resumed_version", run=run.name, lost=lost)
+        raise CheckpointError("trainer.cannot_resume_lost_state", run=run.name, lost=lost)
     carried.restore(snapshot.tensors, snapshot.values["carried"])
     restore_callbacks(trainer, trainer_state_of(snapshot)["stateful_callbacks"])
     if snapshot.values["carried"]["awaits_evaluation"]:
-        run.report(phrase("trainer.note_evaluation_after_step", values=snapshot.values["step"]))
+        run.report(phrase("trainer.evaluation_interrupted", step=snapshot.values["step"]))
 
 
 def _beginning(run: TrainerRun) -> str | None:
@@ -340,7 +340,7 @@ def _restored(
     values = snapshot.values
     if values["step"] != state.step:
         raise InputError(
-            "trainer.run_goes_step_trainer", run=run.name, values=values["step"], step=state.step
+            "trainer.starts_at_wrong_step", run=run.name, saved_step=values["step"], step=state.step
         )
     judge = TrainerJudge(run.is_whole, run.name_to_accept)
     differences = check_compatible(values["facts"], facts, judge, resumed.accepted)
@@ -373,7 +373,7 @@ def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]
         names = [*dict.fromkeys([*accepted, *(change["name"] for _, change in changes)])]
         words = "; ".join(change_words(step, change) for step, change in changes)
         raise CheckpointError(
-            "trainer.run_changed_under_way", run=run.name, words=words, names=sorted(names)
+            "trainer.run_changed_midway", run=run.name, changes=words, names=sorted(names)
         )
 
 
@@ -413,13 +413,11 @@ def _save_timing(run: TrainerRun, snapshots: TrainerSnapshots, first: Path | Non
 
 def _refuse_to_begin_again(run: TrainerRun) -> None:
     if run.versions.checkpoints():
-        raise InputError("trainer.run_been_trained_before", run=run.name, directory=run.directory)
+        raise InputError("trainer.run_already_trained", run=run.name, directory=run.directory)
 
 
 def _refuse_several_processes(args: "TrainingArguments") -> None:
     if args.world_size > 1:
-        raise InputError(
-            "trainer.tempercallback_saves_training_process", world_size=args.world_size
-        )
+        raise InputError("trainer.several_processes", world_size=args.world_size)
     if getattr(args, "deepspeed", None) or getattr(args, "fsdp", None):
-        raise InputError("trainer.tempercallback_saves_lies_process")
+        raise InputError("trainer.deepspeed_or_fsdp")

@@ -215,19 +215,19 @@ class TemperCallback:
         """The version that the try before began with: this one begins with weights that are trained
         already, and at that version's step."""
         if self._first is not None and not self._first.is_file():
-            raise InputError("trainer.trainer_begins_again_smaller")
+            raise InputError("trainer.start_checkpoint_rotated")
         return self._first
 
     def _stopper(self, training: BridgedTraining) -> Stopper:
         def request(number: int) -> None:
             if number == signal.SIGTERM and take_announced_stop(self.run.directory):
                 training.state.interrupt(
-                    phrase("system.stopped_temper_stop"), StopReason.COMMAND, number
+                    phrase("core.stopped_by_command"), StopReason.COMMAND, number
                 )
             else:
                 training.state.interrupt(reason_of(number), StopReason.SIGNAL, number)
             # In a thread: what the signal has interrupted may be writing to the same stream.
-            line = phrase("trainer.saving_stopping_after_step")
+            line = phrase("trainer.stopping_after_step")
             threading.Thread(target=self.run.report, args=(line,), daemon=True).start()
 
         return Stopper(request, lambda: training.may_break_off)

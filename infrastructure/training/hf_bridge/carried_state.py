@@ -182,7 +182,7 @@ class CarriedState:
         before, dot, name = path.rpartition(".")
         owner = _owners(self.trainer).get(before + dot)
         if owner is None:
-            raise CheckpointError("trainer.trainer_counted_trainer_such", before=before, name=name)
+            raise CheckpointError("trainer.part_missing", part=before, name=name)
         setattr(owner, name, _filled(getattr(owner, name, None), whole))
 
     def _with_tensors(self, value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
@@ -309,14 +309,14 @@ def restore_callbacks(trainer: Any, states: Mapping[str, Any]) -> None:
         for name, value in attributes.items():
             setattr(callback, name, value)
         if json.loads(json.dumps(_checked(callback))).get("attributes", {}) != attributes:
-            raise CheckpointError("trainer.callback_does_take_state", name=type(callback).__name__)
+            raise CheckpointError("trainer.callback_not_restored", name=type(callback).__name__)
 
 
 def _checked(callback: Any) -> JsonObject:
     state = callback.state()
     plain = _Plain(state)
     if plain.tensors:
-        raise InputError("trainer.state_callback_holds_tensors", name=type(callback).__name__)
+        raise InputError("trainer.callback_state_has_tensors", name=type(callback).__name__)
     return dict(state)
 
 

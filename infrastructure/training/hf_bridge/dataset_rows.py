@@ -63,7 +63,7 @@ def rows_facts(
                     "rows": _hash_of_table(dataset, key),
                 }
             if _sample(dataset, key) != _sample(dataset, key):
-                raise UnseenValueError("trainer.gives_row_another_way")
+                raise UnseenValueError("trainer.rows_not_reproducible")
             count, rows = _hash_of_rows(dataset, key, num_hashed)
     except UnseenValueError:
         return {"num_examples": num_examples, "num_hashed": 0, "rows": None}
@@ -144,7 +144,7 @@ def _feed(update: Feed, value: Any) -> None:
     else:
         text = repr(value)
         if " at 0x" in text:
-            raise UnseenValueError("trainer.cannot_compared", name=type(value).__name__)
+            raise UnseenValueError("trainer.type_not_comparable", type=type(value).__name__)
         update(f"{text}\n".encode())
 
 

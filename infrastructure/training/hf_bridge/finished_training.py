@@ -87,7 +87,7 @@ class NothingToTrain:
 
     def __init__(self, trainer: Any, metrics: Mapping[str, float]) -> None:
         if not hasattr(trainer, "_run_epoch"):
-            raise InputError("trainer.training_finished_trainer_loop")
+            raise InputError("trainer.own_loop_not_skippable")
         self.trainer, self.metrics = trainer, dict(metrics)
         self._instead = {"_run_epoch": _nothing, "_evaluate": _nothing, "log": self._log}
         for name, method in self._instead.items():

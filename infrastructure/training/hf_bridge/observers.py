@@ -35,11 +35,11 @@ CONSOLE = "console"  # a Trainer prints its numbers itself
 
 
 def _refuse_quantum(_parts: TrainerParts) -> NoReturn:
-    raise InputError("trainer.training_enabled_extensions_quantum")
+    raise InputError("trainer.quantum_needs_own_loop")
 
 
 def _refuse_added_weights(name: str, _parts: object = None) -> NoReturn:
-    raise InputError("trainer.training_enabled_extensions_adds", name=name)
+    raise InputError("trainer.added_weights_not_saved", name=name)
 
 
 def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:

@@ -86,7 +86,7 @@ class RewardWatch:
         if isinstance(completions, Sequence) and len(rewards) != len(completions):
             name = getattr(function, "__name__", type(function).__name__)
             raise InputError(
-                "trainer.reward_function_gives_numbers",
+                "trainer.reward_count_mismatch",
                 name=name,
                 num_rewards=len(rewards),
                 num_completions=len(completions),

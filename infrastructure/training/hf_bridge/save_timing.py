@@ -90,7 +90,7 @@ class SaveTiming:
             self.versions.save(snapshot, kind=SaveKind.EMERGENCY, healthy=False)
         newest = step_of(self.versions.newest())
         return TrainingDivergedError(
-            phrase("trainer.weights_longer_finite_step", step=state.step, newest=newest)
+            phrase("trainer.weights_not_finite", step=state.step, newest=newest)
         )
 
     def collect(self, state: TrainingState, wait: bool = False) -> None:

@@ -122,7 +122,7 @@ class TrainerEvents:
         state.data_wait_seconds = self.clock.waited_seconds
         state.position.example += self.parts.global_batch_size
         if self.saves.schedule.deadline_is_near:
-            state.interrupt(phrase("checkpoints.deadline_near"), StopReason.DEADLINE)
+            state.interrupt(phrase("run.deadline_near"), StopReason.DEADLINE)
         state.metrics = {}
         state.rewards = None if self.rewards is None else self.rewards.end_step()
         self._is_open = True

@@ -341,7 +341,7 @@ class FactsReader:
             which = (
                 "the rows of"
                 if not num_hashed
-                else phrase("trainer.rows_behind_first", num_hashed=num_hashed)
+                else phrase("trainer.rows_after_first", num_hashed=num_hashed)
             )
             self.reader.unseen.append(f"{which} {name} ({type(dataset).__name__})")
         return {
@@ -368,7 +368,7 @@ class FactsReader:
         """Everything that the Trainer holds and that is a model, a function or a collator."""
         trainer = self.trainer
         if trainer is None:
-            self.reader.unseen.append(phrase("trainer.parts_trainer"))
+            self.reader.unseen.append(phrase("trainer.trainer_parts"))
             return {}
         of_trainer = self.reader.code_of(type(trainer), "trainer")
         parts: dict[str, JsonValue] = {"trainer": of_trainer}
@@ -517,11 +517,11 @@ def checked_names(accept: Collection[str]) -> frozenset[str]:
     known = known_names() if accept else []
     for name in accept:
         if name in FIXED:
-            raise InputError("trainer.accept_effect", name=name, name_2=_why_not(name))
+            raise InputError("trainer.accept_without_effect", name=name, reason=_why_not(name))
         if name not in known:
             meant = nearest(name, known)
             hint = f"; did you mean {meant!r}?" if meant else ""
-            raise InputError("trainer.accept_nothing_compared_called", name=name, hint=hint)
+            raise InputError("trainer.accept_unknown_name", name=name, hint=hint)
     return frozenset(accept)
 
 
@@ -537,7 +537,7 @@ def argument_names() -> list[str]:
 
 
 def _why_not(name: str) -> str:
-    return phrase("trainer.trainer_resumes_takes_checkpoint", name=name)
+    return phrase("trainer.taken_from_checkpoint", name=name)
 
 
 class TrainerJudge:
@@ -605,18 +605,14 @@ class TrainerJudge:
     def why_never(self, names: Sequence[str]) -> str:
         """It would have no effect, or has no place."""
         fixed = [name for name in names if name in FIXED]
-        other = [
-            phrase("trainer.cannot_change_shape_within", name=name)
-            for name in names
-            if name not in FIXED
-        ]
+        other = [phrase("trainer.shape_is_fixed", name=name) for name in names if name not in FIXED]
         return "; ".join([*map(_why_not, fixed), *other])
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """Another run beside this one."""
         if self.is_whole:
-            return [phrase("trainer.begin_another_run_new_run")]
-        return [phrase("trainer.give_training_another_name")]
+            return [phrase("trainer.start_another_run")]
+        return [phrase("trainer.use_another_name")]
 
 
 def _has_other_shape(was: Any, now: Any) -> bool:

@@ -104,7 +104,7 @@ class TrainerRun:
         is_whole: bool = False,
     ) -> None:
         if not NAME.fullmatch(name) or redact(name) != name:
-            raise InputError("trainer.name_name_training_becomes", name=name)
+            raise InputError("trainer.invalid_run_name", name=name)
         self.name, self.config, self.report = name, config, report
         self.is_whole = is_whole
         self.files = RunDirectory((Path(config.output_dir).expanduser() / name).absolute())
@@ -139,7 +139,7 @@ class TrainerRun:
         if self.is_whole:
             return []
         return [
-            phrase("trainer.note_effect_trainer_own", key=Setting(key))
+            phrase("trainer.setting_without_effect", key=Setting(key))
             for key, source in self.config.sources().items()
             if source.layer in HERE and not key.startswith(TAKES_EFFECT)
         ]
@@ -203,7 +203,7 @@ class TrainerRun:
         if not self._lies_at_place():
             return None
         _, checkpoint = restore_run(self.name, options, self.directory.parent, report=self.report)
-        self.report(phrase("trainer.run_brought_back", name=self.name, place=options.place))
+        self.report(phrase("trainer.run_restored", name=self.name, destination=options.place))
         return checkpoint
 
     def copies_line(self) -> str:

@@ -261,7 +261,7 @@ def read_version(checkpoint: Path) -> Snapshot:
     """
     snapshot = load_checkpoint(checkpoint)
     if snapshot.values.get("writer") != WRITER:
-        raise CheckpointError("trainer.written_tempercallback_give_training", checkpoint=checkpoint)
+        raise CheckpointError("trainer.foreign_checkpoint", checkpoint=checkpoint)
     return snapshot
 
 

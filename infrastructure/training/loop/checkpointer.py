@@ -160,7 +160,7 @@ class Checkpointer:
             OSError: the disk refuses; earlier checkpoints are untouched.
         """
         if self.manager is None:
-            raise InputError("loop.trainer_checkpoint_directory_save")
+            raise InputError("training.no_checkpoint_directory")
         return self.manager.save(self.snapshot(state), kind=SaveKind.MANUAL, score=state.score)
 
     def save_decision(self, state: TrainingState) -> None:
@@ -207,20 +207,28 @@ class Checkpointer:
             CheckpointError: there is none; the state is as it was.
         """
         if self.manager is None:
-            raise CheckpointError("loop.checkpoints_saved_could_gone")
+            raise CheckpointError("training.no_checkpoints_saved")
         for checkpoint in reversed(self.manager.checkpoints()):
             try:
                 if step_of(checkpoint) > state.step or not self.manager.is_healthy(checkpoint):
                     continue
                 snapshot = self._load(checkpoint, state)
             except CheckpointError as error:
-                log.warning(phrase("loop.going_back", stem=checkpoint.stem[:12], error=error))
+                log.warning(
+                    phrase(
+                        "training.checkpoint_not_rolled_back_to",
+                        checkpoint=checkpoint.stem[:12],
+                        error=error,
+                    )
+                )
                 continue
             self._end_search(state)
             restore_snapshot(snapshot, state, self.optimizer_step)
             return checkpoint
         self._end_search(state)
-        raise CheckpointError("loop.checkpoint_gone_back", root=self.manager.store.root)
+        raise CheckpointError(
+            "training.no_checkpoint_to_roll_back_to", root=self.manager.store.root
+        )
 
     def roll_back_with_first(self, state: TrainingState) -> None:
         """What another rank does of a model that is spread, while rank 0 rolls back."""
@@ -264,4 +272,4 @@ def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
     buffers = {name.replace("_orig_mod.", "") for name, _ in model.named_buffers()}
     for name, tensor in snapshot.tensors["model"].items():
         if name not in buffers and not bool(torch.isfinite(own_part(tensor)).all()):
-            raise CheckpointError("loop.tensor_finite", name=name)
+            raise CheckpointError("training.tensor_not_finite", name=name)

@@ -84,11 +84,11 @@ class ErrorRecovery:
         self.optimizer_step.losses.forget_sums()
         try:
             path = self.checkpointer.keep_evidence(state)
-            kept = phrase("loop.state_kept_looked", path=path) if path else ""
+            kept = phrase("training.bad_state_kept", path=path) if path else ""
         except (StorageError, OSError) as error:
-            kept = phrase("loop.state_could_kept", error=error)
+            kept = phrase("training.bad_state_not_kept", error=error)
         rows = f", rows {', '.join(shortened(bad.rows, 20))}" if bad.rows else ""
-        advice = phrase("recovery.go_last_checkpoint_lower")
+        advice = phrase("training.bad_loss_advice")
         return f"{bad}{rows}; {reason}{describe_attempts(state)}.{kept} {advice}"
 
     def after_torn_step(self, state: TrainingState, error: Exception) -> None:
@@ -116,8 +116,8 @@ class ErrorRecovery:
             raise error from None
         step.shrink(state, size // 2)
         action = phrase(
-            "loop.went_back_step_micro_batches",
-            began=began,
+            "training.rolled_back_torn_step",
+            step=began,
             micro_batch_size=state.micro_batch_size,
         )
         record_recovery(state, RecoveryKind.OUT_OF_MEMORY, action, message, step=torn_step)
@@ -171,7 +171,7 @@ class ErrorRecovery:
             # What was handed over before is written still.
             self.checkpointer.announce(state, wait=True)
         except Exception as failure:
-            error.add_note(phrase("loop.finishing_last_checkpoint_failed", failure=named(failure)))
+            error.add_note(phrase("training.finishing_checkpoint_failed", error=named(failure)))
         return device_failed(error, state)
 
     def rescue(self, state: TrainingState, error: BaseException) -> None:
@@ -192,4 +192,4 @@ class ErrorRecovery:
             stopped = isinstance(error, KeyboardInterrupt)
             self.checkpointer.rescue(state, SaveKind.STOPPED if stopped else SaveKind.EMERGENCY)
         except Exception as failure:
-            error.add_note(phrase("loop.saving_last_checkpoint_failed", failure=named(failure)))
+            error.add_note(phrase("training.last_checkpoint_failed", error=named(failure)))

@@ -363,7 +363,7 @@ class TrainingLoop:
         if group.agree(Status.FAILED if differs else Status.FINE, reason) is Status.FAILED:
             self.optimizer_step.safe_point = None
             raise ProcessLostError(
-                "loop.after_step_weights_others", step=state.step, reason=group.reason
+                "training.weights_differ_between_ranks", step=state.step, rank=group.reason
             )
 
     def _kind_to_save(self, state: TrainingState, will_save: bool) -> SaveKind | None:
@@ -377,7 +377,7 @@ class TrainingLoop:
 
     def _check_deadline(self, state: TrainingState) -> None:
         if self.optimizer_step.group.is_first and self.checkpointer.schedule.deadline_is_near:
-            state.interrupt(phrase("checkpoints.deadline_near"), StopReason.DEADLINE)
+            state.interrupt(phrase("run.deadline_near"), StopReason.DEADLINE)
 
     def _phase_ends_with(self, epoch: int) -> bool:
         return epoch + 1 in phase_ends(self.phases)

@@ -105,7 +105,7 @@ class LossJudge:
             spike = self._error(RecoveryKind.LOSS_SPIKE, state, sums)
             if self.recovery.loss_spike != "note":
                 raise spike
-            action = phrase("loop.noted_training_goes")
+            action = phrase("training.loss_spike_recorded")
             record_recovery(state, RecoveryKind.LOSS_SPIKE, action, spike.bad.numbers)
 
     def check_last_step(self, state: TrainingState) -> None:

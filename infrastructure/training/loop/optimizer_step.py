@@ -160,7 +160,7 @@ class OptimizerStep:
                 raise
             release_traceback(error)
         self.shrink(state, size // 2)
-        action = phrase("loop.same_batch_micro_batches", micro_batch_size=state.micro_batch_size)
+        action = phrase("training.batch_retried_smaller", micro_batch_size=state.micro_batch_size)
         record_recovery(state, RecoveryKind.OUT_OF_MEMORY, action, message, step=state.step + 1)
         return None
 
@@ -242,7 +242,7 @@ class OptimizerStep:
                     raise
                 self.remember_limit(max(1, self.micro_batch_size(state) // 2))
                 raise ProcessLostError(
-                    "loop.memory_ran_out_rank", rank=self.group.rank, step=state.step + 1
+                    "training.rank_out_of_memory", rank=self.group.rank, step=state.step + 1
                 ) from error
 
     def _agree(self, state: TrainingState, status: Status, reason: str) -> None:

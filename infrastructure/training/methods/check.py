@@ -95,7 +95,7 @@ def check_method(config: DeploymentConfig) -> None:
 
 def _refuse_launcher(method: str) -> None:
     if launched_process() is not None:
-        raise ConfigurationError("methods.training_method_trains_process", method=method)
+        raise ConfigurationError("methods.launcher_not_supported", method=method)
 
 
 def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
@@ -115,7 +115,7 @@ def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
     """
     is_without = shape.kind is RowKind.PROMPTS and "no column answers" in shape.reason
     if is_without and needs_answers(config.training.rewards):
-        raise InputError("methods.training_rewards_exact_answer", reason=shape.reason)
+        raise InputError("methods.exact_answer_without_answers", reason=shape.reason)
 
 
 def _is_here(config: DeploymentConfig) -> bool:
@@ -129,17 +129,17 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
     yield from _without_effect(method, training.method_settings)
     size = training.batch_size
     if size == "auto":
-        yield (phrase("methods.training_batch_size_auto", method=method))
+        yield (phrase("methods.batch_size_auto", method=method))
         return
     if method in WITHOUT_BETA_NOTHING and training.beta == 0:
-        yield (phrase("methods.training_beta_loss_depends", title=METHODS[method].title))
+        yield (phrase("methods.beta_zero", method=METHODS[method].title))
     if method == "kto" and size == 1:
-        yield (phrase("methods.training_batch_size_kto"))
+        yield (phrase("methods.kto_batch_of_one"))
     per_step = int(size) * training.gradient_accumulation
     if training.num_generations != "auto" and per_step % training.num_generations:
         yield (
             phrase(
-                "methods.training_num_generations_does",
+                "methods.num_generations_not_divisor",
                 num_generations=training.num_generations,
                 per_step=per_step,
             )
@@ -149,30 +149,26 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
         if longest >= config.data.max_length:
             yield (
                 phrase(
-                    "methods.training_max_completion_length",
+                    "methods.completion_leaves_no_prompt",
                     longest=longest,
                     max_length=config.data.max_length,
-                    max=max(1, config.data.max_length // 2),
+                    suggested=max(1, config.data.max_length // 2),
                 )
             )
     if method == "distillation" and training.beta != "auto" and training.beta > 1:
-        yield (phrase("methods.training_beta_distillation_goes", beta=format_value(training.beta)))
+        yield (phrase("methods.distillation_beta_above_one", beta=format_value(training.beta)))
     if config.device.startswith("cuda:") and config.device != "cuda:0":
         yield (
             phrase(
-                "methods.device_trl_trainers_take",
+                "methods.device_not_first_gpu",
                 device=config.device,
-                partition=config.device.partition(":")[2],
+                index=config.device.partition(":")[2],
             )
         )
     if config.model.quantization is not None and config.model.lora_config is None:
-        yield (
-            phrase(
-                "methods.model_quantization_freezes_weights", quantization=config.model.quantization
-            )
-        )
+        yield (phrase("methods.quantization_without_lora", quantization=config.model.quantization))
     if "quantum" in training.extensions:
-        yield (phrase("methods.training_enabled_extensions_quantum", method=method))
+        yield (phrase("methods.quantum_not_supported", method=method))
 
 
 def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterator[str]:
@@ -181,18 +177,14 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
     ours |= {"max_length": "data.max_length"}
     for name in config.training.method_settings:
         if name in NOT_HERE:
-            yield phrase(
-                "methods.training_method_settings_taken", name=name, not_here=phrase(NOT_HERE[name])
-            )
+            yield phrase("methods.argument_not_supported", name=name, reason=phrase(NOT_HERE[name]))
         elif name in ours:
-            yield phrase("methods.training_method_settings_give", name=name, ours=ours[name])
+            yield phrase("methods.argument_has_setting", name=name, setting=ours[name])
         elif name.startswith("vllm_") or name not in known:
             meant = nearest(name, known)
             hint = f"; did you mean {meant}?" if meant else ""
             title = METHODS[config.training.method].class_name
-            yield (
-                phrase("methods.training_method_settings_config", title=title, name=name, hint=hint)
-            )
+            yield (phrase("methods.unknown_argument", title=title, name=name, hint=hint))
 
 
 def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
@@ -207,46 +199,46 @@ def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
             words = " or ".join(map(format_value, values))
             yield (
                 phrase(
-                    "methods.training_method_settings_effect",
+                    "methods.argument_no_effect",
                     name=name,
                     method=method,
                     other=other,
-                    words=words,
+                    values=words,
                 )
             )
     weights, losses = given.get("loss_weights"), given.get("loss_type")
     if weights is not None and not (isinstance(losses, list) and len(losses) > 1):
-        yield phrase("methods.training_method_settings_loss")
+        yield phrase("methods.loss_weights_of_one_loss")
 
 
 def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
     """Refuse what is no language model; a name of the hub is looked at when it is loaded."""
     key = Setting(key)
     if name == "embedded":
-        raise InputError("methods.embedded_model_knows_nothing")
+        raise InputError("methods.embedded_model_untrained")
     folder = Path(name).expanduser()
     if (folder / "final").is_dir() and not (folder / "config.json").is_file():
         folder = folder / "final"
     if (folder / REGISTERED_MANIFEST).is_file():
-        raise InputError("methods.reads_text_trl_methods", key=key, name=name)
+        raise InputError("methods.model_reads_no_text", key=key, name=name)
     if (folder / EXTENSIONS_MANIFEST).is_file():
         raise InputError(
-            "methods.computes_weights_extensions_trl",
+            "methods.model_has_extension_weights",
             key=key,
             name=name,
-            extensions_manifest=EXTENSIONS_MANIFEST,
+            manifest=EXTENSIONS_MANIFEST,
         )
     if (folder / "adapter_config.json").is_file():
         if not takes_lora:
-            raise InputError("methods.lora_beside_base_takes", key=key, name=name)
+            raise InputError("methods.whole_model_needed", key=key, name=name)
         return
     if not (folder / "config.json").is_file():
         return
     values = _read_config(folder)
     if values.get("is_encoder_decoder"):
-        raise InputError("methods.encoder_decoder_trl_methods", key=key, name=name)
+        raise InputError("methods.encoder_decoder_model", key=key, name=name)
     if "vision_config" in values:
-        raise InputError("methods.reads_pictures_methods_train", key=key, name=name)
+        raise InputError("methods.model_reads_images", key=key, name=name)
 
 
 def _read_config(folder: Path) -> JsonObject:
@@ -259,16 +251,18 @@ def _read_config(folder: Path) -> JsonObject:
 def _check_teacher(config: DeploymentConfig) -> None:
     teacher = config.training.teacher
     if teacher is None:
-        raise InputError("methods.training_method_distillation_learns")
+        raise InputError("methods.teacher_missing")
     folders = [Path(name).expanduser() for name in (teacher, config.model.name)]
     if teacher.startswith((".", "/", "~")) and not folders[0].exists():
-        raise InputError("methods.training_teacher_folder", teacher=teacher)
+        raise InputError("methods.teacher_folder_missing", teacher=teacher)
     if teacher == config.model.name or folders[0].resolve() == folders[1].resolve():
-        raise InputError("methods.training_teacher_model_itself", teacher=teacher)
+        raise InputError("methods.teacher_is_model", teacher=teacher)
     _check_model(teacher, "training.teacher")
     sizes = [_vocabulary_size(folder) for folder in folders]
     if None not in sizes and sizes[0] != sizes[1]:
-        raise InputError("methods.training_teacher_knows_tokens", sizes=sizes[0], sizes_2=sizes[1])
+        raise InputError(
+            "methods.teacher_vocabulary_differs", teacher_size=sizes[0], model_size=sizes[1]
+        )
 
 
 def _vocabulary_size(folder: Path) -> object:

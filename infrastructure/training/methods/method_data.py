@@ -121,7 +121,7 @@ class MethodData:
             first = self.quarantine.examples[0]
             parts.append(f"{self.quarantine.total:,} set aside (first: {first})")
         if self.num_cut:
-            parts.append(phrase("methods.ends_cut_off", num_cut=self.num_cut))
+            parts.append(phrase("methods.rows_truncated", count=self.num_cut))
         return [f"{counts}; {', '.join(parts)}", *self.notes]
 
 
@@ -134,7 +134,7 @@ def sample(files: Sequence[DataFile]) -> list[Row]:
     readable = (row for file in files for row in file.rows() if isinstance(row, Row))
     rows = list(islice(readable, SAMPLE_ROWS))
     if not rows:
-        raise InputError("methods.row_read", files=files[0].name)
+        raise InputError("methods.no_readable_row", file=files[0].name)
     return rows
 
 
@@ -148,7 +148,7 @@ def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> Me
     try:
         return recognise(rows, config, method)
     except ValueError as error:
-        raise InputError("methods.message", files=files[0].name, error=error) from error
+        raise InputError("methods.data_file_unusable", file=files[0].name, error=error) from error
 
 
 def read_data(
@@ -173,10 +173,10 @@ def read_data(
         other = understand(held_out_files, data, method)
         if other.kind is not shape.kind:
             raise InputError(
-                "methods.held_out_rows_those_train",
-                held_out_files=held_out_files[0].name,
-                kind=other.kind.value,
-                kind_2=shape.kind.value,
+                "methods.held_out_kind_differs",
+                file=held_out_files[0].name,
+                held_out_kind=other.kind.value,
+                train_kind=shape.kind.value,
             )
         held_out, more = _written(held_out_files, other, writer, quarantine)
         train, num_read = places, num_read + more
@@ -221,7 +221,7 @@ def read_data(
     result.notes += [f"note: {sentence}" for sentence in about_files]
     result.notes += [*writer.left_out.lines(), *writer.survivals.lines()]
     if writer.plain is None and any(row.is_plain for row in [*train, *held_out]):
-        result.notes.append(phrase("methods.note_texts_hold_their"))
+        result.notes.append(phrase("methods.texts_without_template"))
     result.notes += _of_one_label(result)
     return result
 
@@ -252,7 +252,7 @@ def _of_one_label(data: MethodData) -> Iterator[str]:
     """Name labels that are all the same: KTO has nothing to compare with."""
     if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
         kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
-        yield (phrase("methods.note_each_answer_trained", kind=kind, lacking=lacking))
+        yield (phrase("methods.labels_all_same", kind=kind, lacking=lacking))
 
 
 def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list[WrittenRow]]:
@@ -330,14 +330,14 @@ class RowWriter:
             return _bad(place, CHAT_TEMPLATE, str(error), error.advice)
         for name, account in accounts.items():
             if lost := account.unlearnable:
-                detail = phrase("methods.learned_chat_template_leaves", lost=lost[0])
+                detail = phrase("methods.template_omits_trained_text", part=lost[0])
                 conversation = replace(row.conversation(name), inputs=inputs)
                 return _bad(place, LEFT_OUT, detail, self.encoder.advice_for(conversation))
         is_text = self.plain is not None or row.is_plain
         texts = [prompt_text, *(prompt_text + answer for answer in answers.values())]
         prompt, *wholes = self._ids(texts, is_text)
         if len(wholes) > 1 and all(whole == wholes[0] for whole in wholes):
-            detail = phrase("methods.same_tokenizer", answers=" and ".join(answers))
+            detail = phrase("methods.answers_tokenize_equally", answers=" and ".join(answers))
             return _bad(place, NO_PREFERENCE, detail)
         learned = [whole[num_common(prompt, whole) :] for whole in wholes]
         survivals = self.encoder.survival.compare([[a] for a in answers.values()], learned)
@@ -348,19 +348,19 @@ class RowWriter:
         if self.reserved:
             if num_prompt + self.reserved > self.max_length:
                 detail = phrase(
-                    "methods.tokens_answer", num_prompt=num_prompt, reserved=self.reserved
+                    "methods.prompt_and_answer_too_long",
+                    prompt_tokens=num_prompt,
+                    reserved=self.reserved,
                 )
                 return _bad(place, OVER_LONG, detail)
         elif longest > self.max_length and (self.method == "reward" or not self.keeps_start):
             return _bad(place, OVER_LONG, f"{longest} tokens, {self.max_length} allowed")
         elif num_prompt >= self.max_length:
-            return _bad(
-                place, OVER_LONG, phrase("methods.prompt_alone_tokens", num_prompt=num_prompt)
-            )
+            return _bad(place, OVER_LONG, phrase("methods.prompt_too_long", count=num_prompt))
         kept = [whole[: self.max_length] for whole in wholes]
         if len(kept) > 1 and all(one == kept[0] for one in kept):
             detail = phrase(
-                "methods.tokens_first_same_both", longest=longest, max_length=self.max_length
+                "methods.answers_equal_after_cut", longest=longest, max_length=self.max_length
             )
             return _bad(place, OVER_LONG, detail)
         self.num_cut += not self.reserved and longest > self.max_length
@@ -393,9 +393,9 @@ class RowWriter:
         for name in given:
             if name in method.reads or (name == OPTIONS and given[name] == self.options):
                 continue
-            advice = phrase("methods.leave_column_out_write")
+            advice = phrase("methods.move_column_into_prompt")
             if name == OPTIONS and method.rows is RowKind.PROMPTS:
-                advice = phrase("methods.give_them_all_rows", options=OPTIONS)
+                advice = phrase("methods.set_options_for_all_rows", options=OPTIONS)
             raise FormatError(
                 f"it has {name}, and TRL's {method.title} gives the chat template none of a row",
                 advice,

@@ -166,16 +166,16 @@ def _pairs(
     pair: tuple[str, str] | None,
 ) -> MethodShape:
     if config.answer_column is not None:
-        raise InputError("methods.data_answer_column_effect", method=method)
+        raise InputError("methods.answer_column_no_effect", method=method)
     if pair is not None:
         return _pair_shape(rows, config, *pair)
     for names in PREFERENCE_PAIRS:
         if len(two := matching(names, columns)) == len(names):
-            raise InputError("methods.columns_hold_two_answers", two=two[0], two_2=two[1])
+            raise InputError("methods.better_answer_unknown", first=two[0], second=two[1])
     labels = _labels(rows, columns)
     if labels:
-        raise InputError("methods.column_says_answers_good", labels=labels[0], method=method)
-    raise InputError("methods.training_method_learns_better", method=method, columns=shown(columns))
+        raise InputError("methods.labels_instead_of_pairs", column=labels[0], method=method)
+    raise InputError("methods.pairs_missing", method=method, columns=shown(columns))
 
 
 def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: str) -> MethodShape:
@@ -185,7 +185,7 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
     if not has_prompt and are_texts and schema.columns:
         named = ", ".join(map(repr, schema.columns.values()))
         raise InputError(
-            "methods.texts_hold_their_prompt", chosen=chosen, rejected=rejected, named=named
+            "methods.column_before_paired_texts", chosen=chosen, rejected=rejected, columns=named
         )
 
     def convert(values: RowValues) -> MethodRow:
@@ -207,7 +207,11 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
         named = {name: tuple(turns) for name, turns in answers.items()}
         return MethodRow(prompt, named, schema.inputs(values))
 
-    words = schema.reason if has_prompt else phrase("methods.both_begin_asks", reason=schema.reason)
+    words = (
+        schema.reason
+        if has_prompt
+        else phrase("methods.common_beginning_is_prompt", reason=schema.reason)
+    )
     reason = f"{words}, {chosen!r} is better than {rejected!r}"
     return MethodShape(RowKind.PAIRS, reason, _used(schema) | {chosen, rejected}, convert)
 
@@ -261,16 +265,14 @@ def _truth(value: object) -> bool | None:
 
 def _no_label(rows: Sequence[Row], columns: list[str]) -> ValueError:
     """Why there is nothing that says which answers are good."""
-    learns = phrase("methods.training_method_kto_learns")
+    learns = phrase("methods.kto_needs_labels")
     for name in matching(LABEL_COLUMNS, columns):
         held = Counter(repr(row.values.get(name)) for row in rows)
         some = ", ".join(excerpt(value, 24) for value, _ in held.most_common(NUM_VALUES_SHOWN))
         return ValueError(
-            phrase("methods.column_holds_other_values", learns=learns, name=name, some=some)
+            phrase("methods.label_values_unknown", learns=learns, name=name, values=some)
         )
-    return ValueError(
-        phrase("methods.column_label_true_false", learns=learns, columns=shown(columns))
-    )
+    return ValueError(phrase("methods.label_column_missing", learns=learns, columns=shown(columns)))
 
 
 def _judged(
@@ -292,7 +294,7 @@ def _judged(
             raise ShapeError(WRONG_TYPE, f"column {label!r} is neither true nor false")
         return inner(values, "completion", {"label": judged})
 
-    reason = phrase("methods.column_says_whether_good", reason=schema.reason, label=label)
+    reason = phrase("methods.label_column_found", reason=schema.reason, column=label)
     return MethodShape(RowKind.JUDGED, reason, _used(schema) | {label}, convert)
 
 
@@ -318,7 +320,7 @@ def _of_conversation(
 ) -> Callable[[RowValues, str, dict[str, Any]], MethodRow]:
     """Rows of any shape that `temper train` knows, as a prompt and an answer of some name."""
     if schema.name == TEXT:
-        raise InputError("methods.answers_prompts_name_columns", what=what, reason=schema.reason)
+        raise InputError("methods.answer_columns_unknown", method=what, reason=schema.reason)
 
     def convert(values: RowValues, name: str, others: dict[str, Any]) -> MethodRow:
         conversation = schema.conversation(Row(values, "", 0))
@@ -341,7 +343,7 @@ def _prompts(
 ) -> MethodShape:
     if pair is not None and config.prompt_column is None:
         raise InputError(
-            "methods.columns_hold_better_worse", pair=pair[0], pair_2=pair[1], method=method
+            "methods.pairs_instead_of_prompts", better=pair[0], worse=pair[1], method=method
         )
     schema = _with_answers(rows, config)
     if schema is None:
@@ -369,16 +371,14 @@ def _prompts_alone(
 ) -> MethodShape:
     schema = recognise_question(rows, _request(config))
     if "prompt" not in schema.columns or config.answer_column is not None:
-        raise InputError(
-            "methods.training_method_answers_prompts", method=method, columns=shown(columns)
-        )
+        raise InputError("methods.prompt_column_missing", method=method, columns=shown(columns))
 
     def convert(values: RowValues) -> MethodRow:
         return MethodRow(
             _prompt_of(schema, values), {}, schema.inputs(values), _for_rewards(values)
         )
 
-    reason = phrase("methods.column_answers", reason=schema.reason)
+    reason = phrase("methods.no_column_answers", reason=schema.reason)
     return MethodShape(RowKind.PROMPTS, reason, _used(schema), convert)
 
 

@@ -130,11 +130,11 @@ def installed_method(name: str) -> TrlMethod:
                 return TrlMethod(method, module, folder / f"{files}_config.py")
     there = ", ".join(other for other in METHODS if other != name and _is_there(other, folders))
     raise InputError(
-        "methods.training_method_installed_trl",
+        "methods.method_not_in_trl",
         name=name,
         version=version("trl"),
         class_name=method.class_name,
-        there=there,
+        available=there,
     )
 
 

@@ -33,7 +33,7 @@ def reward_functions(names: Sequence[str]) -> list[Reward]:
         ValueError: there is no such reward, or it cannot be loaded; says what to do.
     """
     if not names:
-        raise InputError("methods.training_rewards_empty_grpo", built_in=", ".join(BUILT_IN))
+        raise InputError("methods.no_rewards", built_in=", ".join(BUILT_IN))
     return [reward_function(name) for name in names]
 
 
@@ -47,15 +47,13 @@ def reward_function(name: str) -> Reward:
     if kind == SCHEMA and value:
         return fits_schema(Path(value))
     if kind in (FORMAT, SCHEMA):
-        raise InputError("methods.training_rewards_needs_compare", kind=kind)
+        raise InputError("methods.reward_without_value", kind=kind)
     if not is_address(name):
         known = [EXACT, FORMAT, SCHEMA]
-        raise InputError(
-            "methods.training_rewards_own_module", unknown_name=unknown_name("reward", name, known)
-        )
+        raise InputError("methods.unknown_reward", reason=unknown_name("reward", name, known))
     function = load_object("reward", name)
     if not callable(function):
-        raise InputError("methods.training_rewards_function_name", name=name)
+        raise InputError("methods.reward_not_callable", name=name)
     return function
 
 
@@ -87,8 +85,8 @@ def matches(pattern: str) -> Reward:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise InputError(
-            "methods.training_rewards_regular_expression",
-            format=FORMAT,
+            "methods.reward_regex_invalid",
+            kind=FORMAT,
             pattern=pattern,
             error=error,
         ) from error
@@ -106,7 +104,7 @@ def fits_schema(file: Path) -> Reward:
         ValueError: the file is not there, or holds no JSON schema.
     """
     if not file.is_file():
-        raise InputError("methods.training_rewards_json_schema", file=str(file))
+        raise InputError("methods.reward_schema_missing", file=str(file))
     jsonschema = require("jsonschema", f"the reward {SCHEMA}")
     try:
         schema = parse_json(file.read_text())
@@ -114,9 +112,7 @@ def fits_schema(file: Path) -> Reward:
         validator_class.check_schema(schema)
     except (ValueError, jsonschema.SchemaError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            "methods.training_rewards_json_schema_2", file=file, reason=reason
-        ) from error
+        raise InputError("methods.reward_schema_invalid", file=file, reason=reason) from error
 
     def json_fits(completions: Sequence[Any], **_: Any) -> list[float]:
         validator = validator_class(schema)
@@ -175,32 +171,30 @@ def _try(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> 
             rewards = function(**given, **columns, trainer_state=None)
         except Exception as error:  # whatever somebody's own code does
             raise InputError(
-                "methods.training_rewards_fails_first",
+                "methods.reward_raised",
                 name=name,
-                name_2=type(error).__name__,
+                error_type=type(error).__name__,
                 error=error,
                 columns=", ".join(columns) or "of no other name",
             ) from error
         _check_numbers(name, rewards, len(rows))
         silent += [name] if all(reward is None for reward in rewards) else []
     if "answer" in columns and len(rows) > NUM_ALONE and silent == list(names):
-        raise InputError(
-            "methods.training_rewards_gave_none", silent=" and ".join(silent), num_rows=len(rows)
-        )
+        raise InputError("methods.rewards_all_none", names=" and ".join(silent), count=len(rows))
 
 
 def _check_numbers(name: str, rewards: Any, count: int) -> None:
     if not isinstance(rewards, Sequence) or len(rewards) != count:
         raise InputError(
-            "methods.training_rewards_gives_list",
+            "methods.reward_not_a_list",
             name=name,
-            rewards=_length_of(rewards),
+            returned=_length_of(rewards),
             count=count,
         )
     for reward in rewards:
         is_number = isinstance(reward, Real) and math.isfinite(reward)
         if reward is not None and not is_number:
-            raise InputError("methods.training_rewards_gives_number", name=name, reward=reward)
+            raise InputError("methods.reward_not_a_number", name=name, reward=reward)
 
 
 def _length_of(rewards: Any) -> str:

@@ -223,7 +223,7 @@ def refused_settings(
         if value == spec.default:
             continue
         yield phrase(
-            "methods.cannot_carried_out_training",
+            "methods.setting_not_supported",
             setting=Setting(key, as_typed(value)),
             where=where((source_of or config.source)(key)),
             method=config.training.method,

@@ -88,8 +88,8 @@ class StepProbe:
             if not is_out_of_memory(error):
                 raise
             raise DoesNotFitError(
-                "methods.training_does_fit_into_2",
-                remedies=phrase("methods.lower_training_batch_size"),
+                "methods.step_out_of_memory",
+                remedies=phrase("methods.reduce_memory"),
             ) from error
 
     def _costs(self, steps_left: int, idle_bytes: int) -> ProbedCosts:
@@ -236,10 +236,10 @@ class StepProbe:
         if self.device.type == "cpu" and peak_bytes > self.limit_bytes:
             needed, there = peak_bytes / 2**30, self.limit_bytes / 2**30
             raise DoesNotFitError(
-                "methods.training_does_fit_into",
+                "methods.micro_batch_too_large",
                 needed=needed,
-                there=there,
-                remedies=phrase("methods.lower_training_batch_size"),
+                available=there,
+                remedies=phrase("methods.reduce_memory"),
             )
 
     def _now(self) -> float:

@@ -110,9 +110,9 @@ class TrlTraining:
         self.device = training_device(self.config.device)
         if self.device.type == "cuda" and torch.cuda.device_count() > 1:
             raise InputError(
-                "methods.training_method_trains_gpu",
+                "methods.several_gpus_visible",
                 method=training.method,
-                device_count=torch.cuda.device_count(),
+                count=torch.cuda.device_count(),
             )
         self.installed: TrlMethod = installed_method(training.method)
         quiet_libraries()
@@ -134,13 +134,13 @@ class TrlTraining:
         lines = [*self.data.lines(), *template_notes(self.config.data, self.tokenizer)]
         reused = [n for n in REUSING if self.config.training.method_settings.get(n, 1) != 1]
         if reused:
-            lines.append(phrase("methods.note_lets_steps_share", reused=reused[0]))
+            lines.append(phrase("methods.steps_share_generations", argument=reused[0]))
         return lines
 
     def _find(self, name: str) -> ModelSource:
         source = find_source(name)
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER):
-            raise InputError("methods.model_model_method_trl", name=name, kind=source.kind.value)
+            raise InputError("methods.not_a_language_model", name=name, kind=source.kind.value)
         check_saved(source)
         return source
 
@@ -196,7 +196,7 @@ class TrlTraining:
         teacher = self._find(self.config.training.teacher)
         if self._load_tokenizer(teacher).get_vocab() != self.tokenizer.get_vocab():
             raise InputError(
-                "methods.training_teacher_another_tokenizer",
+                "methods.teacher_tokenizer_differs",
                 teacher=self.config.training.teacher,
                 model=self.config.model.name,
             )
@@ -207,9 +207,9 @@ class TrlTraining:
         needed = self._rows_of_a_step()
         if len(data.train) < needed:
             raise InputError(
-                "methods.prompts_fewer_step_takes",
+                "methods.too_few_prompts",
                 data=self.config.data.path,
-                num_train=len(data.train),
+                count=len(data.train),
                 needed=needed,
             )
         return data
@@ -229,16 +229,16 @@ class TrlTraining:
         known = self.config_class.__dataclass_fields__
         if missing := sorted(set(arguments) - set(known)):
             raise InputError(
-                "methods.training_method_installed_trl_2",
+                "methods.trl_arguments_missing",
                 method=self.config.training.method,
                 config_class=self.config_class.__name__,
-                missing=", ".join(missing),
-                pip_lines=PIP_LINES["trl"],
+                names=", ".join(missing),
+                command=PIP_LINES["trl"],
             )
         answers = num_generations(self.config, self.defaults)
         batch = int(self.config.training.batch_size) * self.config.training.gradient_accumulation
         if answers is not None and batch % answers:
-            raise InputError("methods.answers_step_whole_groups", batch=batch, answers=answers)
+            raise InputError("methods.answers_not_whole_groups", total=batch, group_size=answers)
         return arguments
 
     def make_trainer(self, *, is_new: bool, say: Callable[[str], None] = do_nothing) -> Any:
@@ -356,13 +356,13 @@ class TrlTraining:
         total, trained = count_parameters(trainer.model)
         args, title = trainer.args, self.installed.method.title
         return phrase(
-            "methods.trl_parameters_them_trained",
-            title=title,
+            "methods.trl_run_described",
+            method=title,
             version=version("trl"),
             total=total / 1000000.0,
             trained=trained / 1000000.0,
             learning_rate=args.learning_rate,
-            detail="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+            precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
             device=self.device,
         )
 
@@ -382,7 +382,7 @@ class TrlTraining:
         ]
         if (table := _table(datasets, carried)) is not None:
             return table
-        raise InputError("methods.rows_differ_their_messages", version=version("datasets"))
+        raise InputError("methods.datasets_too_old", version=version("datasets"))
 
     def _loading(self) -> dict[str, object]:
         """How transformers loads the model, and the reference, for TRL."""

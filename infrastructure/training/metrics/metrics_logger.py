@@ -30,7 +30,7 @@ class MetricsLogger:
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self.sinks = list(sinks)
         self._best_effort = BestEffort(
-            logger, phrase("metrics.metrics_sink_failed_others"), tries_again=True
+            logger, phrase("training.metrics_sink_failed"), tries_again=True
         )
 
     def log(self, record: Mapping[str, JsonValue]) -> None:
@@ -40,7 +40,7 @@ class MetricsLogger:
             ValueError: the record has no `step`; without it nothing could be resumed.
         """
         if "step" not in record:
-            raise InputError("metrics.metrics_record_needs_step", record=", ".join(record))
+            raise InputError("training.metrics_record_without_step", keys=", ".join(record))
         plain = plain_record(record)
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, partial(sink.write, plain))
@@ -67,7 +67,7 @@ class MetricsLogger:
     def problems(self) -> list[str]:
         return [
             phrase(
-                "metrics.metrics_sink_failed_times",
+                "training.metrics_sink_incomplete",
                 name=name,
                 count=count,
                 first_error=self._best_effort.first_error[name],

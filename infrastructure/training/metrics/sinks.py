@@ -502,7 +502,7 @@ def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = Non
     names = list(names)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InputError("metrics.metrics_sinks_names_twice", twice=", ".join(twice))
+        raise InputError("training.duplicate_metrics_sinks", names=", ".join(twice))
     sinks: list[Sink] = [SINKS.make(name, run_directory) for name in names]
     for sink in sinks:
         if isinstance(sink, ConsoleSink):

@@ -61,16 +61,16 @@ def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = Non
     name = MODELS[registered].adapter if registered in MODELS else wanted
     if wanted not in ("auto", "standard", name):  # "standard" was once the default of every run
         raise InputError(
-            "model_adapters.model_adapter_model_adapter",
-            wanted=wanted,
-            model_config=model_config.name,
-            name=name,
+            "models.registered_model_adapter",
+            adapter=wanted,
+            model=model_config.name,
+            own=name,
         )
     if name not in ("auto", *TEXT_ADAPTERS) or registered in MODELS:
         return name
     shown = pictures_in(data_config or DataConfig())
     if shown and name != "auto":
-        raise InputError("model_adapters.model_adapter_reads_text", name=name, shown=shown)
+        raise InputError("models.text_adapter_for_images", name=name, shown=shown)
     if name != "auto":
         return name
     return "multimodal" if shown else "standard"
@@ -112,8 +112,8 @@ def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig
     for name, is_given in own.items():
         if is_given and not adapter.takes_token_functions:
             raise ConfigurationError(
-                "model_adapters.training_effect_because_computes",
+                "models.token_function_no_effect",
                 name=name,
-                training_config=format_value(getattr(training_config, name)),
-                name_2=type(adapter).__name__,
+                value=format_value(getattr(training_config, name)),
+                adapter=type(adapter).__name__,
             )

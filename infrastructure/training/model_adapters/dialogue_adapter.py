@@ -87,8 +87,8 @@ class DialogueModelAdapter(StandardModelAdapter):
         (encoded,) = self.encoder.encode([_conversation(messages, tools, options)])
         if not isinstance(encoded, Encoded):
             raise InputError(
-                "model_adapters.message",
-                in_python=IN_PYTHON,
+                "models.messages_not_encoded",
+                source=IN_PYTHON,
                 reason=encoded.reason,
                 detail=encoded.detail,
             )
@@ -105,7 +105,7 @@ class DialogueModelAdapter(StandardModelAdapter):
             return self.encoder.prompt_ids(whole.turns[:-1], whole.inputs)
         except FormatError as error:
             raise InputError(
-                "model_adapters.message_3", in_python=IN_PYTHON, sentence=error.sentence
+                "models.messages_not_rendered", source=IN_PYTHON, sentence=error.sentence
             ) from error
 
     @cached_property
@@ -186,7 +186,7 @@ class DialogueModelAdapter(StandardModelAdapter):
             return []
         rows, schema = first_rows(self.data_config)
         if schema.name == TEXT:
-            raise InputError("model_adapters.model_adapter_dialogue_trains", reason=schema.reason)
+            raise InputError("models.dialogue_adapter_plain_text", reason=schema.reason)
         conversations, first_error = [], None
         for row in rows:
             try:
@@ -231,8 +231,8 @@ class DialogueModelAdapter(StandardModelAdapter):
 def _none_of(rows: Sequence[object], first: Row | Conversation, reason: str) -> str:
     """A sentence on rows of which none is a conversation that can be rendered."""
     return phrase(
-        "model_adapters.first_rows_none_trained",
-        num_rows=len(rows),
+        "models.no_row_is_a_conversation",
+        count=len(rows),
         source=first.source,
         line=first.line,
         reason=reason,
@@ -251,7 +251,7 @@ def _conversation(
         return CHAT.conversation(Row(values, IN_PYTHON, 1))
     except ShapeError as error:
         raise InputError(
-            "model_adapters.message_2", in_python=IN_PYTHON, reason=error.reason, error=error
+            "models.messages_invalid", source=IN_PYTHON, reason=error.reason, error=error
         ) from error
 
 

@@ -86,7 +86,7 @@ class LoaderSource:
         count = len(self.items)
         self.num_examples = count - count % self.batch_size if _drops_last(loader) else count
         if self.num_examples == 0:
-            raise InputError("model_adapters.data_loader_gives_batch")
+            raise InputError("models.data_loader_empty")
 
     def first_batch(self) -> object:
         """One batch, to look at."""
@@ -156,7 +156,7 @@ class LayersAdapter(ModelAdapter):
         mean = self._loss(output, targets)
         if not isinstance(mean, torch.Tensor) or mean.ndim:
             shape = f"a tensor {list(mean.shape)}" if isinstance(mean, torch.Tensor) else mean
-            raise InputError("model_adapters.loss_gives_let_give", shape=shape)
+            raise InputError("models.loss_not_a_scalar", returned=shape)
         return LossOutput(mean * num_items, num_items)
 
     def count_items(self, examples: Sequence[object]) -> int:
@@ -195,7 +195,7 @@ def inputs_and_targets(batch: object) -> tuple[torch.Tensor, object]:
             return inputs, targets
     elif _is_pair(batch):
         return batch[0], batch[-1]
-    raise InputError("model_adapters.batch_data_loader_tensor", batch=_described(batch))
+    raise InputError("models.batch_type_unknown", batch=_described(batch))
 
 
 def _described(batch: object) -> str:
@@ -221,7 +221,7 @@ def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
         ValueError: their shapes do not fit together; names both.
     """
     if not isinstance(targets, torch.Tensor):
-        raise InputError("model_adapters.targets_batch_tensor_give")
+        raise InputError("models.targets_not_a_tensor")
     if output.dtype in (torch.bfloat16, torch.float16):
         output = output.float()
     if _is_whole(targets) and targets.shape == output.shape[:-1]:
@@ -230,9 +230,9 @@ def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
     if targets.is_floating_point() and targets.shape == output.shape:
         return F.mse_loss(output, targets) * len(output)
     raise InputError(
-        "model_adapters.targets_shape_do_fit",
-        shape=tuple(targets.shape),
-        shape_2=tuple(output.shape),
+        "models.targets_shape_mismatch",
+        targets_shape=tuple(targets.shape),
+        output_shape=tuple(output.shape),
     )
 
 
@@ -259,7 +259,7 @@ def _drops_last(loader: object) -> bool:
 def _kept(loader: Iterable[object], seed: int) -> list[object]:
     """All batches; what they draw from PyTorch's random numbers is the same each time."""
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        raise InputError("model_adapters.data_loader_give_dataloader", loader=_described(loader))
+        raise InputError("models.not_a_data_loader", loader=_described(loader))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return list(loader)

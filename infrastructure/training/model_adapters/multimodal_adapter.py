@@ -45,7 +45,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
 
     def _manager(self) -> ModelManager:
         if self.training_config.time_step_masking:
-            raise ConfigurationError("model_adapters.training_time_step_masking")
+            raise ConfigurationError("models.masked_diffusion_with_images")
         manager = super()._manager()
         manager.sees = True
         if self.training_config.enables(MULTIMODAL):

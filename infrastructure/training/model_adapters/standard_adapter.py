@@ -177,7 +177,7 @@ class StandardModelAdapter(ModelAdapter):
         config: object = getattr(inner_model(self.model), "config", None)
         window = getattr(config, "sliding_window", None) or chunk_size(self.model)
         if window is not None and window < self.data_config.max_length:
-            self._notes.append(phrase("model_adapters.time_step_masking_layers", window=window))
+            self._notes.append(phrase("models.windowed_layers_see_whole_row", window=window))
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
         """One packed row or padded rows on the device; the targets are found before that."""

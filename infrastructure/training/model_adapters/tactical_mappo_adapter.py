@@ -103,9 +103,9 @@ class TacticalMappoAdapter(ModelAdapter):
     def notes(self) -> list[str]:
         unread = [key for key in ("path", "eval_path") if getattr(self.data_config, key)]
         return [
-            phrase("model_adapters.eval_loss_minus_covered"),
+            phrase("models.eval_loss_is_coverage"),
             *(
-                phrase("model_adapters.data_effect_model_makes", key=Setting(f"data.{key}"))
+                phrase("models.data_setting_no_effect", key=Setting(f"data.{key}"))
                 for key in unread
             ),
         ]

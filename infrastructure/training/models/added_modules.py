@@ -81,7 +81,7 @@ def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
         ValueError: its kind is no plain name.
     """
     if not kind.kind.isidentifier():
-        raise InputError("models.kind_use_letters_digits", kind=kind.__name__, kind_2=kind.kind)
+        raise InputError("models.extension_kind_invalid", class_name=kind.__name__, kind=kind.kind)
     KINDS[kind.kind] = kind
     return kind
 
@@ -98,7 +98,7 @@ def attach(model: torch.nn.Module, module: AddedModule) -> None:
         modules = AddedModules()
         setattr(inner, ATTRIBUTE, modules)
     if module.kind in modules:
-        raise InputError("models.model_weights_extension_already", kind=module.kind)
+        raise InputError("models.extension_already_attached", extension=module.kind)
     module.to(device=next(inner.parameters()).device, dtype=torch.float32)
     module.train(inner.training)
     modules[module.kind] = module
@@ -135,7 +135,7 @@ def train_added_alone(model: torch.nn.Module) -> None:
     """
     modules: AddedModules | None = getattr(inner_model(model), ATTRIBUTE, None)
     if modules is None:
-        raise InputError("models.training_train_extensions_extension")
+        raise InputError("models.no_extension_weights")
     for name, parameter in model.named_parameters():
         if not is_added(name):
             parameter.requires_grad_(False)
@@ -167,7 +167,7 @@ def save_added(model: torch.nn.Module, folder: Path) -> None:
     write_json(
         folder / EXTENSIONS_MANIFEST,
         {
-            "note": phrase("models.model_computes_weights_extension"),
+            "note": phrase("models.extension_weights_note"),
             "extensions": facts_of_added(model),
         },
     )
@@ -202,7 +202,7 @@ def load_added(model: torch.nn.Module, folder: Path) -> None:
         return
     described = read_json(manifest).get("extensions")
     if not isinstance(described, dict):
-        raise InputError("models.should_hold_extensions_copy", manifest=manifest)
+        raise InputError("models.extension_manifest_invalid", manifest=manifest)
     tensors = _read(folder / ADDED_WEIGHTS)
     for kind, facts in described.items():
         module = _kind_of(kind, manifest).build(model, cast(JsonObject, facts))
@@ -214,8 +214,8 @@ def load_added(model: torch.nn.Module, folder: Path) -> None:
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise InputError(
-                "models.does_belong_copy_both",
-                folder=folder / ADDED_WEIGHTS,
+                "models.extension_weights_mismatch",
+                weights=folder / ADDED_WEIGHTS,
                 manifest=manifest,
                 reason=reason,
             ) from error
@@ -226,9 +226,7 @@ def _read(file: Path) -> Mapping[str, torch.Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise InputError(
-            "models.weights_extensions_missing_damaged", file=file, error=error
-        ) from error
+        raise InputError("models.extension_weights_unreadable", file=file, error=error) from error
 
 
 def _kind_of(kind: str, place: object) -> type[AddedModule]:
@@ -236,9 +234,9 @@ def _kind_of(kind: str, place: object) -> type[AddedModule]:
         registries.EXTENSIONS.get(kind)  # registers its module when it is imported
     if kind not in KINDS:
         raise InputError(
-            "models.import_module_first_calls",
-            place=place,
-            unknown_name=unknown_name("extension", kind, KINDS),
+            "models.extension_not_registered",
+            source=place,
+            reason=unknown_name("extension", kind, KINDS),
         )
     return KINDS[kind]
 
@@ -256,7 +254,7 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
     lists = [m for m in decoder(model).children() if isinstance(m, torch.nn.ModuleList)]
     fitting = [one for one in lists if len(one) == count]
     if len(fitting) != 1:
-        raise InputError("models.parts_layers_cannot_told", name=type(inner).__name__)
+        raise InputError("models.layers_not_identified", name=type(inner).__name__)
     return fitting[0]
 
 

@@ -66,9 +66,7 @@ def choose_backend(
     configured = model_config.backend if model_config.backend != "auto" else began_with
     if configured is not None:
         is_on_cpu = configured == "unsloth" and device.type == "cpu"
-        return BackendChoice(
-            configured, phrase("models.unsloth_loads_model_changes") if is_on_cpu else None
-        )
+        return BackendChoice(configured, phrase("models.unsloth_on_cpu") if is_on_cpu else None)
     if device.type != "cuda" or trains_from_scratch(model_config):
         return BackendChoice("transformers")
     reason = (
@@ -79,11 +77,9 @@ def choose_backend(
     if reason is None:
         return BackendChoice(
             "unsloth",
-            phrase("models.unsloth_loads_model_cuda"),
+            phrase("models.unsloth_chosen"),
         )
-    return BackendChoice(
-        "transformers", phrase("models.transformers_loads_model_unsloth", reason=reason)
-    )
+    return BackendChoice("transformers", phrase("models.transformers_chosen", reason=reason))
 
 
 def _not_supported(
@@ -92,33 +88,33 @@ def _not_supported(
     """Why this training is none for Unsloth."""
     strategy = training.strategy_for(model_config)
     if strategy not in STRATEGIES:
-        return phrase("models.does_know_strategy", strategy=strategy)
+        return phrase("models.unsloth_strategy_unsupported", strategy=strategy)
     if training.time_step_masking:
-        return phrase("models.masked_diffusion")
+        return phrase("models.unsloth_no_masked_diffusion")
     if num_processes > 1:
         return "several processes train"
     if model_config.adapter not in ("auto", "standard"):
         return phrase("models.adapter_loads_model", adapter=model_config.adapter)
     if training.gradient_checkpointing and training.gradient_checkpointing_mode != "all":
-        return phrase("models.recomputes_activations_way_own")
+        return phrase("models.unsloth_own_checkpointing")
     if attention_for(model_config, training) not in ("auto", "sdpa"):
-        return phrase("models.chooses_attention_itself")
+        return phrase("models.unsloth_own_attention")
     if model_config.lora_config is not None and any(variants_of(model_config.lora_config).values()):
-        return phrase("models.such_variant_lora")
+        return phrase("models.unsloth_lora_variant")
     if model_config.quantization_aware is not None:
-        return phrase("models.does_train_rounded_weights")
+        return phrase("models.unsloth_no_qat")
     source = find_source(model_config.name)
     if source.kind not in (SourceKind.HUB, SourceKind.FOLDER, SourceKind.LORA_FOLDER):
         return f"{model_config.name} is a registered model"
     if model_config.trust_remote_code:
-        return phrase("models.model_comes_code_own")
+        return phrase("models.model_has_own_code")
     model_type = _model_type(source, model_config)
     if model_type is None:
-        return phrase("models.model_config_json_cannot")
+        return phrase("models.config_unreadable_before_load")
     return (
         None
         if model_type in MODEL_TYPES
-        else phrase("models.kernels_models", model_type=model_type)
+        else phrase("models.unsloth_no_kernels", model_type=model_type)
     )
 
 
@@ -141,9 +137,9 @@ def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
 def _not_usable() -> str | None:
     """Why the installed packages do not let it load anything."""
     if not is_installed("unsloth"):
-        return phrase("models.installed", pip_lines=PIP_LINES["unsloth"])
+        return phrase("models.unsloth_not_installed", command=PIP_LINES["unsloth"])
     if "unsloth" not in sys.modules and "transformers" in sys.modules:
-        return phrase("models.transformers_imported_before_process")
+        return phrase("models.unsloth_imported_too_late")
     try:
         check_versions()
     except (MissingPackageError, ValueError) as error:
@@ -156,5 +152,5 @@ def _not_importable(model_config: ModelConfig, cache_directory: Path | None) -> 
     try:
         prepare_backend(model_config.model_copy(update={"backend": "unsloth"}), cache_directory)
     except Exception as error:  # of any package that it imports
-        return phrase("models.cannot_imported", error=named(error)[:LONGEST_REASON])
+        return phrase("models.unsloth_import_failed", error=named(error)[:LONGEST_REASON])
     return None

@@ -36,25 +36,23 @@ def check_bidirectional(model: torch.nn.Module) -> None:
     """
     inner = inner_model(model)
     attention = attention_implementation(model)
-    who = phrase(
-        "models.training_time_step_masking_2", name=type(inner).__name__, attention=attention
-    )
+    who = phrase("models.masked_diffusion_model", name=type(inner).__name__, attention=attention)
     limit = leak_tolerance(compute_dtype(model))
     try:
         late, padding = late_influence(model)
     except PROBE_ERRORS as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            "models.cannot_attend_both_directions",
+            "models.not_bidirectional",
             who=who,
-            name=type(error).__name__,
+            error_type=type(error).__name__,
             reason=reason,
-            model=_remedy(model),
+            remedy=_remedy(model),
         ) from error
     if padding > limit:
-        raise InputError("models.lets_tokens_see_padding", who=who, model=_remedy(model))
+        raise InputError("models.attends_to_padding", who=who, remedy=_remedy(model))
     if not late > limit:
-        raise InputError("models.attends_earlier_tokens_whatever", who=who, model=_remedy(model))
+        raise InputError("models.attention_stays_causal", who=who, remedy=_remedy(model))
 
 
 def _remedy(model: torch.nn.Module) -> str:
@@ -63,7 +61,7 @@ def _remedy(model: torch.nn.Module) -> str:
         return phrase("models.balancing_loss_reads_mask")
     if attention_implementation(model) not in ("sdpa", "eager", "temper_packed", None):
         return phrase("models.set_sdpa")
-    return phrase("models.choose_another_model_leave")
+    return phrase("models.choose_bidirectional_model")
 
 
 @torch.no_grad()

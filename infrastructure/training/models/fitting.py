@@ -46,7 +46,7 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
             return torch.float32
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if trains_all and name == "fp16":
-        raise InputError("models.model_dtype_fp_cannot")
+        raise InputError("models.fp16_full_fine_tuning")
     if trains_all and name == "bf16":
         logger.warning(phrase("models.bf16_rounds_updates_away"))
     return DTYPES[name]
@@ -68,7 +68,7 @@ def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name
     largest = max(tokenizer.get_vocab().values())
     if largest >= num_tokens:
         raise InputError(
-            "models.model_tokenizer_token_but", name=name, largest=largest, num_tokens=num_tokens
+            "models.tokenizer_larger_than_model", name=name, largest=largest, num_tokens=num_tokens
         )
 
 
@@ -97,7 +97,7 @@ def check_same_lora(
         differing.append(f"target_modules={wanted.target_modules} (there {_leaves(has)})")
     if differing:
         raise InputError(
-            "models.model_lora_goes_training", folder=folder, differing=", ".join(differing)
+            "models.lora_settings_differ", folder=folder, differences=", ".join(differing)
         )
 
 

@@ -139,7 +139,7 @@ def _paths_within(model: torch.nn.Module, lora_config: LoraConfig, within: str |
     targets, experts = lora_config.target_modules, lora_config.experts
     paths = target_paths(model, targets, experts=experts, within=within)
     if within is not None and not paths:
-        raise InputError("models.model_lora_config_target", targets=targets)
+        raise InputError("models.lora_targets_outside_language", targets=targets)
     return paths
 
 
@@ -160,7 +160,7 @@ def _targets_for_peft(
     experts = set(expert_parameters(model))
     if not experts:
         if lora_config.router:
-            raise InputError("models.model_lora_config_router", name=type(model).__name__)
+            raise InputError("models.lora_router_without_experts", name=type(model).__name__)
         if within is None and not in_full:
             return {"target_modules": lora_config.target_modules}
         paths = _paths_within(model, lora_config, within)
@@ -177,10 +177,10 @@ def _targets_for_peft(
         if value and as_parameters:
             names = sorted({_leaf(path.removesuffix(".weight")) for path in as_parameters})
             raise InputError(
-                "models.model_lora_config_peft",
+                "models.lora_option_on_experts",
                 name=name,
-                names=", ".join(names),
-                name_2=type(model).__name__,
+                layers=", ".join(names),
+                model=type(model).__name__,
             )
     return {
         "target_modules": sorted(as_modules),
@@ -211,15 +211,15 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
     wrong = [name for name in names if not any(_is_called(path, name) for path in there)]
     if wrong or not names:
         what = (
-            phrase("models.linear_layer", wrong=wrong[0])
+            phrase("models.not_a_linear_layer", layer=wrong[0])
             if wrong
-            else phrase("models.list_empty_needs_name")
+            else phrase("models.lora_targets_empty")
         )
         raise InputError(
-            "models.model_lora_config_target_2",
-            what=what,
+            "models.lora_targets_invalid",
+            problem=what,
             name=type(model).__name__,
-            known=", ".join(known),
+            layers=", ".join(known),
         )
 
 
@@ -240,9 +240,12 @@ def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
     for given, pattern in zip(lora_config.rank_pattern, peft_ranks(lora_config), strict=True):
         if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
             blocks = {int(match[1]) for path in paths if (match := _BLOCK.search(path))}
-            last = phrase("models.blocks", blocks=max(blocks)) if blocks else ""
+            last = phrase("models.block_range", last=max(blocks)) if blocks else ""
             raise InputError(
-                "models.model_lora_config_rank", given=given, name=type(model).__name__, last=last
+                "models.rank_pattern_matches_nothing",
+                pattern=given,
+                name=type(model).__name__,
+                blocks=last,
             )
 
 

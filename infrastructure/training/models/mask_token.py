@@ -42,7 +42,7 @@ def ensure_mask_row(
     if tokenizer.mask_token_id < rows:
         return False
     if not may_grow:
-        raise InputError("models.model_tokenizer_mask_token", name=name)
+        raise InputError("models.mask_token_with_lora", name=name)
     add_row(model, tokenizer.mask_token_id)
     return True
 
@@ -62,11 +62,11 @@ def add_row(model: torch.nn.Module, token_id: int) -> None:
 
 def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
     """What a user should know of a mask token that was added."""
-    where = phrase("models.model_vocabulary_grew") if grew else phrase("models.spare_row_embedding")
+    where = phrase("models.vocabulary_extended") if grew else phrase("models.spare_embedding_row")
     return phrase(
-        "models.tokenizer_mask_token_added",
+        "models.mask_token_added",
         mask_token=tokenizer.mask_token,
-        mask_token_id=tokenizer.mask_token_id,
+        token_id=tokenizer.mask_token_id,
         where=where,
     )
 

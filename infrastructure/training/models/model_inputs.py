@@ -83,7 +83,7 @@ def language_part(model: torch.nn.Module) -> str:
     decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else None
     name = next((name for name, module in inner.named_modules() if module is decoder), "")
     if not name:
-        raise InputError("models.part_language_model_cannot", name=type(inner).__name__)
+        raise InputError("models.language_part_not_identified", name=type(inner).__name__)
     return name
 
 
@@ -161,7 +161,7 @@ def logits_of(output: object) -> torch.Tensor:
         candidates: Iterable[object] = output if isinstance(output, tuple) else ()
         logits = next((t for t in candidates if isinstance(t, torch.Tensor) and t.ndim == 3), None)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
-        raise InputError("models.model_forward_gives_logits")
+        raise InputError("models.forward_returns_no_logits")
     return logits
 
 

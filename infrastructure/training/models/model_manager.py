@@ -304,32 +304,40 @@ class ModelManager:
             self._check_vision(source)
         refusals = {
             "adapter": (self.sees, is_trained, "sees no pictures"),
-            "train_vision": (config.train_vision, is_seeing, phrase("models.trained_pictures")),
+            "train_vision": (
+                config.train_vision,
+                is_seeing,
+                phrase("models.not_trained_on_images"),
+            ),
             "quantization": (
                 config.quantization,
                 is_trained,
-                phrase("models.trained_weights_quantise"),
+                phrase("models.no_trained_weights"),
             ),
-            "backend": (config.backend == "unsloth", is_trained, phrase("models.loaded_unsloth")),
+            "backend": (
+                config.backend == "unsloth",
+                is_trained,
+                phrase("models.not_loaded_by_unsloth"),
+            ),
             "trust_remote_code": (config.trust_remote_code, is_trained, "comes without code"),
             "revision": (
                 config.revision,
                 source.kind is SourceKind.HUB,
-                phrase("models.hub_model"),
+                phrase("models.not_a_hub_model"),
             ),
             "quantization_aware": (
                 config.quantization_aware,
                 is_text,
-                phrase("models.language_model"),
+                phrase("models.not_a_language_model"),
             ),
-            "lora_config": (config.lora_config, is_text, phrase("models.language_model")),
-            "dtype": (config.dtype != "auto", is_text, phrase("models.language_model")),
-            "attention": (self.attention, is_text, phrase("models.language_model")),
+            "lora_config": (config.lora_config, is_text, phrase("models.not_a_language_model")),
+            "dtype": (config.dtype != "auto", is_text, phrase("models.not_a_language_model")),
+            "attention": (self.attention, is_text, phrase("models.not_a_language_model")),
         }
         if self.sees and config.backend == "unsloth":
             refuse_pictures_by_unsloth()
         if self.needs_mask_token and not is_text:
-            raise InputError("models.training_time_step_masking", config=config.name)
+            raise InputError("models.masked_diffusion_needs_text", name=config.name)
         for key, (is_set, has_effect, reason) in refusals.items():
             if is_set and not has_effect:
                 refuse_without_effect(key, config.name, reason)
@@ -342,10 +350,10 @@ class ModelManager:
         assert self.vision is not None
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
             is_lora = source.kind is SourceKind.LORA_FOLDER
-            reason = phrase("models.lora_merge_first_temper") if is_lora else "is none"
+            reason = phrase("models.is_unmerged_lora") if is_lora else "is none"
             raise InputError(
-                "models.training_enabled_extensions_multimodal",
-                config=self.config.name,
+                "models.vision_needs_text_model",
+                name=self.config.name,
                 reason=reason,
             )
         tower_source(self.vision)
@@ -354,7 +362,7 @@ class ModelManager:
         config = self.config
         lora = config.lora_config
         if lora is not None and lora.init_lora_weights == "loftq" and self.device.type == "cpu":
-            raise InputError("models.model_lora_config_init")
+            raise InputError("models.loftq_on_cpu")
         trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
         refuse_quantized_weights_that_train(config, trains_lora=trains_lora)
 
@@ -365,17 +373,17 @@ class ModelManager:
             (
                 Setting("model.backend", "unsloth"),
                 config.backend == "unsloth",
-                phrase("models.patches_layers_they_hang"),
+                phrase("models.patches_extended_layers"),
             ),
             (
                 Setting("model.quantization_aware"),
                 config.quantization_aware,
-                phrase("models.saves_second_rounded_model"),
+                phrase("models.saves_second_quantized_model"),
             ),
         ):
             if is_set:
                 raise InputError(
-                    "models.model_weights_extensions_leave",
+                    "models.setting_with_extension_weights",
                     key=key,
                     why=why,
                     config=config.name,
@@ -398,7 +406,7 @@ class ModelManager:
             saved = ModelSource(SourceKind.FOLDER, str(self.tokenizer_directory))
             return load_tokenizer(saved, self._options(trains_all=self._is_full))
         if self.tokenizer_texts is None:
-            raise InputError("models.model_embedded_makes_tokenizer")
+            raise InputError("models.embedded_without_texts")
         if self.known_tokenizer is not None:
             return read_tokenizer(self.known_tokenizer)
         return train_tokenizer(self.tokenizer_texts(), self.config.embedded.vocab_size)
@@ -481,7 +489,9 @@ class ModelManager:
         tower = vision_tower(model)
         if tower is None:
             raise InputError(
-                "models.model_part_sees_cannot", config=self.config.name, name=type(model).__name__
+                "models.vision_encoder_not_identified",
+                name=self.config.name,
+                class_name=type(model).__name__,
             )
         tower.requires_grad_(False)
 

@@ -25,10 +25,10 @@ def refuse_file(path: Path) -> None:
     """
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
         raise InputError(
-            "models.model_gguf_file_cannot", path=path, gguf=phrase("config.gguf_is_exported")
+            "models.gguf_cannot_be_trained", path=path, gguf=phrase("config.gguf_is_exported")
         )
     if path.is_file():
-        raise InputError("models.model_file_give_folder", path=path)
+        raise InputError("models.model_is_a_file", path=path)
 
 
 def refuse_missing(name: str) -> None:
@@ -37,19 +37,19 @@ def refuse_missing(name: str) -> None:
     if reads_like_path(name):
         is_final = Path(name).name == "final"
         hint = (
-            phrase("models.run_model_lies_own")
+            phrase("models.hint_run_model_folder")
             if is_final
-            else phrase("models.give_folder_holds_config")
+            else phrase("models.hint_model_folder_or_run")
         )
         if meant := _near_run(Path(name)) if is_final else _near(name):
             hint = f"; did you mean {meant!r}?"
-        raise InputError("models.model_such_folder", name=name, hint=hint)
+        raise InputError("models.folder_missing", name=name, hint=hint)
 
 
 def refuse_missing_on_hub(
     name: str,
     revision: str | None = None,
-    files: str = phrase("models.config_json_tokenizer_safetensors"),
+    files: str = phrase("models.language_model_files"),
 ) -> None:
     """Raise ValueError where a name that is none of a folder stands for no model of the hub either,
     as far as its cache or one request tells.
@@ -70,13 +70,13 @@ def not_found(
     name: str,
     *,
     hub_reachable: bool,
-    files: str = phrase("models.config_json_tokenizer_safetensors"),
+    files: str = phrase("models.language_model_files"),
 ) -> str:
     """The sentence for a name that is neither here nor to be had from the hub."""
-    hub = phrase("models.does") if hub_reachable else "cannot be reached"
+    hub = phrase("models.hub_does_not_have_it") if hub_reachable else "cannot be reached"
     meant = nearest(name, [*REGISTERED_MODELS, EMBEDDED]) or _near(name)
     hint = f"; did you mean {meant!r}?" if meant else ""
-    return phrase("models.model_folder_name_hugging", name=name, hub=hub, hint=hint, files=files)
+    return phrase("models.model_not_found", name=name, hub=hub, hint=hint, files=files)
 
 
 def _near_run(final: Path) -> str | None:

@@ -197,7 +197,7 @@ def attention_form(
     if name != ATTENTION_NAME or not takes_some:
         return name
     return phrase(
-        "models.products_up_scores_up", name=name, max_product=MAX_PRODUCT, max_length=MAX_LENGTH
+        "models.packed_attention_form", name=name, max_product=MAX_PRODUCT, max_length=MAX_LENGTH
     )
 
 
@@ -262,13 +262,13 @@ def refuse_unsupported(
     unsupported = [name for name in UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
     if unsupported:
         raise PackingUnsupportedError(
-            "models.packed_attention_cannot_do", unsupported=", ".join(unsupported)
+            "models.packed_arguments_unsupported", arguments=", ".join(unsupported)
         )
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if not causal or arguments.get("output_attentions"):
-        raise PackingUnsupportedError("models.packed_attention_causal_gives")
+        raise PackingUnsupportedError("models.packed_attention_is_causal")
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
-        raise PackingUnsupportedError("models.packed_attention_takes_row")
+        raise PackingUnsupportedError("models.packed_attention_one_row")
 
 
 def sliding_window(
@@ -288,7 +288,7 @@ def sliding_window(
         limit = getattr(config, name, None)
         if isinstance(limit, int) and limit < max_length:
             raise PackingUnsupportedError(
-                "models.example_tokens_longer_model", max_length=max_length, name=name, limit=limit
+                "models.example_exceeds_window", max_length=max_length, name=name, limit=limit
             )
     return None
 
@@ -436,7 +436,7 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
     """
     names, takes_any = forward_parameters(model)
     if "position_ids" not in names and not takes_any:
-        raise InputError("models.model_forward_takes_position")
+        raise InputError("models.no_position_ids")
     arguments: dict[str, object] = {"position_ids": batch["position_ids"]}
     if text_part(model) is not inner_model(model):  # a cache would turn transformers' masks off
         arguments["use_cache"] = False

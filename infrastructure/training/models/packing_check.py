@@ -75,7 +75,7 @@ def prepare_packing(
     chunk = chunk_size(model)
     if chunk is not None and max_length is not None and max_length > chunk:
         return _refused(
-            model, phrase("models.examples_up_tokens_cross", max_length=max_length, chunk=chunk)
+            model, phrase("models.examples_cross_chunks", max_length=max_length, chunk=chunk)
         )
     failures = []
     if use_packed_attention(model):
@@ -85,12 +85,12 @@ def prepare_packing(
         failures.append(check.reason)
         use_plain_attention(model)
     if chunk is not None:  # a short probe could not find it
-        return _refused(model, phrase("models.counts_chunks_where_row", chunk=chunk))
+        return _refused(model, phrase("models.chunks_from_row_start", chunk=chunk))
     check = check_packing(model, max_length, with_pictures)
     if check.isolated:
         return check
     failures.append(check.reason)
-    reason = phrase("models.rows_padded_packed") + "; ".join(dict.fromkeys(failures))
+    reason = phrase("models.padded_not_packed") + "; ".join(dict.fromkeys(failures))
     return replace(check, reason=reason)
 
 
@@ -105,10 +105,10 @@ def chunk_size(model: torch.nn.Module) -> int | None:
 
 def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
     reason = phrase(
-        "models.attends_chunks",
-        phrase=phrase("models.rows_padded_packed"),
+        "models.attends_in_chunks",
+        prefix=phrase("models.padded_not_packed"),
         name=type(inner_model(model)).__name__,
-        why=why,
+        reason=why,
     )
     unknown = float("inf")
     return PackingCheck(False, unknown, unknown, attention_implementation(model), reason)
@@ -124,7 +124,7 @@ def check_packing(
     try:
         difference, leak = packing_difference(model, max_length)
         if with_pictures and _keeps_apart(difference, leak, dtype):
-            rows = phrase("models.packed_rows_pictures")
+            rows = phrase("models.packed_rows_with_images")
             difference, leak = map(max, (difference, leak), with_pictures(model))
     except PROBE_ERRORS as error:
         reason = f"{name} cannot read {rows} ({named(error)})"
@@ -132,7 +132,7 @@ def check_packing(
     if _keeps_apart(difference, leak, dtype):
         return PackingCheck(True, difference, leak, attention, f"{name} isolates {rows}")
     reason = phrase(
-        "models.lets_see_each_other", name=name, rows=rows, difference=max(difference, leak)
+        "models.packed_rows_not_isolated", name=name, rows=rows, difference=max(difference, leak)
     )
     return PackingCheck(False, difference, leak, attention, reason)
 
@@ -200,7 +200,7 @@ def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
         return language_model(model).get_input_embeddings()
     embedding = next((m for m in inner.modules() if isinstance(m, torch.nn.Embedding)), None)
     if embedding is None:
-        raise InputError("models.token_embedding", name=type(inner).__name__)
+        raise InputError("models.no_token_embedding", name=type(inner).__name__)
     return embedding
 
 

@@ -41,7 +41,7 @@ def load_processor(source: ModelSource, options: LoadOptions) -> Any:
     if source.kind is not SourceKind.HUB:
         check_tokenizer(source.folder)
         if not has_processor(source.folder):
-            raise InputError("models.model_processor_processor_config", location=source.location)
+            raise InputError("models.processor_missing", location=source.location)
     try:
         processor = transformers.AutoProcessor.from_pretrained(
             source.location, **hub_arguments(source, options)
@@ -50,15 +50,15 @@ def load_processor(source: ModelSource, options: LoadOptions) -> Any:
         reason = shortened(" ".join(str(error).split()))
         if "torchvision" in reason.lower() and not is_installed("torchvision"):
             raise MissingPackageError(
-                "models.model_processor_needs_package", location=source.location
+                "models.processor_needs_torchvision", location=source.location
             ) from error
         raise InputError(
-            "models.model_processor_cannot_loaded", location=source.location, reason=reason
+            "models.processor_not_loaded", location=source.location, reason=reason
         ) from error
     tokenizer = getattr(processor, "tokenizer", None)
     if tokenizer is None or getattr(processor, "image_processor", None) is None:
         raise InputError(
-            "models.model_makes_pixels_tokens",
+            "models.processor_without_images",
             location=source.location,
             name=type(processor).__name__,
         )

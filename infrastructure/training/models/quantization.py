@@ -81,8 +81,8 @@ def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
     """For people: these parameters, which hold the experts of a mixture, are not in `kind` bits."""
     num_weights = sum(parameter.numel() for parameter in experts)
     return phrase(
-        "models.bitsandbytes_holds_linear_layers",
-        removesuffix=kind.removesuffix("bit"),
+        "models.experts_not_quantized",
+        quantized_bits=kind.removesuffix("bit"),
         num_weights=num_weights / 1000000.0,
         bits=torch.finfo(experts[0].dtype).bits,
     )

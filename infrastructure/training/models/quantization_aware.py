@@ -36,17 +36,17 @@ def check(model: torch.nn.Module) -> None:
         ValueError: says which layers.
     """
     if hasattr(getattr(model, "config", None), "vision_config"):
-        raise InputError("models.models_text_alone_leave", needed_for=_NEEDED_FOR)
+        raise InputError("models.qat_text_models_only", key=_NEEDED_FOR)
     head = language_model(model).get_output_embeddings()
     num_rounded, kept = 0, Counter[str]()
     for name, module in model.named_modules():
         is_rounded = _is_rounded(module, head)
         if is_rounded and module.in_features % GROUP_SIZE:
             raise InputError(
-                "models.rows_multiple_leave_out",
-                needed_for=_NEEDED_FOR,
+                "models.qat_row_size",
+                key=_NEEDED_FOR,
                 name=name,
-                in_features=module.in_features,
+                width=module.in_features,
                 group_size=GROUP_SIZE,
             )
         if module is head or isinstance(module, torch.nn.Embedding):
@@ -59,11 +59,11 @@ def check(model: torch.nn.Module) -> None:
     share = kept.total() / max(1, num_rounded + kept.total())
     if share > MOST_KEPT:
         raise InputError(
-            "models.torchao_rounds_linear_layers",
-            needed_for=_NEEDED_FOR,
+            "models.qat_few_linear_layers",
+            key=_NEEDED_FOR,
             share=share,
             name=type(model).__name__,
-            most_common=kept.most_common(1)[0][0],
+            layer_type=kept.most_common(1)[0][0],
         )
 
 

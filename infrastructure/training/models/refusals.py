@@ -14,39 +14,37 @@ GROUP_SIZE = 32  # weights of a row that share a scale, where training rounds th
 def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: bool) -> None:
     """Raise ValueError where nothing is left to train, as quantised weights are frozen."""
     if config.quantization is not None and not trains_lora:
-        raise InputError(
-            "models.model_quantization_freezes_weights", quantization=config.quantization
-        )
+        raise InputError("models.quantized_without_lora", quantization=config.quantization)
 
 
 def refuse_quantized_base(name: str) -> None:
     """Raise ValueError where weights that are quantised already are to be trained in full."""
-    raise InputError("models.model_weights_quantised_already", name=name)
+    raise InputError("models.quantized_full_fine_tuning", name=name)
 
 
 def refuse_without_effect(key: str, name: str, reason: str) -> None:
     """Raise ValueError for a setting of a model that has no use for it."""
     raise InputError(
-        "models.model_model_leave_out", key=Setting(f"model.{key}"), name=name, reason=reason
+        "models.setting_no_effect", key=Setting(f"model.{key}"), name=name, reason=reason
     )
 
 
 def refuse_pictures_by_unsloth() -> None:
     """Raise ValueError: Unsloth would load the language part alone."""
-    raise InputError("models.model_backend_unsloth_loads")
+    raise InputError("models.unsloth_with_images")
 
 
 def refuse_flash_attention(attention: str | None, *, has_gpu: bool) -> None:
     """Raise ValueError where flash attention is wanted, and cannot be had."""
     if attention == "flash_attention_2" and not (has_gpu and is_installed("flash_attn")):
-        raise InputError("models.model_attention_flash_attention")
+        raise InputError("models.flash_attention_unavailable")
 
 
 def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> None:
     """Raise ValueError where examples may be longer than what the model sees."""
     if max_length > num_positions:
         raise InputError(
-            "models.data_max_length_positions",
+            "models.max_length_beyond_positions",
             max_length=max_length,
             num_positions=num_positions,
             name=name,
@@ -60,7 +58,7 @@ def refuse_odd_width_of_embedded(config: EmbeddedModelConfig) -> None:
         if width % GROUP_SIZE:
             wider = (width // GROUP_SIZE + 1) * GROUP_SIZE
             raise InputError(
-                "models.model_quantization_aware_rounds",
+                "models.qat_embedded_width",
                 group_size=GROUP_SIZE,
                 name=name,
                 width=width,

@@ -44,8 +44,8 @@ def register_model(name: str, entry: ModelEntry) -> None:
         ValueError: the name is taken, or would read as a path or a hub name.
     """
     if name in MODELS or name == "embedded":
-        raise InputError("models.model_name_taken_choose", name=name)
+        raise InputError("models.model_name_taken", name=name)
     if not name.replace("-", "_").isidentifier():
-        raise InputError("models.model_name_use_letters", name=name)
+        raise InputError("models.model_name_invalid", name=name)
     MODELS[name] = entry
     REGISTERED_MODELS.add(name)

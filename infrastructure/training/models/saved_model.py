@@ -81,10 +81,10 @@ def look_into(path: Path) -> ModelSource:
     if is_there(path / FINAL):
         return look_into(path / FINAL)
     if (path / "run.json").is_file():
-        raise InputError("models.model_run_final_yet", path=path)
+        raise InputError("models.run_has_no_final", path=path)
     for file in sorted(path.glob(f"*{GGUF_SUFFIX}")):
         refuse_file(file)
-    raise InputError("models.model_holds_model_config", path=path)
+    raise InputError("models.folder_has_no_model", path=path)
 
 
 def is_there(path: Path) -> bool:
@@ -117,7 +117,7 @@ def _check_tokenizer_file(file: Path) -> None:
             read_json(file)
     except ValueError as error:
         raise InputError(
-            "models.model_tokenizer_cannot_loaded", parent=file.parent, error=error
+            "models.tokenizer_file_invalid", folder=file.parent, error=error
         ) from error
 
 
@@ -149,20 +149,20 @@ def _named_weight_files(folder: Path, stem: str) -> list[Path]:
         if missing or not shards:
             what = (
                 phrase(
-                    "models.lacks_shards_first",
+                    "models.shards_missing",
                     num_missing=len(missing),
                     num_shards=len(shards),
-                    missing=missing[0],
+                    shard=missing[0],
                 )
                 if missing
-                else phrase("models.names_shard_index")
+                else phrase("models.shard_index_empty")
             )
-            raise InputError("models.model_download_copy_again", folder=folder, what=what)
+            raise InputError("models.weights_incomplete", folder=folder, problem=what)
         return [folder / shard for shard in shards]
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED_SUFFIXES)
     if pickled:
-        raise InputError("models.model_pickled_weights_run", folder=folder, pickled=pickled[0])
-    raise InputError("models.model_weights_missing", folder=folder, single=single.name)
+        raise InputError("models.weights_are_pickled", folder=folder, file=pickled[0])
+    raise InputError("models.weights_missing", folder=folder, file=single.name)
 
 
 def _check_safetensors(file: Path) -> None:
@@ -172,7 +172,7 @@ def _check_safetensors(file: Path) -> None:
         with safe_open(file, framework="np") as tensors:
             tensors.keys()
     except SafetensorError as error:
-        raise InputError("models.model_weights_damaged_download", file=file, error=error) from error
+        raise InputError("models.weights_damaged", file=file, error=error) from error
 
 
 def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
@@ -202,7 +202,7 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
     kinds = read_json(folder / "config.json").get("architectures")
     kind = kinds[0] if isinstance(kinds, list) and kinds else "this model"
     raise InputError(
-        "models.model_lora_config_target_3", wrong=wrong[0], kind=kind, layers=", ".join(layers)
+        "models.lora_target_unknown", layer=wrong[0], model=kind, layers=", ".join(layers)
     )
 
 
@@ -228,22 +228,20 @@ def refuse_odd_rows(folder: Path, group: int) -> None:
         return
     key, config = Setting("model.quantization_aware"), read_json(folder / "config.json")
     if "vision_config" in config:
-        raise InputError("models.models_text_alone_leave_2", key=key)
+        raise InputError("models.qat_text_files_only", key=key)
     if config.get("model_type") in CONV1D_MODELS:
-        raise InputError(
-            "models.torchao_rounds_linear_layers_2", key=key, config=config["model_type"]
-        )
+        raise InputError("models.qat_conv1d_layers", key=key, model_type=config["model_type"])
     for name, shape in _shapes(folder).items():
         layer, _, last = name.rpartition(".")
         own_name = layer.rpartition(".")[2]
         is_layer = last == "weight" and len(shape) == 2 and own_name not in NOT_ROUNDED
         if is_layer and not re.search("emb|bias", own_name) and shape[1] % group:
             raise InputError(
-                "models.rows_multiple_leave_out_2",
+                "models.qat_stored_row_size",
                 key=key,
                 layer=layer,
-                shape=shape[1],
-                group=group,
+                width=shape[1],
+                group_size=group,
             )
 
 
@@ -269,7 +267,7 @@ def notes_of_rounded(model: str) -> list[str]:
     rounded = rounded_beside(Path(model).expanduser())
     if rounded is None:
         return []
-    return [phrase("models.note_weights_rounded_training", model=model, rounded=rounded)]
+    return [phrase("models.weights_not_quantized", model=model, rounded=rounded)]
 
 
 def check_sums(folder: Path) -> None:
@@ -280,14 +278,14 @@ def check_sums(folder: Path) -> None:
     """
     if damaged := damaged_files(folder):
         raise DamagedFileError(
-            "models.model_folder_says_bring", folder=folder, damaged=", ".join(damaged), sums=SUMS
+            "models.checksum_mismatch", folder=folder, files=", ".join(damaged), sums=SUMS
         )
 
 
 def check_tokenizer(folder: Path) -> None:
     """Raise ValueError when `folder` holds no tokenizer."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InputError("models.model_tokenizer_tokenizer_json", folder=folder)
+        raise InputError("models.tokenizer_missing", folder=folder)
 
 
 def weights_sha256(files: list[Path]) -> str:
@@ -307,7 +305,7 @@ def read_json(path: Path) -> JsonObject:
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError("models.valid_json", path=path, error=error) from error
+        raise InputError("models.invalid_json", path=path, error=error) from error
     if not isinstance(value, dict):
-        raise InputError("models.should_hold_json_object", path=path)
+        raise InputError("models.json_not_an_object", path=path)
     return value

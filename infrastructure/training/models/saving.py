@@ -91,7 +91,7 @@ def write_model(
     elif hasattr(model, "save_pretrained"):
         _save_pretrained(model, part)
     else:
-        raise InputError("models.transformers_model_save_name", name=type(model).__name__)
+        raise InputError("models.not_a_transformers_model", name=type(model).__name__)
     save_added(model, part)
     if tokenizer is not None:
         save_tokenizer(tokenizer, part, processor)
@@ -207,7 +207,7 @@ def _start_of_pissa(model: Any) -> Iterator[str | None]:
         save_file({n: t.contiguous() for n, t in start.items()}, f"{folder}/{LORA_WEIGHTS}")
         with torch.random.fork_rng(), warnings.catch_warnings():
             # PEFT loads it beside, as a second LoRA, for as long as it takes
-            warnings.filterwarnings("ignore", phrase("models.pissa_changes_base_weights"))
+            warnings.filterwarnings("ignore", phrase("models.pissa_changes_base"))
             yield folder
 
 
@@ -222,19 +222,19 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
     is_path = base.startswith((".", "~", "?")) or Path(base).is_absolute() or Path(base).is_dir()
     is_of_hub = not is_path
     if (folder / BASE / "config.json").is_file():
-        where, place = phrase("models.beside_file", base=BASE), f'f"{{folder}}/{BASE}"'
+        where, place = phrase("models.card_base_in_folder", base=BASE), f'f"{{folder}}/{BASE}"'
     elif is_of_hub:
         where, place = f"`{base}` on the Hugging Face Hub", f'"{base}"'
     else:
-        where = phrase("models.folder_where_lora_trained", base=base)
+        where = phrase("models.card_base_elsewhere", base=base)
         path = str(Path(base).absolute()) if Path(base).is_dir() else base
-        place = phrase("models.elsewhere_folder_same_model", path=json.dumps(path))
+        place = phrase("models.card_base_path", path=json.dumps(path))
     auto = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     front = f"base_model: {base}\n" if is_of_hub else ""
     knows_ends = (folder / GENERATION_FILE).is_file()
     ends = "model.generation_config = GenerationConfig.from_pretrained(folder)\n"
     text = phrase(
-        "models.library_name_peft_tags",
+        "models.lora_card",
         front=front,
         where=where,
         place=place,
@@ -276,6 +276,6 @@ def load_registered(directory: Path) -> tuple[str, torch.nn.Module]:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            "models.model_does_fit_code", directory=directory, name=name, reason=reason
+            "models.registered_code_mismatch", directory=directory, name=name, reason=reason
         ) from error
     return name, model

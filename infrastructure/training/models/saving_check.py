@@ -79,9 +79,9 @@ def make_writable(model: Any) -> list[str]:
         return []
     return [
         phrase(
-            "models.note_model_settings_without",
-            generation_file=GENERATION_FILE,
-            changed=", ".join(changed),
+            "models.generation_settings_removed",
+            file=GENERATION_FILE,
+            names=", ".join(changed),
         )
     ]
 
@@ -115,8 +115,8 @@ def _rehearse(model: torch.nn.Module, inner: Any) -> None:
         except Exception as error:  # whatever the library raises would end the training's save
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise InputError(
-                "models.model_could_trained_then",
-                name_or_path=inner.name_or_path,
+                "models.model_cannot_be_saved",
+                name=inner.name_or_path,
                 reason=reason,
-                generation_file=GENERATION_FILE,
+                file=GENERATION_FILE,
             ) from error

@@ -87,7 +87,7 @@ def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
     for name in names:
         key = f"eval_{name.rpartition(':')[2]}"
         if key in metrics or key == "eval_loss":
-            raise InputError("models.training_metrics_another", name=name, key=key)
+            raise InputError("models.metric_name_taken", name=name, key=key)
         metrics[key] = checked(f"metric {name!r}", METRICS.get(name))
     return metrics
 
@@ -107,11 +107,11 @@ def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False)
         if not isinstance(values, torch.Tensor) or values.shape != targets.shape:
             shape = list(values.shape) if isinstance(values, torch.Tensor) else type(values)
             raise TokenFunctionError(
-                "models.gives_tokens_let_give",
-                shown=shown,
-                shape=shape,
-                num_targets=len(targets),
-                shape_2=list(targets.shape),
+                "models.token_function_shape",
+                function=shown,
+                returned=shape,
+                count=len(targets),
+                expected=list(targets.shape),
             )
         if is_trained_on and logits.requires_grad and torch.is_grad_enabled():
             _require_gradient(shown, values)
@@ -122,7 +122,7 @@ def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False)
 
 def _require_gradient(shown: str, values: torch.Tensor) -> None:
     if not values.requires_grad:
-        raise TokenFunctionError("models.gives_numbers_without_gradient", shown=shown)
+        raise TokenFunctionError("models.loss_without_gradient", function=shown)
 
 
 class MetricSums:

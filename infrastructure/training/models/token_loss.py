@@ -220,9 +220,9 @@ def loss_from_all_logits(
     logits = logits_of(output)
     if logits.shape[:2] != arguments["input_ids"].shape:
         raise InputError(
-            "models.model_gives_logits_shape",
-            shape=tuple(logits.shape),
-            shape_2=tuple(arguments["input_ids"].shape),
+            "models.logits_shape_mismatch",
+            logits_shape=tuple(logits.shape),
+            input_shape=tuple(arguments["input_ids"].shape),
         )
     loss = loss_sum(logits.flatten(0, 1)[positions], targets, weights, own)
     balancing_loss = getattr(output, "aux_loss", None)
@@ -286,7 +286,7 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
                 compute_dtype(model)
             ):
                 reason = phrase(
-                    "models.loss_where_model", actual=float(actual), expected=float(expected)
+                    "models.loss_differs", actual=float(actual), expected=float(expected)
                 )
             if not reason:
                 return method, "; ".join(reasons)
@@ -339,13 +339,13 @@ def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -
     """What in the structure of the model forbids a method; empty if nothing does."""
     output = call_model(model, arguments)
     if getattr(output, "aux_loss", None) is not None:
-        return phrase("models.model_adds_balancing_loss")
+        return phrase("models.adds_balancing_loss")
     if method == "kept logits":
         last = arguments["input_ids"].new_tensor([arguments["input_ids"].shape[1] - 1])
         kept = logits_of(call_model(model, {**arguments, "logits_to_keep": last}))
         return "" if kept.shape[1] == 1 else phrase("models.forward_keeps_all_logits")
     if backbone(model) is None or output_head(model) is None:
-        return phrase("models.decoder_head_told_apart")
+        return phrase("models.head_not_separable")
     return why_not_head(model, arguments)
 
 
@@ -373,10 +373,10 @@ def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str
     finally:
         handle.remove()
     if len(outputs) != 1:
-        return phrase("models.head_called_times", num_outputs=len(outputs))
+        return phrase("models.head_called_repeatedly", count=len(outputs))
     if not torch.equal(logits.float(), outputs[0].float()):
-        return phrase("models.changes_head_gives")
+        return phrase("models.head_output_changed")
     hidden = within_forward(model, last_hidden_state, model, arguments)
     if relative_difference(inputs[0], hidden) > tolerance(compute_dtype(model)):
-        return phrase("models.changes_hidden_states_before")
+        return phrase("models.hidden_states_changed")
     return ""

@@ -59,9 +59,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(alphabet) + len(SPECIAL_TOKENS)
     if vocab_size < smallest:
-        raise InputError(
-            "models.model_embedded_vocab_size", vocab_size=vocab_size, smallest=smallest
-        )
+        raise InputError("models.vocab_size_too_small", vocab_size=vocab_size, smallest=smallest)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

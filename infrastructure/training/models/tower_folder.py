@@ -38,7 +38,7 @@ def check_tower(name: str) -> None:
     try:
         if not is_there(path):
             refuse_missing(name)
-            refuse_missing_on_hub(name, files=phrase("models.config_json_preprocessor_config"))
+            refuse_missing_on_hub(name, files=phrase("models.vision_encoder_files"))
             return
         refuse_file(path)
         source = look_into(path.resolve())
@@ -46,12 +46,10 @@ def check_tower(name: str) -> None:
             read_json(source.folder / "config.json")
             weight_files(source.folder)
     except ValueError as error:
-        raise InputError("models.message", tower=TOWER, error=error) from error
+        raise InputError("models.vision_encoder_unusable", key=TOWER, error=error) from error
     if source.kind is not SourceKind.FOLDER:
         raise InputError(
-            "models.vision_model", tower=TOWER, name=name, kind=source.kind, such_as=SUCH_AS
+            "models.not_a_vision_model", key=TOWER, name=name, kind=source.kind, remedy=SUCH_AS
         )
     if not has_processor(source.folder):
-        raise InputError(
-            "models.image_processor_preprocessor_config", tower=TOWER, location=source.location
-        )
+        raise InputError("models.image_processor_missing", key=TOWER, location=source.location)

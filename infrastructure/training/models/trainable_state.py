@@ -76,22 +76,22 @@ def _named(pairs: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, tor
 def _check_names(missing: set[str], unexpected: set[str]) -> None:
     if missing:
         raise CheckpointError(
-            "models.checkpoint_lacks_model_tensors", num_missing=len(missing), missing=min(missing)
+            "models.checkpoint_lacks_tensors", count=len(missing), name=min(missing)
         )
     if unexpected:
         raise CheckpointError(
-            "models.checkpoint_tensors_model_first",
-            num_unexpected=len(unexpected),
-            unexpected=min(unexpected),
+            "models.checkpoint_has_extra_tensors",
+            count=len(unexpected),
+            name=min(unexpected),
         )
 
 
 def _check_tensor(name: str, own: torch.Tensor, given: torch.Tensor) -> None:
     if own.shape != given.shape or own.dtype != given.dtype:
         raise CheckpointError(
-            "models.checkpoint_model_configuration_model",
+            "models.checkpoint_tensor_differs",
             name=name,
-            given=_shown(given),
+            stored=_shown(given),
             own=_shown(own),
         )
 

@@ -132,15 +132,11 @@ def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, ob
 def _check_quantizable(config: "PreTrainedConfig", options: LoadOptions) -> None:
     stored = getattr(config, "quantization_config", None)
     if stored is not None and not stored.get(f"load_in_{options.quantization}"):
-        raise InputError(
-            "models.model_quantization_these_weights", quantization=options.quantization
-        )
+        raise InputError("models.already_quantized", quantization=options.quantization)
     width = getattr(config.get_text_config(), "hidden_size", MIN_CPU_WIDTH)
     computes = options.device.type == "cpu" and not options.dequantizes
     if computes and options.quantization == "4bit" and width % MIN_CPU_WIDTH:
-        raise InputError(
-            "models.model_quantization_bit_cpu", min_cpu_width=MIN_CPU_WIDTH, width=width
-        )
+        raise InputError("models.width_for_4bit_on_cpu", multiple=MIN_CPU_WIDTH, width=width)
 
 
 def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig":
@@ -172,7 +168,7 @@ def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedCon
         raise ValueError(_cannot_load(source, error)) from error
     except (*WRONG_VALUE, StrictDataclassError) as error:
         raise InputError(
-            "models.model_config_json_holds", location=source.location, error=_reason(error)
+            "models.config_value_invalid", location=source.location, error=_reason(error)
         ) from error
     return cast("PreTrainedConfig", config)
 
@@ -190,11 +186,11 @@ def without_weights(config: "PreTrainedConfig", options: LoadOptions) -> torch.n
 def _check_config_file(path: Path, options: LoadOptions) -> None:
     values = read_json(path)
     if values.get("model_type") is None:
-        raise InputError("models.names_model_type_transformers", path=path)
+        raise InputError("models.no_model_type", path=path)
     if values.get("auto_map") and not options.trust_remote_code:
         models = require("transformers.models.auto.modeling_auto", "loading a model")
         if values["model_type"] not in models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            raise InputError("models.model_comes_own_python", parent=path.parent)
+            raise InputError("models.remote_code_not_trusted", folder=path.parent)
 
 
 def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: LoadOptions) -> None:
@@ -208,12 +204,12 @@ def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: Load
     is_encoder = getattr(config, "is_decoder", None) is False
     if not is_code and (is_encoder or (saved_as is not None and saved_as not in known)):
         sees = saved_as in class_names(SEEING)
-        hint = phrase("models.rows_text_give_model") * sees
+        hint = phrase("models.hint_text_rows") * sees
         raise InputError(
-            "models.model_causal_language_model",
+            "models.not_a_causal_model",
             location=source.location,
-            saved_as=saved_as or config.model_type,
-            detail=f";{hint}" if sees else "",
+            model_class=saved_as or config.model_type,
+            hint=f";{hint}" if sees else "",
         )
 
 
@@ -236,9 +232,9 @@ def _check_sees(config: "PreTrainedConfig", source: ModelSource, saved_as: str |
     is_known = config.model_type in getattr(models, SEEING)
     if not is_known or (saved_as is not None and saved_as not in class_names(SEEING)):
         raise InputError(
-            "models.model_reads_text_training",
+            "models.text_model_for_images",
             location=source.location,
-            saved_as=saved_as or config.model_type,
+            model_class=saved_as or config.model_type,
         )
 
 
@@ -250,11 +246,11 @@ def _refuse_other_shapes(
         name, stored, wanted = ordered[0]
         more = f", and {len(ordered) - 1} more differ" if len(ordered) > 1 else ""
         raise InputError(
-            "models.model_shape_weights_but",
+            "models.weight_shape_mismatch",
             location=source.location,
             name=name,
             stored=stored,
-            wanted=wanted,
+            expected=wanted,
             more=more,
         )
 
@@ -262,10 +258,10 @@ def _refuse_other_shapes(
 def _refuse_made_up_weights(source: ModelSource, missing: set[str]) -> None:
     if missing:
         raise InputError(
-            "models.model_weights_lack_tensors",
+            "models.weights_lack_tensors",
             location=source.location,
-            num_missing=len(missing),
-            missing=min(missing),
+            count=len(missing),
+            name=min(missing),
         )
 
 
@@ -273,11 +269,11 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
     reason = _reason(error)
     is_lookup = isinstance(error, OSError) and source.kind is SourceKind.HUB
     if is_lookup and "gated" in reason:
-        return phrase("models.model_gated_accept_terms", location=source.location)
+        return phrase("models.model_is_gated", location=source.location)
     if is_lookup:
         constants = require("huggingface_hub.constants", "loading a model from the hub")
         return not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE)
-    return phrase("models.model_cannot_loaded", location=source.location, reason=shortened(reason))
+    return phrase("models.model_not_loaded", location=source.location, reason=shortened(reason))
 
 
 def _reason(error: BaseException) -> str:
@@ -318,9 +314,9 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            "models.model_tokenizer_cannot_loaded_2",
+            "models.tokenizer_not_loaded",
             location=source.location,
-            split=shortened(" ".join(str(error).split())),
+            reason=shortened(" ".join(str(error).split())),
         ) from error
     ensure_special_tokens(tokenizer, source.location)
     return tokenizer
@@ -329,7 +325,7 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
 def ensure_special_tokens(tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
     """Give the tokenizer a padding token if it has none; raise ValueError if it has no end."""
     if tokenizer.eos_token_id is None:
-        raise InputError("models.model_tokenizer_end_of_text_token", name=name)
+        raise InputError("models.no_end_of_text_token", name=name)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
 
@@ -354,7 +350,7 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
         return model
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise InputError(
-            "models.lora_does_fit_base", file=file, split=shortened(" ".join(str(error).split()))
+            "models.lora_base_mismatch", file=file, reason=shortened(" ".join(str(error).split()))
         ) from error
 
 
@@ -367,18 +363,18 @@ def base_of_lora(folder: Path) -> ModelSource:
     config = read_json(folder / "adapter_config.json")
     if config.get("peft_type") != "LORA":
         raise InputError(
-            "models.model_peft_adapter_type", folder=folder, get=config.get("peft_type")
+            "models.adapter_is_not_lora", folder=folder, peft_type=config.get("peft_type")
         )
     if (folder / "base" / "config.json").is_file():
         return ModelSource(SourceKind.FOLDER, str(folder / "base"))
     name = config.get("base_model_name_or_path")
     if not name or not isinstance(name, str):
-        raise InputError("models.lora_does_say_model", folder=folder)
+        raise InputError("models.lora_names_no_base", folder=folder)
     try:
         revision = config.get("revision")
         return replace(find_source(name), revision=None if revision is None else str(revision))
     except ValueError as error:
-        raise InputError("models.lora_base_model_gone", folder=folder, error=error) from error
+        raise InputError("models.lora_base_missing", folder=folder, error=error) from error
 
 
 def choose_attention(
@@ -393,9 +389,9 @@ def choose_attention(
     given = None if attention == "auto" else attention
     if wanted and given and (wanted == "eager") != (given == "eager"):
         raise InputError(
-            "models.training_memory_efficient_attention",
+            "models.attention_settings_conflict",
             memory_efficient=memory_efficient,
-            given=given,
+            attention=given,
         )
     refuse_flash_attention(given, has_gpu=device.type == "cuda")
     return given or wanted

@@ -75,7 +75,7 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache / "unsloth_compiled"))
     os.environ.setdefault("UNSLOTH_RETURN_LOGITS", "1")
     if "unsloth" not in sys.modules and "transformers" in sys.modules:
-        logger.warning(phrase("models.transformers_imported_before_unsloth"))
+        logger.warning(phrase("models.unsloth_patches_incomplete"))
     with prints_to_log():
         require("unsloth", "model.backend=unsloth")
 
@@ -91,13 +91,13 @@ def check_versions() -> None:
     for package in ("unsloth", "unsloth_zoo"):
         if not is_installed(package):
             raise MissingPackageError(
-                "models.model_backend_unsloth_needs",
+                "models.unsloth_package_missing",
                 package=package,
-                pip_lines=PIP_LINES["unsloth"],
+                command=PIP_LINES["unsloth"],
             )
     version = importlib.metadata.version("unsloth")
     if Version(version) < Version(MIN_VERSION):
-        raise InputError("models.unsloth_too_old", version=version, pip_lines=PIP_LINES["unsloth"])
+        raise InputError("models.unsloth_too_old", version=version, command=PIP_LINES["unsloth"])
     for requirement in map(Requirement, importlib.metadata.requires("unsloth") or []):
         _check_requirement(requirement, version)
 
@@ -109,9 +109,9 @@ def _check_requirement(requirement: Requirement, unsloth_version: str) -> None:
     installed = importlib.metadata.version(requirement.name)
     if not requirement.specifier.contains(installed, prereleases=True):
         raise InputError(
-            "models.unsloth_does_work_needs",
+            "models.unsloth_incompatible",
             unsloth_version=unsloth_version,
-            requirement=requirement.name,
+            package=requirement.name,
             installed=installed,
             specifier=requirement.specifier,
         )
@@ -162,7 +162,7 @@ def load_unsloth(
         except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(
-                "models.model_unsloth_cannot_load", location=source.location, reason=reason
+                "models.unsloth_cannot_load", location=source.location, reason=reason
             ) from error
     _check_loaded(model, options)
     return model, tokenizer
@@ -170,24 +170,22 @@ def load_unsloth(
 
 def _refuse_what_it_would_ignore(options: LoadOptions) -> None:
     if options.quantization == "8bit" and options.device.type == "cpu":
-        raise InputError("models.model_quantization_bit_unsloth")
+        raise InputError("models.unsloth_8bit_on_cpu")
     if options.attention is not None:
         _refuse_attention(options.attention)
 
 
 def _refuse_attention(attention: str) -> None:
     if attention != "sdpa":
-        raise InputError("models.attention_unsloth_chooses_attention", attention=attention)
+        raise InputError("models.unsloth_chooses_attention", attention=attention)
 
 
 def _check_loaded(model: torch.nn.Module, options: LoadOptions) -> None:
     device = next(model.parameters()).device
     if device.type != options.device.type:
-        raise InputError("models.device_unsloth_put_model", device=options.device, device_2=device)
+        raise InputError("models.unsloth_device_differs", device=options.device, actual=device)
     if options.quantization is not None and not quantized_layers(model):
-        raise InputError(
-            "models.model_quantization_unsloth_could", quantization=options.quantization
-        )
+        raise InputError("models.unsloth_not_quantized", quantization=options.quantization)
 
 
 def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
@@ -198,11 +196,11 @@ def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
             layers are to have several ranks, or experts are to have matrices.
     """
     if lora_config.rank_pattern:
-        raise InputError("models.model_lora_config_rank_2")
+        raise InputError("models.unsloth_rank_pattern")
     if lora_config.target_modules != "all-linear":
         check_target_modules(model, lora_config.target_modules)
     if lora_config.experts and expert_parameters(model):
-        raise InputError("models.model_lora_config_experts", name=type(model).__name__)
+        raise InputError("models.unsloth_lora_on_experts", name=type(model).__name__)
 
 
 def apply_unsloth_lora(

@@ -106,8 +106,8 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
     config = getattr(config, "vision_config", config)
     if not hasattr(config, "patch_size") or not hasattr(config, "image_size"):
         raise InputError(
-            "models.vision_model_gives_vector",
-            tower=TOWER,
+            "models.vision_encoder_without_patches",
+            key=TOWER,
             location=source.location,
             model_type=config.model_type,
         )
@@ -120,12 +120,12 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
     features = states[layer]
     if features.ndim != 3 or features.shape[1] < num_patches or num_patches == 0:
         raise InputError(
-            "models.gives_features_shape_picture",
-            tower=TOWER,
+            "models.vision_features_shape",
+            key=TOWER,
             location=source.location,
             shape=list(features.shape),
             num_patches=num_patches,
-            such_as=SUCH_AS,
+            remedy=SUCH_AS,
         )
     return VisionTower(source, config, image_processor, features.shape[1], num_patches, size, layer)
 
@@ -138,7 +138,7 @@ def tower_source(vision: MultimodalConfig) -> ModelSource:
     """
     name = vision.vision_tower
     if name is None:
-        raise ValueError(phrase("config.training_enabled_extensions_multimodal"))
+        raise ValueError(phrase("config.vision_encoder_not_set"))
     check_tower(name)
     # model.revision is the text model's, which is another repository
     return replace(find_source(name), revision="main")
@@ -161,8 +161,8 @@ def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = shortened(" ".join(str(error).split()))
         raise InputError(
-            "models.image_processor_cannot_loaded",
-            tower=TOWER,
+            "models.image_processor_not_loaded",
+            key=TOWER,
             location=source.location,
             reason=reason,
         ) from error
@@ -180,9 +180,7 @@ def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
         for size in PROBED_SIZES
     ]
     if len({tuple(pixels.shape) for pixels in made}) > 1 or made[0].ndim != 4:
-        raise InputError(
-            "models.image_processor_makes_pictures", tower=TOWER, location=source.location
-        )
+        raise InputError("models.image_size_varies", key=TOWER, location=source.location)
     return made[0]
 
 
@@ -199,11 +197,11 @@ def _hidden_states(
     except (*PROBE_ERRORS, ImportError) as error:
         reason = shortened(" ".join(str(error).split()))
         raise InputError(
-            "models.cannot_see_image_processor",
-            tower=TOWER,
+            "models.vision_encoder_probe_failed",
+            key=TOWER,
             location=source.location,
             reason=reason,
-            such_as=SUCH_AS,
+            remedy=SUCH_AS,
         ) from error
 
 
@@ -216,7 +214,9 @@ def check_text_only(config: "PreTrainedConfig", name: str) -> None:
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     if hasattr(config, "vision_config") or saved_as in class_names(SEEING):
         raise InputError(
-            "models.model_sees_already_leave", name=name, saved_as=saved_as or config.model_type
+            "models.model_already_reads_images",
+            name=name,
+            model_class=saved_as or config.model_type,
         )
 
 
@@ -235,7 +235,7 @@ def make_processor(
         tokenizer.add_tokens([added], special_tokens=True)
     ids = tokenizer(f"a{mark}b", add_special_tokens=False)["input_ids"]
     if ids.count(tokenizer.convert_tokens_to_ids(mark)) != 1:
-        raise InputError("models.training_multimodal_image_token", mark=mark)
+        raise InputError("models.image_token_is_split", token=mark)
     return transformers.LlavaProcessor(
         image_processor=tower.image_processor,
         tokenizer=tokenizer,
@@ -285,7 +285,9 @@ def put_together(
     kind = type(model.model.language_model)
     is_plain = isinstance(head, torch.nn.Linear) and head.bias is None
     if type(base) is not kind or not is_plain:
-        raise InputError("models.model_built_otherwise_text", name=name, name_2=type(text).__name__)
+        raise InputError(
+            "models.text_model_not_llava_like", name=name, model_class=type(text).__name__
+        )
     with torch.device(options.device):
         projector = modeling.LlavaMultiModalProjector(config)
     model.model.language_model = base
@@ -320,11 +322,11 @@ def _load_tower(tower: VisionTower, options: LoadOptions) -> torch.nn.Module:
     }
     if missing:
         raise InputError(
-            "models.weights_lack_tensors_first",
-            tower=TOWER,
+            "models.vision_weights_lack_tensors",
+            key=TOWER,
             location=tower.source.location,
-            num_missing=len(missing),
-            missing=min(missing),
+            count=len(missing),
+            name=min(missing),
         )
     return model
 
@@ -337,10 +339,10 @@ def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -
     difference = relative_difference(after, before)
     if difference > tolerance(before.dtype):
         raise InputError(
-            "models.model_text_model_llava",
+            "models.text_logits_differ_in_llava",
             name=name,
             difference=difference,
-            name_2=type(text).__name__,
+            model_class=type(text).__name__,
         )
 
 

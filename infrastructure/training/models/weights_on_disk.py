@@ -94,13 +94,13 @@ def layers_on_disk(
                 if stored is None
                 else "have twice"
                 if others
-                else phrase("models.another_shape")
+                else phrase("models.stored_in_other_shape")
             )
             raise InputError(
-                "models.model_process_memory_all",
+                "models.layers_not_readable_singly",
                 location=source.location,
-                what=what,
-                aliases=aliases[0],
+                problem=what,
+                name=aliases[0],
             )
         made[parameter] = _standing_for(stored, parameter, options)
     replace_parameters(model, made)

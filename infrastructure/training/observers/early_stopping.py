@@ -33,9 +33,9 @@ class EarlyStopping(Observer):
         greater_is_better: bool = False,
     ) -> None:
         if patience < 1:
-            raise InputError("observers.early_stopping_patience_least", patience=patience)
+            raise InputError("training.patience_too_small", patience=patience)
         if not min_delta >= 0:
-            raise InputError("observers.early_stopping_min_delta", min_delta=min_delta)
+            raise InputError("training.negative_min_delta", min_delta=min_delta)
         self.patience = patience
         self.min_delta = min_delta
         self.metric = metric
@@ -50,7 +50,7 @@ class EarlyStopping(Observer):
         self._measure_on(state)
         if self.num_without_improvement >= self.patience:
             state.stop(
-                phrase("observers.stopped_improving_best", name=self._name, best=_shown(self.best))
+                phrase("training.had_stopped_improving", metric=self._name, best=_shown(self.best))
             )
 
     def _measure_on(self, state: TrainingState) -> None:
@@ -67,7 +67,7 @@ class EarlyStopping(Observer):
         if value is None:
             known = ", ".join(state.evaluation) or "nothing"
             raise InputError(
-                "observers.early_stopping_needs_evaluation", metric=self.metric, known=known
+                "training.early_stopping_metric_missing", metric=self.metric, known=known
             )
         if self._is_better(value):
             self.best = value
@@ -77,9 +77,9 @@ class EarlyStopping(Observer):
         if self.num_without_improvement >= self.patience:
             state.stop(
                 phrase(
-                    "observers.improved_evaluations_best_now",
-                    name=self._name,
-                    num_without_improvement=self.num_without_improvement,
+                    "training.not_improving",
+                    metric=self._name,
+                    count=self.num_without_improvement,
                     best=_shown(self.best),
                     value=_shown(value),
                 )

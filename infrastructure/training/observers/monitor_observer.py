@@ -236,11 +236,11 @@ class RunLogObserver(Observer):
         self._log_event("a checkpoint is safe", state, checkpoint=str(state.checkpoint))
 
     def error(self, state: TrainingState) -> None:
-        self._log_event(phrase("observers.error_ends_training"), state, error=repr(state.error))
+        self._log_event(phrase("training.error_ended_training"), state, error=repr(state.error))
 
     def train_end(self, state: TrainingState) -> None:
         self._log_event(
-            phrase("observers.training_ended"), state, loss=state.loss, reason=state.stop_message
+            phrase("training.training_ended"), state, loss=state.loss, reason=state.stop_message
         )
 
     def _log_event(self, what: str, state: TrainingState, **more: object) -> None:

@@ -107,7 +107,9 @@ class RunMonitoring:
                 name = self.run_directory.name
                 self._endpoint = PrometheusEndpoint(self.monitor, name, address)
             except OSError as error:
-                logger.warning(phrase("observers.numbers_prometheus", address=address, error=error))
+                logger.warning(
+                    phrase("training.prometheus_unavailable", address=address, error=error)
+                )
 
     def stop(self) -> None:
         """End what `start` began."""

@@ -221,7 +221,7 @@ class CopiesObserver(Observer):
         self._next_look = float("-inf")
         self._best_effort = BestEffort(
             logger,
-            phrase("observers.cannot_started_nothing_copied"),
+            phrase("training.backup_worker_not_started"),
             errors=(OSError,),
             tries_again=True,
         )

@@ -102,7 +102,7 @@ class StackFiles(Observer):
         try:
             self._write(unit, self._holds(unit, plan.phases[: index + 1]), None)
         except OSError as error:
-            logger.warning(phrase("observers.stack_written", index=unit.index, error=error))
+            logger.warning(phrase("training.stack_not_written", index=unit.index, error=error))
 
     def finish(self, state: TrainingState) -> None:
         """Write all stacks as they are now, at the training's end; what is there already stays.

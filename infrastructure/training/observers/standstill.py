@@ -53,10 +53,12 @@ class Standstill(Observer):
             names = [name for name, _ in self._unreached]
             log.warning(
                 phrase(
-                    "observers.gradient_reached_steps_though",
-                    detail=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
-                    num_steps=NUM_STEPS,
-                    detail_2="it is" if len(names) == 1 else "they are",
+                    "training.parameters_without_gradient",
+                    parameters=names[0]
+                    if len(names) == 1
+                    else f"{names[0]} and {len(names) - 1} more",
+                    count=NUM_STEPS,
+                    they_are="it is" if len(names) == 1 else "they are",
                 ),
             )
 
@@ -65,7 +67,7 @@ class Standstill(Observer):
         if rewards is not None and rewards.num_without >= NUM_STEPS:
             _stop(
                 state,
-                phrase("observers.reward_function_gave_number", num_without=rewards.num_without),
+                phrase("training.no_reward_returned", count=rewards.num_without),
             )
         is_explained = rewards is not None and bool(rewards.num_without or rewards.num_tied)
         if state.grad_norm is None or state.learning_rate <= 0 or is_explained:
@@ -79,8 +81,8 @@ class Standstill(Observer):
             _stop(
                 state,
                 phrase(
-                    "observers.all_gradients_last_steps",
-                    num_still=self.num_still,
+                    "training.all_gradients_zero",
+                    count=self.num_still,
                     learning_rate=format_number(state.learning_rate),
                 ),
             )

@@ -105,8 +105,8 @@ def check_heard(heard: set[str], wanted: Mapping[str, torch.nn.Module]) -> None:
     silent = [name for name in wanted if name not in heard]
     if silent:
         raise TemperError(
-            "quantum.gradient_came_through_layers",
-            silent=silent[0],
-            num_silent=len(silent),
-            num_wanted=len(wanted),
+            "quantum.layer_without_gradient",
+            layer=silent[0],
+            count=len(silent),
+            total=len(wanted),
         )

@@ -37,7 +37,7 @@ class AsyncSolve:
         try:
             values, _ = self._talk.result(Deadline(None))
         except (EOFError, OSError, ValueError) as error:
-            raise SamplerError("quantum.process_answer_gone", error=error) from error
+            raise SamplerError("quantum.solver_process_gone", error=error) from error
         finally:
             self.close()
         if "error" in values:

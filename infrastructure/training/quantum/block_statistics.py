@@ -52,7 +52,7 @@ def trainable_blocks(model: torch.nn.Module) -> dict[str, Parameters]:
         if parameter.requires_grad and 0 < (layer := layer_of(name)) < HEAD_LAYER:
             blocks.setdefault(layer - 1, {})[name] = parameter
     if not blocks:
-        raise InputError("quantum.numbered_blocks_train", name=type(model).__name__)
+        raise InputError("quantum.no_numbered_blocks_train", model=type(model).__name__)
     return {f"block {number}": blocks[number] for number in sorted(blocks)}
 
 
@@ -113,7 +113,7 @@ def block_statistics(
             for examples in batches
         )
         if num_tokens == 0:
-            raise InputError("quantum.batches_supervised_token_nothing")
+            raise InputError("quantum.blocks_without_trained_tokens")
         gradients = _taken_gradients(blocks, 1 / num_tokens)
         moves = next_moves(optimizer, gradients)
         dots = []

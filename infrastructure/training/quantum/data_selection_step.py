@@ -52,7 +52,7 @@ def limit_data(data: DataSource, config: QuantumConfig) -> None:
     if config.problem != DATA_SELECTION:
         return
     if not isinstance(data, DataPipeline):
-        raise InputError("quantum.quantum_problem_data_selection")
+        raise InputError("quantum.data_selection_needs_data_files")
     if config.data_budget == "auto":
         data.unselect()  # refuses what cannot be selected from
     else:
@@ -68,13 +68,13 @@ def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_a
     rest = (
         "all others"
         if drawn == others
-        else phrase("quantum.others_same_share_drawn", drawn=drawn, others=others)
+        else phrase("quantum.others_drawn_at_random", drawn=drawn, others=others)
     )
     return phrase(
-        "quantum.looked",
+        "quantum.selected_of_examined",
         counts=counts,
         num_chosen=num_chosen,
-        num_looked_at=num_looked_at,
+        num_examined=num_looked_at,
         rest=rest,
     )
 
@@ -132,7 +132,7 @@ class DataSelectionStep:
         """Why there is no choice."""
         number = self.num_wanted(most) if self._is_auto else self.data.num_candidates
         budget = f"quantum.data_budget {self.config.data_budget}"
-        return phrase("quantum.leaves_out_none_training", budget=budget, number=number)
+        return phrase("quantum.budget_excludes_nothing", budget=budget, count=number)
 
     def num_candidates(
         self,
@@ -188,7 +188,7 @@ class DataSelectionStep:
         ids, gradients = ids[is_usable], gradients[is_usable]
         if len(ids) < 2:
             raise InputError(
-                "quantum.examples_gradient", num_ids=len(ids), num_candidates=num_candidates
+                "quantum.too_few_usable_gradients", count=len(ids), total=num_candidates
             )
         target = None
         if self.config.target == "validation":

@@ -30,7 +30,7 @@ class SampledLabels:
         self, model: torch.nn.Module, adapter: ModelAdapter, precision: Precision, seed: int
     ) -> None:
         if not isinstance(adapter, StandardModelAdapter):
-            raise InputError("quantum.labels_could_drawn", name=type(adapter).__name__)
+            raise InputError("quantum.no_labels_to_sample", adapter=type(adapter).__name__)
         self.model, self.precision, self.token_loss = model, precision, adapter.token_loss
         self.generator = torch.Generator(adapter.device).manual_seed(seed)
 

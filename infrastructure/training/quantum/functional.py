@@ -73,7 +73,7 @@ def formulate_quantum_problem(
     """
     strange = sorted(gradients.keys() - parameters.keys())
     if strange:
-        raise InputError("quantum.gradient_among_parameters", strange=strange[0])
+        raise InputError("quantum.gradient_of_unknown_parameter", name=strange[0])
     squares: dict[str, float] = {}
     for name, gradient in gradients.items():
         block = block_name(name)
@@ -81,7 +81,7 @@ def formulate_quantum_problem(
             squares[block] = squares.get(block, 0.0) + float(gradient.double().square().sum())
     names = sorted(squares, key=lambda block: int(block.split()[1]))
     if len(names) < 2:
-        raise InputError("quantum.blocks_gradient_nothing_choose", num_names=len(names))
+        raise InputError("quantum.too_few_blocks_with_gradient", count=len(names))
     decrease = np.array([squares[name] for name in names])
     given = gradients.config if isinstance(gradients, TrainerGradients) else None
     counted = given if given and num_blocks is None else QuantumConfig(num_blocks=num_blocks)
@@ -134,7 +134,7 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
         return question.problem(question.num_wanted(trainer.quantum_config.most_candidates))
     if problem == RANK_ALLOCATION:
         if not context.state.batch:
-            raise ValueError(phrase("quantum.gradients_before_first_train"))
+            raise ValueError(phrase("quantum.no_gradients_before_first_step"))
         return extension.gradient_step(context.state, extension.session.num_steps).problem()
     return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 
@@ -173,7 +173,7 @@ def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None
         wrong = [number for number in components if number not in range(ranks[module])]
         if wrong:
             raise InputError(
-                "quantum.components", module=module, ranks=ranks[module], wrong=wrong[0]
+                "quantum.no_such_component", module=module, count=ranks[module], number=wrong[0]
             )
 
 
@@ -187,11 +187,11 @@ def _problem_of(decision: object) -> str:
             return DATA_SELECTION
         if kinds == {str}:
             return BLOCK_SELECTION
-    raise InputError("quantum.decision_neither_examples_blocks", decision=str(decision)[:80])
+    raise InputError("quantum.unknown_kind_of_decision", decision=str(decision)[:80])
 
 
 def _extension_of(context: OwnLoop) -> QuantumExtension:
     extension = quantum_extension_of(context.trainer.hooks.hooks)
     if extension is None:
-        raise InputError("quantum.quantum_step_training_add")
+        raise InputError("quantum.no_quantum_step_in_training")
     return extension

@@ -143,7 +143,7 @@ class RankAllocationStep(GradientStep):
         rows = self.rows()
         num_tokens = self.adapter.count_items(rows)
         if num_tokens == 0:
-            raise InputError("quantum.example_supervised_token_nothing")
+            raise InputError("quantum.components_without_trained_tokens")
         batches = list(split(rows, self.micro_batch_size))
         given = (self.model, self.adapter, batches)
         gradients = rank_gradients(*given, precision=self.precision)
@@ -164,9 +164,7 @@ class RankAllocationStep(GradientStep):
         assert isinstance(problem, RankAllocation)
         kept = sum(map(len, decisions.kept.values()))
         return {
-            "chosen": phrase(
-                "quantum.components_lora_stay", kept=kept, num_labels=len(problem.labels)
-            ),
+            "chosen": phrase("quantum.lora_components_kept", kept=kept, total=len(problem.labels)),
             "kept_by_module": {name: len(some) for name, some in decisions.kept.items()},
         }
 
@@ -186,8 +184,8 @@ def check_blocks(config: QuantumConfig, model: torch.nn.Module) -> None:
         return
     there = len(trainable_blocks(model))
     if there < 2:
-        raise InputError("quantum.quantum_problem_block_selection", there=there)
+        raise InputError("quantum.too_few_blocks_to_choose", count=there)
     if there <= (config.num_blocks or 1):
         raise InputError(
-            "quantum.quantum_num_blocks_blocks", num_blocks=config.num_blocks, there=there
+            "quantum.num_blocks_leaves_no_choice", num_blocks=config.num_blocks, total=there
         )

@@ -36,7 +36,7 @@ def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.
         ValueError: no batch was trained on yet.
     """
     if not state.batch:
-        raise ValueError(phrase("quantum.gradients_before_first_train"))
+        raise ValueError(phrase("quantum.no_gradients_before_first_step"))
     adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
     parameters = trainable_parameters(loop, state)
     with measuring(state.model, adapter.device, parameters_have_gradients=True):

@@ -33,12 +33,12 @@ def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         used = [key for key in getattr(module, "active_adapters", matrices) if key in matrices]
         if len(used) > 1:
             raise InputError(
-                "quantum.uses_loras_once", name=name, num_used=len(used), used=", ".join(used)
+                "quantum.several_loras_active", module=name, count=len(used), names=", ".join(used)
             )
         if used:
             layers[name] = matrices[used[0]]
     if not layers:
-        raise InputError("quantum.lora_whose_components_could", name=type(model).__name__)
+        raise InputError("quantum.no_lora_components", model=type(model).__name__)
     return layers
 
 

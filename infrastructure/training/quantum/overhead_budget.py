@@ -112,10 +112,10 @@ def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> 
     """Why a question is not asked, with the bound at which it would be."""
     needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
     return phrase(
-        "quantum.take_about_quantum_max",
-        cost_seconds=format_duration(cost_seconds),
+        "quantum.step_over_time_budget",
+        cost=format_duration(cost_seconds),
         percent=percent,
-        allowed_seconds=_short(allowed_seconds),
+        allowed=_short(allowed_seconds),
         needed=_rounded_up(needed),
     )
 
@@ -123,10 +123,10 @@ def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> 
 def too_few_steps(least_steps: float, num_steps: int, percent: float) -> str:
     """Why a question is not asked, where that is known before anything is measured."""
     return phrase(
-        "quantum.work_least_next_steps",
+        "quantum.step_over_work_budget",
         least_steps=least_steps,
         num_steps=num_steps,
         percent=percent,
-        percent_2=percent / 100 * num_steps,
-        rounded_up=_rounded_up(100 * least_steps / num_steps),
+        allowed_steps=percent / 100 * num_steps,
+        needed=_rounded_up(100 * least_steps / num_steps),
     )

@@ -36,6 +36,6 @@ def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
     loops = list(_OWN_LOOPS)
     if len(loops) != 1:
         there = f"{len(loops)} trainings are" if loops else "no training is"
-        raise InputError("quantum.prepared_process_say_meant", there=there, caller=caller)
+        raise InputError("quantum.own_loop_ambiguous", trainings=there, caller=caller)
     only: OwnLoop = loops[0]
     return only

@@ -37,7 +37,7 @@ def watched_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     if lora:
         return lora
     if not linear:
-        raise InputError("quantum.linear_layer_trains_nothing", name=type(model).__name__)
+        raise InputError("quantum.no_trained_linear_layer", model=type(model).__name__)
     blocks = {name: layer_of(f"{name}.weight") for name in linear}
     last = max((block for block in blocks.values() if block != HEAD_LAYER), default=HEAD_LAYER)
     return {name: module for name, module in linear.items() if blocks[name] == last}

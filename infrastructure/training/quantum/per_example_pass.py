@@ -60,9 +60,9 @@ class Split:
             if self.ends is not None and len(values) == 1 and values.shape[1] >= self.ends[-1]:
                 return False
         raise InputError(
-            "quantum.layer_sees_examples_tokens",
+            "quantum.examples_not_separable",
             shape=tuple(values.shape),
-            num_examples=self.num_examples,
+            count=self.num_examples,
         )
 
 

@@ -210,9 +210,9 @@ class QuantumExtension(Extension):
         if number == whole:
             return ""
         return phrase(
-            "quantum.training_examples_train_drawn",
-            number=number,
-            whole=whole,
+            "quantum.examples_drawn_at_random",
+            selected=number,
+            total=whole,
             data_budget=self.config.data_budget,
         )
 
@@ -232,9 +232,7 @@ class QuantumExtension(Extension):
             ValueError: this training selects nothing, or not so many, or no such examples.
         """
         if self.config.problem != DATA_SELECTION:
-            raise InputError(
-                "quantum.quantum_problem_selects_examples", problem=self.config.problem
-            )
+            raise InputError("quantum.problem_selects_no_examples", problem=self.config.problem)
         self._data.check_selection(ids)
 
     def data_selection_step(self, state: TrainingState) -> DataSelectionStep:
@@ -282,11 +280,11 @@ class QuantumExtension(Extension):
         is_long = predicted >= LONG_SECONDS
         (self.session.report if is_long else details(self.session.report))(
             phrase(
-                "quantum.quantum_step_looking_training",
-                number=number,
-                num_candidates=self._data.num_candidates,
+                "quantum.examining_training_examples",
+                count=number,
+                total=self._data.num_candidates,
                 limit=limit,
-                predicted=format_duration(predicted),
+                duration=format_duration(predicted),
             )
         )
         state.must_save |= self.config.candidates == "auto" and not is_whole

@@ -217,7 +217,7 @@ class SolverSession:
         if not solution.info.get("bound_hit") or least == self.config.timeout:
             return solution
         bound = f"quantum.max_overhead_percent {self.cost.percent:g}"
-        remark = phrase("quantum.left_solver", bound=bound, least=least)
+        remark = phrase("quantum.solver_time_cut_by_budget", limit=bound, seconds=least)
         return replace(solution, remarks=[*solution.remarks, remark])
 
     def collect(self, state: TrainingState) -> None:
@@ -259,7 +259,7 @@ class SolverSession:
             record_recovery(
                 state,
                 RecoveryKind.QUANTUM_STEP,
-                phrase("quantum.took_answer", answered_by=solution.answered_by),
+                phrase("quantum.answer_of_other_solver_used", name=solution.answered_by),
                 message,
             )
             state.must_save = True
@@ -305,7 +305,9 @@ class SolverSession:
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
         why = clipped(named(error))
-        record_recovery(state, RecoveryKind.QUANTUM_STEP, phrase("quantum.training_goes"), why)
+        record_recovery(
+            state, RecoveryKind.QUANTUM_STEP, phrase("quantum.step_failed_training_continues"), why
+        )
         state.must_save = True
         self._report({**self._record(state), "outcome": FAILED, "why": self._complete(why)})
 
@@ -321,7 +323,7 @@ class SolverSession:
     def report_unused(self, state: TrainingState) -> None:
         """The training is over, and a question is not answered yet, or its answer not used."""
         if self.waiting is not None and state.error is None and not state.is_interrupted:
-            why = phrase("quantum.training_over_before_answer")
+            why = phrase("quantum.ended_before_answer_used")
             self._report({**self.waiting.record, "outcome": UNUSED, "why": why})
 
     def close(self) -> None:

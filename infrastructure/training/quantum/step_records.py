@@ -205,19 +205,19 @@ def in_words(record: Record) -> str:
     head = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
     if record["outcome"] == SUBMITTED:
         meanwhile = f": {record['why']}" if record.get("why") else ""
-        return phrase("quantum.asked_another_process_training", head=head, meanwhile=meanwhile)
+        return phrase("quantum.submitted_to_other_process", head=head, reason=meanwhile)
     if record["outcome"] != ANSWERED:
         return f"{head} {record['outcome']}: {record['why']}"
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
     if baseline_is_as_good(record):
-        remarks += phrase("quantum.simple_rule_chooses_well")
+        remarks += phrase("quantum.simple_rule_chooses_equally_well")
     left_out = record.get("num_examples", 0) - record.get("num_selected", 0)
     if left_out and record.get("num_dropped") == left_out:  # none by chance
         return phrase(
-            "quantum.quantum_step_left_out",
-            left_out=left_out,
-            record=record["num_examples"],
-            record_2=format_duration(record["seconds"]),
+            "quantum.redundant_examples_excluded",
+            excluded=left_out,
+            total=record["num_examples"],
+            duration=format_duration(record["seconds"]),
             remarks=remarks,
         )
     return (

@@ -50,9 +50,7 @@ def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig)
     if chosen != "roll_back":
         return f"training.recovery.{bad.kind} is {chosen}"
     if num_rollbacks(state) >= policy.max_rollbacks:
-        return phrase(
-            "recovery.training_recovery_max_rollbacks", max_rollbacks=policy.max_rollbacks
-        )
+        return phrase("training.max_rollbacks_reached", limit=policy.max_rollbacks)
     return None
 
 
@@ -62,11 +60,11 @@ def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: boo
     Args:
         was_searched: there was a rollback for this loss before, to find its batch; it was counted.
     """
-    action = phrase("recovery.went_back_step_look", began=began, step=bad.step)
+    action = phrase("training.rolled_back_to_search", first=began, last=bad.step)
     if bad.is_exact:
         batch = (bad.step, bad.epoch, bad.example, bad.num_examples, bad.kind, bad.rows)
         state.skipped.append(SkippedBatch(*batch))
-        action = phrase("recovery.went_back_step_pass", began=began, step=bad.step)
+        action = phrase("training.rolled_back_to_skip", start=began, step=bad.step)
         if was_searched:
             action = f"found it and {action}"
     counts = not (bad.is_exact and was_searched)
@@ -81,7 +79,7 @@ def describe_attempts(state: TrainingState) -> str:
         for entry in state.recoveries
         if entry["kind"] in BAD_LOSSES
     ]
-    return phrase("recovery.tried", done="; ".join(done)) if done else ""
+    return phrase("training.recovery_attempts", attempts="; ".join(done)) if done else ""
 
 
 def skipped_here(state: TrainingState) -> SkippedBatch | None:
@@ -112,9 +110,9 @@ def name_bad_rows(
     rows = tuple(names[index] for index in bad) or skipped.rows
     index = state.skipped.index(skipped)
     state.skipped[index] = replace(skipped, rows=rows, is_searched=True)
-    verdict = "bad by themselves" if bad else phrase("recovery.none_them_bad_itself")
+    verdict = "bad by themselves" if bad else phrase("training.no_single_row_is_bad")
     record_recovery(
-        state, skipped.kind, phrase("recovery.batch_passed_over"), verdict, rows, step=skipped.step
+        state, skipped.kind, phrase("training.bad_batch_skipped"), verdict, rows, step=skipped.step
     )
 
 
@@ -129,15 +127,15 @@ def device_failed(error: BaseException, state: TrainingState) -> DeviceFailedErr
     """What to tell of a GPU that failed, and how to go on."""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
     if state.checkpoint is None:
-        saved = phrase("recovery.nothing_saved_yet_start")
+        saved = phrase("training.gpu_failed_before_first_save")
     else:
         run = state.checkpoint.parent.parent.parent
-        saved = phrase("recovery.saved_last_go_temper", checkpoint=state.checkpoint, run=run)
+        saved = phrase("training.gpu_failed_after_save", checkpoint=state.checkpoint, run=run)
     return DeviceFailedError(
         phrase(
-            "recovery.gpu_failed_step_process",
+            "training.gpu_failed",
             step=state.step + 1,
-            first_line=first_line,
-            saved=saved,
+            cause=first_line,
+            what_next=saved,
         )
     )

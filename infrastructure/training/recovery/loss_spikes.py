@@ -117,7 +117,11 @@ class BadStep:
     @property
     def numbers(self) -> str:
         """What is wrong with the step, without its number."""
-        of = "" if self.num_steps == 1 else phrase("recovery.last_steps", num_steps=self.num_steps)
+        of = (
+            ""
+            if self.num_steps == 1
+            else phrase("training.bad_loss_within_steps", count=self.num_steps)
+        )
         loss, norm = format_number(self.loss), format_number(self.grad_norm)
         return f"loss {loss}, gradient norm {norm}{of}"
 

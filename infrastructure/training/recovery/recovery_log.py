@@ -97,7 +97,7 @@ def row_names(data: object, epoch: int, example: int, count: int) -> list[str]:
         try:
             return list(places(epoch, example, count))
         except (TemperError, OSError, ValueError) as error:
-            log.warning(phrase("recovery.rows_cannot_named", error=error))
+            log.warning(phrase("training.row_names_unavailable", error=error))
     return [f"example {number} of epoch {epoch}" for number in range(example, example + count)]
 
 

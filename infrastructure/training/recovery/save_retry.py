@@ -59,12 +59,12 @@ class SaveRetryPolicy:
         self.count += 1
         if self.count > self.max_failed:
             raise StorageError(
-                "recovery.saves_row_failed_training",
+                "training.too_many_failed_saves",
                 count=self.count,
-                max_failed=self.max_failed,
+                limit=self.max_failed,
                 error=error,
             ) from error
         wait_seconds = self.retry_seconds * 2 ** (self.count - 1)
         self._next_attempt = self.clock() + wait_seconds
-        action = phrase("recovery.training_goes_tried_again", wait_seconds=wait_seconds)
+        action = phrase("training.save_retried_later", wait_seconds=wait_seconds)
         record_recovery(state, RecoveryKind.SAVE_REFUSED, action, str(error))

@@ -87,8 +87,8 @@ class ComputeChoice:
             for (name, count), each in self.seconds.items()
         )
         origin = phrase(
-            "setup.forward_backward_pass_takes_2",
-            phrase=phrase("training.measured_machine"),
+            "training.compute_choice_origin",
+            origin=phrase("training.measured_here"),
             measured=measured,
         )
         decisions: dict[str, DecidedSetting] = {}
@@ -110,12 +110,12 @@ class ComputeChoice:
         in_usual = f" in {usual}" if precision != usual else ""
         return [
             phrase(
-                "setup.measured_forward_backward_pass",
-                shown=", ".join(shown),
+                "training.compute_choice_measured",
+                chosen=", ".join(shown),
                 seconds=self.seconds[precision, count],
-                seconds_2=self.seconds[usual, most],
+                usual_seconds=self.seconds[usual, most],
                 in_usual=in_usual,
-                most=_threads(most),
+                threads=_threads(most),
             )
         ]
 

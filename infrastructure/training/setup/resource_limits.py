@@ -74,7 +74,9 @@ def _limit_gpu(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
             "resources.gpu.memory_limit": limit,
         }
         for key in [key for key, value in given.items() if value is not None]:
-            log.warning(phrase("setup.effect_training_runs", key=Setting(key), device=device))
+            log.warning(
+                phrase("training.gpu_setting_without_effect", key=Setting(key), device=device)
+            )
         return
     limit_bytes = None if limit is None else amount_bytes(limit, _gpu_total_bytes(trainer))
     limit_gpu_memory(device, limit_bytes, config.memory.gpu_memory_fraction)

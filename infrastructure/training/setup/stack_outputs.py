@@ -72,7 +72,7 @@ def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
             cache_bytes=_cache_bytes(trainer, strategy),
         )
     except Exception as error:  # the training itself will meet it, and knows an answer
-        logger.warning(phrase("setup.plan_stacks_cannot_told", error=error))
+        logger.warning(phrase("training.stack_plan_unavailable", error=error))
         return None
 
 
@@ -154,12 +154,14 @@ def save_stacks_and_rack(trainer: EnhancedTrainer, folder: Path) -> list[str]:
             if isinstance(hook, StackFiles):
                 hook.finish(state)
     except OSError as error:
-        problems.append(phrase("setup.stacks_complete", folder=folder / FOLDER, error=error))
+        problems.append(
+            phrase("training.saved_stacks_incomplete", folder=folder / FOLDER, error=error)
+        )
     if trainer.training_config.save_rack:
         inner = inner_model(model)
         weights = each_once(dict(plain_tensors(inner)))
         try:
             save_whole(inner, trainer.adapter.tokenizer, folder / RACK, weights)
         except OSError as error:
-            problems.append(phrase("setup.rack_written", folder=folder / RACK, error=error))
+            problems.append(phrase("training.rack_not_saved", folder=folder / RACK, error=error))
     return problems

@@ -68,9 +68,9 @@ class BatchPlan:
         if not self.origin:
             return []
         decided = phrase(
-            "sizing.training_batch_size_auto",
-            micro_batch_size=self.micro_batch_size,
-            global_batch_size=self.global_batch_size,
+            "training.batch_size_chosen",
+            micro_batch=self.micro_batch_size,
+            global_batch=self.global_batch_size,
             origin=self.origin,
         )
         return [decided, *(f"  {line}" for line in self.trials)]
@@ -87,7 +87,9 @@ def repeated(config: TrainingConfig, resolved: Mapping[str, int]) -> BatchPlan |
     """The plan that a checkpoint was trained with, where this configuration leaves it open."""
     if config.batch_size != "auto" or BATCH_SIZE not in resolved:
         return None
-    return BatchPlan(resolved[BATCH_SIZE], resolved[ACCUMULATION], phrase("sizing.run_began"))
+    return BatchPlan(
+        resolved[BATCH_SIZE], resolved[ACCUMULATION], phrase("training.batch_size_from_checkpoint")
+    )
 
 
 def largest_size(config: TrainingConfig, num_examples: int) -> int:
@@ -101,11 +103,11 @@ def why_largest(config: TrainingConfig, num_examples: int) -> str:
     """Why none larger than `largest_size` was tried: the next power of two is too large."""
     largest = largest_size(config, num_examples)
     if largest in (LARGEST, num_examples):
-        return phrase("sizing.tried", largest=largest)
+        return phrase("training.largest_batch_size_tried", largest=largest)
     return phrase(
-        "sizing.leave_training_fewer_steps",
-        detail=1 << largest.bit_length(),
-        fewest_steps=FEWEST_STEPS,
+        "training.batch_size_leaves_few_steps",
+        size=1 << largest.bit_length(),
+        fewest=FEWEST_STEPS,
     )
 
 
@@ -143,7 +145,7 @@ def measured(
     if known is not None and known["peak_bytes"] <= budget_bytes:
         size = known["size"]
         accumulation = accumulation_for(config, size, largest)
-        return BatchPlan(size, accumulation, phrase("sizing.measured_machine_before"))
+        return BatchPlan(size, accumulation, phrase("training.batch_size_measured_earlier"))
     choice = search(largest)
     result = {"size": choice.size, "peak_bytes": choice.peak_bytes}
     cache.put({**key, "largest": largest}, result)
@@ -151,7 +153,8 @@ def measured(
         choice.size,
         accumulation_for(config, choice.size, largest),
         phrase(
-            "sizing.measured_machine", reason=choice.reason or why_largest(config, num_examples)
+            "training.batch_size_measured_now",
+            reason=choice.reason or why_largest(config, num_examples),
         ),
         tuple(choice.lines()),
     )

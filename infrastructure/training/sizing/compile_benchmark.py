@@ -58,11 +58,11 @@ class CompileBenchmark(Extension):
         adapter = loop.optimizer_step.adapter
         reason = can_compile(adapter.device)
         if self._is_compiled and reason:
-            raise CheckpointError("sizing.run_computes_torch_compile", reason=reason)
+            raise CheckpointError("training.compile_unavailable_on_resume", reason=reason)
         if self._is_compiled is not None:
             adapter.set_compiled(self._is_compiled)
         elif reason:
-            log.warning(phrase("sizing.torch_compile_used", reason=reason))
+            log.warning(phrase("training.compile_not_used", reason=reason))
             self._is_compiled = False
         else:
             self._is_compiled = self._decide(loop, state)

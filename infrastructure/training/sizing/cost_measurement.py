@@ -216,10 +216,10 @@ class CostMeasurement:
         needed = PeakMemory(self.adapter.device).now() if has_optimizer else self.fixed_bytes()
         if needed > limit_bytes:
             raise DoesNotFitError(
-                "sizing.weights_gradients_optimizer_training",
+                "training.weights_exceed_memory",
                 needed=format_bytes(needed),
-                limit_bytes=format_bytes(limit_bytes),
-                device=self.budget.way_out(self.adapter.device),
+                available=format_bytes(limit_bytes),
+                way_out=self.budget.way_out(self.adapter.device),
             )
 
     @contextmanager

@@ -110,7 +110,7 @@ class MemoryExtension(Extension):
         if self.guard.check() is Action.SMALLER:
             used = self.guard.used_bytes()
             raise MemoryLimitError(
-                "sizing.memory_cpu_memory_limit", limit=_mib(limit), used=_mib(used)
+                "training.memory_limit_exceeded_at_start", limit=_mib(limit), used=_mib(used)
             )
         if self.device.type == "cpu" and can_limit_hard():
             self.guard.release_all()
@@ -131,7 +131,7 @@ class MemoryExtension(Extension):
         """Name the limit where it was what failed."""
         if self._hard is not None and state.error is not None and is_out_of_memory(state.error):
             limit = _mib(self._hard.limit_bytes)
-            state.error.add_note(phrase("sizing.memory_cpu_memory_limit_2", limit=limit))
+            state.error.add_note(phrase("training.memory_limit_allows_no_more", limit=limit))
 
     def train_end(self, state: TrainingState) -> None:
         if self._hard is not None:
@@ -155,18 +155,18 @@ class MemoryExtension(Extension):
     def _answer(self, action: Action, state: TrainingState) -> None:
         if action is Action.SMALLER and state.micro_batch_size > 1:
             state.micro_batch_size //= 2
-            done = phrase("sizing.micro_batches_now", micro_batch_size=state.micro_batch_size)
+            done = phrase("training.micro_batch_reduced", size=state.micro_batch_size)
         elif self._is_reported:
             return
         else:
-            done = phrase("sizing.released_nothing_uses")
+            done = phrase("training.unused_memory_released")
         advice = self._advice(state)
         used = _mib(self.guard.used_bytes())
         record_recovery(
             state,
             RecoveryKind.SHORT_OF_MEMORY,
             done,
-            phrase("sizing.training_takes_main_memory", used=used, advice=advice),
+            phrase("training.main_memory_use", used=used, advice=advice),
         )
         self._is_reported = True
 
@@ -194,7 +194,7 @@ class MemoryExtension(Extension):
         leak = self.leaks.add(state.step, used)
         if leak is not None:
             record_recovery(
-                state, RecoveryKind.MEMORY_LEAK, phrase("sizing.training_goes"), str(leak)
+                state, RecoveryKind.MEMORY_LEAK, phrase("training.training_continues"), str(leak)
             )
 
 

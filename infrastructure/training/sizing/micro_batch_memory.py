@@ -34,10 +34,10 @@ class KnownMicroBatchLimit:
             return requested
         log.warning(
             phrase(
-                "sizing.micro_batches_did_fit_device",
+                "training.micro_batch_did_not_fit_before",
                 fitted=fitted,
                 requested=requested,
-                limits=self.limits.path,
+                path=self.limits.path,
             ),
         )
         return fitted
@@ -49,7 +49,7 @@ class KnownMicroBatchLimit:
 
 def memory_limits(cache_directory: Path) -> JsonCache[int]:
     """The micro-batch sizes that fitted, by what decides them."""
-    return JsonCache(cache_directory / FILE, phrase("sizing.micro_batch_fits"), _is_size)
+    return JsonCache(cache_directory / FILE, phrase("training.fitting_micro_batch_size"), _is_size)
 
 
 def _is_size(value: object) -> TypeGuard[int]:

@@ -133,10 +133,10 @@ def refuse_without_space(folder: Path, needed_bytes: int) -> None:
     free_bytes = disk_free_bytes(folder)
     if free_bytes is not None and needed_bytes > free_bytes:
         raise InputError(
-            "stackwise.activation_cache_needs_free",
+            "stackwise.cache_exceeds_free_space",
             folder=folder,
-            needed_bytes=format_bytes(needed_bytes),
-            free_bytes=format_bytes(free_bytes),
+            needed=format_bytes(needed_bytes),
+            free=format_bytes(free_bytes),
         )
 
 
@@ -163,8 +163,8 @@ class Pages:
     ) -> None:
         if page_size < 1 or len(examples) == 0:
             raise InputError(
-                "stackwise.examples_pages_cannot_cached",
-                num_examples=len(examples),
+                "stackwise.nothing_to_cache",
+                count=len(examples),
                 page_size=page_size,
             )
         self.page_size = page_size
@@ -291,7 +291,7 @@ class ActivationCache:
         statistics: CacheStatistics | None = None,
     ) -> None:
         if dtype not in CACHE_DTYPES.values():
-            raise InputError("stackwise.activations_cached_fp_bf", dtype=dtype)
+            raise InputError("stackwise.unsupported_cache_dtype", dtype=dtype)
         self.pages = pages
         self.hidden_size = hidden_size
         self.dtype = dtype
@@ -311,9 +311,9 @@ class ActivationCache:
             self._write_key()
         except OSError as error:
             raise InputError(
-                "stackwise.activation_cache_cannot_written",
+                "stackwise.cache_not_writable",
                 directory=directory,
-                strerror=error.strerror or error,
+                reason=error.strerror or error,
             ) from error
 
     def _pages_that_fit(self, budget_bytes: int | None) -> int:
@@ -468,7 +468,7 @@ class ActivationCache:
                 if self._path(number).exists():
                     self.statistics.pages_damaged += 1
                     logger.warning(
-                        phrase("stackwise.damaged_built_again", number=self._path(number))
+                        phrase("stackwise.damaged_page_rebuilt", page=self._path(number))
                     )
                 self._build_page(number)
             return True
@@ -484,7 +484,7 @@ class ActivationCache:
             expected = [(length, self.hidden_size) for length in lengths]
             if shapes != expected:
                 raise InputError(
-                    "stackwise.hidden_states_shapes_expected", shapes=shapes, expected=expected
+                    "stackwise.hidden_state_shapes_differ", shapes=shapes, expected=expected
                 )
             values = [value.detach().to(self.dtype).cpu().contiguous() for value in computed]
         data = [to_bytes(value).data for value in values]
@@ -497,9 +497,9 @@ class ActivationCache:
                 status = os.fstat(file.fileno())
         except OSError as error:
             raise StorageError(
-                "stackwise.activations_cannot_written_free",
+                "stackwise.cache_write_failed",
                 folder=self.folder,
-                strerror=error.strerror or error,
+                reason=error.strerror or error,
             ) from error
         self._verified[number] = (status.st_ino, status.st_mtime_ns)
         self.statistics.pages_built += 1
@@ -561,9 +561,9 @@ class ActivationCache:
                     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
                         return [self._row(mapped, number, row) for row in rows]
         raise StorageError(
-            "stackwise.damaged_times_soon_written",
-            number=self._path(number),
-            max_rebuilds=MAX_REBUILDS,
+            "stackwise.page_damaged_repeatedly",
+            page=self._path(number),
+            count=MAX_REBUILDS,
         )
 
     def _row(self, mapped: mmap.mmap, number: int, row: int) -> torch.Tensor:
@@ -597,11 +597,11 @@ def complete_key(
         "pages": pages.fingerprint(),
     }
     if taken := sorted(own.keys() & key.keys()):
-        raise InputError("stackwise.cache_key_gets_cache", taken=", ".join(taken))
+        raise InputError("stackwise.reserved_cache_key", names=", ".join(taken))
     try:
         whole: JsonObject = json.loads(json.dumps({**key, **own}, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise InputError("stackwise.key_activation_cache_json", error=error) from error
+        raise InputError("stackwise.cache_key_not_json", error=error) from error
     return whole
 
 

@@ -87,13 +87,13 @@ def _check(
     temperature: float,
 ) -> None:
     if tokenizer.mask_token_id is None:
-        raise InputError("stackwise.tokenizer_mask_token_nothing")
+        raise InputError("stackwise.sampler_without_mask_token")
     numbers = {"num_new_tokens": num_new_tokens, "num_steps": num_steps}
     for name, value in {**numbers, "block_length": block_length}.items():
         if value is not None and value < 1:
-            raise InputError("stackwise.give_whole_number_least", name=name, value=value)
+            raise InputError("stackwise.count_below_one", name=name, value=value)
     if not temperature >= 0:
-        raise InputError("stackwise.temperature_give", temperature=temperature)
+        raise InputError("stackwise.negative_temperature", temperature=temperature)
 
 
 def _canvas(

@@ -64,7 +64,7 @@ def insert_in_the_middle(layers: Sequence[torch.nn.Module], unit: Unit) -> None:
 def _load(layer: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
     own = layer.state_dict()
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in state.items()}:
-        raise InputError("stackwise.training_progressive_init_layers")
+        raise InputError("stackwise.layer_shapes_differ")
     for name, tensor in own.items():
         tensor.copy_(state[name])
 
@@ -91,7 +91,7 @@ def silence(rack: Rack, index: int) -> None:
     for group in groups.values():
         _zero(group)
     if not rack.is_silent(index):
-        raise InputError("stackwise.training_progressive_init_zero", index=index + 1)
+        raise InputError("stackwise.layer_cannot_be_silenced", layer=index + 1)
     for name, group in groups.items():
         for parameter, value in zip(group, kept[name], strict=True):
             parameter.copy_(value)

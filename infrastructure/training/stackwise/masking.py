@@ -69,21 +69,23 @@ class MaskSchedule:
         allowed = f"training.num_time_steps = {self.num_time_steps} allows 0 to"
         allowed += f" {self.num_time_steps - 1}"
         if not self.bins:
-            raise InputError("stackwise.training_time_step_bins")
+            raise InputError("stackwise.no_time_step_bins")
         for number in self.bins:
             if not 0 <= number < self.num_time_steps:
                 raise InputError(
-                    "stackwise.training_time_step_bins_2", number=number, allowed=allowed
+                    "stackwise.time_step_bin_out_of_range", time_step=number, allowed=allowed
                 )
             if self.bins.count(number) > 1:
-                raise InputError("stackwise.training_time_step_bins_3", number=number)
+                raise InputError("stackwise.duplicate_time_step_bin", time_step=number)
         for number, share in points:
             if not 0 <= number < self.num_time_steps:
                 raise InputError(
-                    "stackwise.training_time_step_mask", number=number, allowed=allowed
+                    "stackwise.mask_time_step_out_of_range", time_step=number, allowed=allowed
                 )
             if not 0 < share <= 1:
-                raise InputError("stackwise.training_time_step_mask_2", share=share, number=number)
+                raise InputError(
+                    "stackwise.mask_fraction_out_of_range", fraction=share, time_step=number
+                )
 
     def fraction(self, time_step: int) -> float:
         """f(t), the share of tokens that is masked."""
@@ -193,9 +195,9 @@ class MaskedObjective:
         self.mask_token_id = mask_token_id
         if not 0 <= mask_token_id < vocab_size:
             raise InputError(
-                "stackwise.mask_token_vocabulary_tokens",
+                "stackwise.mask_token_not_in_vocabulary",
                 mask_token_id=mask_token_id,
-                vocab_size=vocab_size,
+                count=vocab_size,
             )
         self.corruption = corruption
         self._corrupt = CORRUPTIONS.get(corruption)
@@ -278,7 +280,7 @@ def masked_objective(
     if not config.time_step_masking:
         return None
     if tokenizer is None or tokenizer.mask_token_id is None:
-        raise InputError("stackwise.training_time_step_masking")
+        raise InputError("stackwise.masking_without_mask_token")
     return objective_of(config, tokenizer.mask_token_id, vocab_size, control_tokens(tokenizer))
 
 

@@ -192,11 +192,11 @@ class PlanCosts:
         sizes = sorted({end - first for first, end in self.stacks})
         shape = f"{_layers(sizes[0])}" if len(sizes) == 1 else f"{sizes[0]} to {_layers(sizes[-1])}"
         stacks = f"{len(self.stacks)} stack{'s' if len(self.stacks) > 1 else ''} of {shape}"
-        in_turn = "growing" if self._grows() else phrase("stackwise.after_other")
+        in_turn = "growing" if self._grows() else phrase("stackwise.order_one_after_another")
         how = {
-            STACKWISE: phrase("stackwise.all_each_step_each"),
-            RACKWISE: phrase("stackwise.all_each_step_loss"),
-        }.get(self.kind, in_turn if len(self.stacks) > 1 else phrase("stackwise.trains_whole"))
+            STACKWISE: phrase("stackwise.order_each_on_its_own"),
+            RACKWISE: phrase("stackwise.order_one_common_loss"),
+        }.get(self.kind, in_turn if len(self.stacks) > 1 else phrase("stackwise.order_as_a_whole"))
         steps = sum(phase.num_steps for phase in self.phases)
         count = len(self.phases)
         in_all = f": {steps:,} steps in {count} phase{'s' if count > 1 else ''}"
@@ -219,14 +219,14 @@ class PlanCosts:
         notes = [
             f"  Of {_count(total)} parameters: layers {_count(self.parameters.get(LAYERS, 0))},"
             f" {', '.join(outside)}",
-            phrase("stackwise.memory_without_activations_most", description=description),
+            phrase("stackwise.memory_without_activations", description=description),
         ]
         if self.finished_as is not None:
             form = WORDS_OF_FORMS.get(self.finished_as, self.finished_as)
-            notes.append(phrase("stackwise.finished_layers_stored_longer", form=form))
+            notes.append(phrase("stackwise.finished_layers_stored", form=form))
         if self.cache_bytes is not None:
             size = format_bytes(self.cache_bytes)
-            notes.append(phrase("stackwise.cached_activations_frozen_layers", size=size))
+            notes.append(phrase("stackwise.cached_activations_size", size=size))
         return notes
 
 
@@ -300,9 +300,7 @@ def _step_work(
         if weight.part == LAYERS and weight.layer is not None and len(weight.shape) > 1:
             by_layer[weight.layer] += weight.count
         head += (
-            weight.count
-            if weight.part in (HEAD, phrase("stackwise.embedding_tied_head_too"))
-            else 0
+            weight.count if weight.part in (HEAD, phrase("stackwise.tied_embedding_part")) else 0
         )
     training = {w.layer for w in trained if w.part == LAYERS}
     passes = phase.num_epochs if caches_trunk(config, phase.num_epochs) else 1
@@ -314,9 +312,7 @@ def _step_work(
     if config.local_loss == "reconstruct":  # the head's loss is of the top alone
         num_heads = int(plan.kind == STACKWISE or phase.depth == len(by_layer))
     return work + num_heads * head * (
-        3
-        if any(w.part in (HEAD, phrase("stackwise.embedding_tied_head_too")) for w in trained)
-        else 2
+        3 if any(w.part in (HEAD, phrase("stackwise.tied_embedding_part")) for w in trained) else 2
     )
 
 
@@ -353,9 +349,7 @@ def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
                 yield Weight(full, LOW_RANK, parameter.shape, parameter.dtype, index)
     head = _modules_with_matrices(rack)
     embedding = (
-        phrase("stackwise.embedding_tied_head_too")
-        if _is_tied(language_model(inner))
-        else EMBEDDING
+        phrase("stackwise.tied_embedding_part") if _is_tied(language_model(inner)) else EMBEDDING
     )
     for name, tensor in plain_tensors(inner, f"{prefix}." if prefix else "", rack.layers):
         if name in rack.below:

@@ -60,9 +60,9 @@ def _store_fp8(weight: torch.Tensor) -> Buffers:
     scales = _round_up_to_half(largest / LARGEST_FP8)
     if not scales.isfinite().all():
         raise InputError(
-            "stackwise.weights_up_cannot_stored",
-            max=largest.max(),
-            max_2=torch.finfo(torch.float16).max * LARGEST_FP8,
+            "stackwise.weights_exceed_fp8_range",
+            largest=largest.max(),
+            limit=torch.finfo(torch.float16).max * LARGEST_FP8,
         )
     divisors = scales.float().masked_fill(scales == 0, 1.0).unsqueeze(-1)
     payload = (blocks / divisors).to(torch.float8_e4m3fn).flatten(-2)[..., :width]
@@ -146,7 +146,7 @@ def _nf4_levels(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 def _store_fp16(weight: torch.Tensor) -> Buffers:
     payload = weight.to(torch.float16)
     if not payload.isfinite().all():
-        raise InputError("stackwise.weights_up_cannot_stored_2", max=weight.abs().max())
+        raise InputError("stackwise.weights_exceed_fp16_range", largest=weight.abs().max())
     return {"payload": payload}
 
 
@@ -191,7 +191,7 @@ class QuantizedWeight(torch.nn.Module):
         self.dtype = weight.dtype
         own = weight.detach()
         if not own.isfinite().all():
-            raise InputError("stackwise.weights_finite_cannot_stored", kind=kind)
+            raise InputError("stackwise.weights_not_finite", kind=kind)
         if own.ndim == 2:
             buffers = self._quantization.store(own)
         else:
@@ -476,7 +476,9 @@ def _named(module_name: str, name: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise InputError(
-            "stackwise.message", removeprefix=f"{module_name}.{name}".removeprefix("."), error=error
+            "stackwise.weight_cannot_be_stored",
+            parameter=f"{module_name}.{name}".removeprefix("."),
+            error=error,
         ) from error
 
 

@@ -36,7 +36,7 @@ class _StoppedError(Exception):
     """Carries the hidden states out of a model that is not run any further."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
-        super().__init__(phrase("stackwise.layers_above_left_out"))
+        super().__init__(phrase("stackwise.layers_above_not_run"))
         self.hidden = hidden
 
 
@@ -102,9 +102,9 @@ class Rack:
             call_model(self.model, self._probe)
         except PROBE_ERRORS as error:
             raise InputError(
-                "stackwise.cannot_trained_stack_time_2",
-                name=type(inner_model(self.model)).__name__,
-                name_2=type(error).__name__,
+                "stackwise.model_cannot_run",
+                model=type(inner_model(self.model)).__name__,
+                error_type=type(error).__name__,
                 error=error,
             ) from error
 
@@ -215,13 +215,13 @@ class Rack:
                 run()
             if outputs:
                 return outputs[-1]
-            raise InputError("stackwise.model_run_through_layers")
+            raise InputError("stackwise.layers_not_run")
         try:
             with self.span(first, layer, start, stops=True):
                 run()
         except _StoppedError as stopped:
             return stopped.hidden
-        raise InputError("stackwise.model_run_through_layers")
+        raise InputError("stackwise.layers_not_run")
 
     @contextmanager
     def output_of(self, layer: int) -> Iterator[list[torch.Tensor]]:
@@ -265,16 +265,16 @@ class Rack:
                         difference = relative_difference(self._run(), whole)
                 except PROBE_ERRORS as error:
                     raise InputError(
-                        "stackwise.cannot_trained_stack_time_4",
-                        name=name,
+                        "stackwise.model_cannot_run_from_layer",
+                        model=name,
                         layer=layer,
-                        name_2=type(error).__name__,
+                        error_type=type(error).__name__,
                         error=error,
                     ) from error
                 if difference > tolerance(compute_dtype(self.model)):
                     raise InputError(
-                        "stackwise.cannot_trained_stack_time_3",
-                        name=name,
+                        "stackwise.logits_differ_from_layer",
+                        model=name,
                         layer=layer,
                         difference=difference,
                     )
@@ -329,9 +329,9 @@ def find_layers(
     if len(outermost) != 1:
         kind = type(inner_model(model)).__name__
         raise InputError(
-            "stackwise.cannot_trained_stack_time",
-            kind=kind,
-            detail=f"it has several lists of layers ({', '.join(outermost)})"
+            "stackwise.layers_not_identified",
+            model=kind,
+            reason=f"it has several lists of layers ({', '.join(outermost)})"
             if outermost
             else "no list of its modules hands hidden states (batch, length, width) on",
         )

@@ -218,24 +218,26 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
             {int(m[1]) for p in folder.glob("stack_*.json") if (m := _FILE.fullmatch(p.name))}
         )
         raise InputError(
-            "stackwise.stack",
+            "stackwise.no_such_stack",
             folder=folder,
             stack=stack,
-            detail=f"; it has: {', '.join(map(str, there))}" if there else ": it holds no stacks",
+            available=f"; it has: {', '.join(map(str, there))}"
+            if there
+            else ": it holds no stacks",
         )
     record: dict[str, Any] = read_record(record_file)
     if record.get("format") != FORMAT_VERSION:
         raise InputError(
-            "stackwise.written_another_version_temper",
+            "stackwise.unsupported_stack_format",
             record_file=record_file,
-            get=record.get("format"),
-            format_version=FORMAT_VERSION,
+            found=record.get("format"),
+            supported=FORMAT_VERSION,
         )
     try:
         return StackRecord(**record)
     except TypeError as error:
         raise DamagedFileError(
-            "stackwise.record_stack", record_file=record_file, error=error
+            "stackwise.malformed_stack_record", record_file=record_file, error=error
         ) from error
 
 
@@ -248,9 +250,11 @@ def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         stored = decode(memoryview(data))
     except (CheckpointError, ValueError) as error:  # an empty file cannot be mapped
-        raise DamagedFileError("stackwise.damaged", tensor_file=tensor_file, error=error) from error
+        raise DamagedFileError(
+            "stackwise.stack_file_unreadable", tensor_file=tensor_file, error=error
+        ) from error
     if digest_of(stored) != record.sha256:
-        raise DamagedFileError("stackwise.damaged_written", tensor_file=tensor_file)
+        raise DamagedFileError("stackwise.stack_file_damaged", tensor_file=tensor_file)
     yield stored
 
 
@@ -282,11 +286,11 @@ def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]
             given |= stored.keys()
     if missing := own.keys() - given:
         raise InputError(
-            "stackwise.stacks_another_model_they",
+            "stackwise.stacks_lack_tensor",
             folder=folder,
             model=records[0].model["class"],
-            missing=min(missing),
-            name=type(inner_model(model)).__name__,
+            tensor=min(missing),
+            target=type(inner_model(model)).__name__,
         )
     with torch.no_grad():
         for record in records:
@@ -300,16 +304,12 @@ def _refuse_mixed(folder: Path, records: Sequence[StackRecord]) -> None:
     first = records[0]
     for record in records[1:]:
         if record.model != first.model or record.num_stacks != first.num_stacks:
-            raise InputError(
-                "stackwise.stack_another_model_stack", stack=record.stack, folder=folder
-            )
+            raise InputError("stackwise.mixed_models", stack=record.stack, folder=folder)
         if record.training != first.training:
-            raise InputError(
-                "stackwise.stack_another_training_stack", stack=record.stack, folder=folder
-            )
+            raise InputError("stackwise.mixed_runs", stack=record.stack, folder=folder)
     unfinished = [r.stack for r in records if r.final_step is None]
     if unfinished or len({r.final_step for r in records}) > 1:
-        raise InputError("stackwise.training_wrote_stacks_come", folder=folder)
+        raise InputError("stackwise.run_of_stacks_unfinished", folder=folder)
 
 
 def _refuse_other_model(
@@ -323,12 +323,14 @@ def _refuse_other_model(
     if shape == tuple(tensor.shape):
         return
     kind = type(inner_model(model)).__name__
-    has = phrase("stackwise.such_tensor") if shape is None else f"has it as {list(shape)}"
+    has = (
+        phrase("stackwise.tensor_missing_in_model") if shape is None else f"has it as {list(shape)}"
+    )
     raise InputError(
-        "stackwise.stack_another_model_holds",
+        "stackwise.stack_of_other_model",
         stack=record.stack,
         model=record.model["class"],
-        name=name,
+        tensor=name,
         shape=list(tensor.shape),
         kind=kind,
         has=has,

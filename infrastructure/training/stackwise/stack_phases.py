@@ -97,7 +97,7 @@ def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
             wanted = min(wanted, num_layers)
         if wanted > num_layers:
             raise InputError(
-                "stackwise.training_progressive_target_stacks", wanted=wanted, num_layers=num_layers
+                "stackwise.more_stacks_than_layers", wanted=wanted, num_layers=num_layers
             )
         sizes = [(s + 1) * num_layers // wanted - s * num_layers // wanted for s in range(wanted)]
         if config.strategy == "progressive" and config.progressive.growth == "once":

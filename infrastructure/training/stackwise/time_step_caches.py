@@ -74,10 +74,10 @@ class TimeStepCaches:
     ) -> None:
         if min(num_time_steps, num_boundaries, 1 if size is None else size) < 1:
             raise InputError(
-                "stackwise.caches_time_steps_boundaries",
+                "stackwise.empty_time_step_caches",
                 num_time_steps=num_time_steps,
                 num_boundaries=num_boundaries,
-                size=size,
+                num_kept=size,
             )
         self.root = root
         self.size = num_time_steps if size is None else min(size, num_time_steps)
@@ -117,7 +117,7 @@ class TimeStepCaches:
             ValueError, StorageError: as `ActivationCache` and its `build`; the key lacks something.
         """
         if missing := [name for name in _VARYING if name not in key]:
-            raise InputError("stackwise.key_time_step_cache", missing=", ".join(missing))
+            raise InputError("stackwise.incomplete_time_step_key", missing=", ".join(missing))
         name = (int(key["time_step"]), int(key["unit"]))
         if name in self._open and self._keys[name] != dict(key):
             self._discard(name)

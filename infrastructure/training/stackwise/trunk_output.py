@@ -188,5 +188,5 @@ def _all_examples(data: Data) -> list[object]:
     with closing(data.train_batches(0, 0, max(1, min(data.num_examples, 1024)))) as batches:
         examples = [example for batch in batches for example in batch]
     if not examples or not hasattr(examples[0], "input_ids"):
-        raise InputError("stackwise.training_cache_activations_needs")
+        raise InputError("stackwise.cache_needs_token_ids")
     return examples

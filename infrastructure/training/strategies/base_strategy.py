@@ -164,7 +164,7 @@ class TrainingStrategy(ABC):
         groups = [g for g in self.parameter_groups(model, learning_rate) if g["params"]]
         groups = self._with_rate_of_added(model, groups)
         if not groups:
-            raise InputError("strategies.parameter_model_trained_give")
+            raise InputError("training.no_trainable_parameters")
         build = look_up("optimizer", self.config.optimizer, OPTIMIZERS)
         return build(groups, learning_rate, (self.config.adam_beta1, self.config.adam_beta2))
 

@@ -44,8 +44,8 @@ class CurriculumStrategy(StandardTrainingStrategy):
     def check_length(self, total_steps: int) -> None:
         if total_steps <= self.steps_per_epoch * (self.curriculum_stages - 1):
             raise InputError(
-                "strategies.training_ends_after_steps",
+                "training.last_stage_not_reached",
                 total_steps=total_steps,
-                curriculum_stages=self.curriculum_stages,
-                steps_per_epoch=self.steps_per_epoch * (self.curriculum_stages - 1),
+                num_stages=self.curriculum_stages,
+                earliest=self.steps_per_epoch * (self.curriculum_stages - 1),
             )

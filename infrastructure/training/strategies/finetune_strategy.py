@@ -57,13 +57,13 @@ class FinetuningStrategy(StandardTrainingStrategy):
             return
         least = interval * (self._num_layers - 1)
         raise InputError(
-            "strategies.training_unfreeze_interval_adds",
+            "training.layers_never_unfrozen",
             interval=interval,
             total_steps=total_steps,
             steps_per_epoch=self.steps_per_epoch,
-            num_layers=self._num_layers - num_reached,
-            num_layers_2=self._num_layers,
-            least=least,
+            num_frozen=self._num_layers - num_reached,
+            num_groups=self._num_layers,
+            min_epochs=least,
         )
 
 

@@ -102,7 +102,7 @@ class StackwiseStrategy(TrainingStrategy):
         is_given = "block_size" in self.config.model_fields_set and self.config.mode is not None
         if rack is None or not is_given or size <= len(rack):
             return []
-        return [phrase("strategies.training_block_size_layers", size=size, num_rack=len(rack))]
+        return [phrase("training.block_larger_than_model", size=size, num_layers=len(rack))]
 
     def _check_forms(self) -> None:
         """What layers will be stored as can be done here: told now, not when it is needed."""
@@ -130,14 +130,14 @@ class StackwiseStrategy(TrainingStrategy):
         last = self.plan.phases[-1]
         before = sum(phase.num_epochs for phase in self.plan.phases[:-1]) * self.steps_per_epoch
         if total_steps <= before:
-            epochs = phrase("strategies.fewer_epochs_each_phase", num_epochs=last.num_epochs)
+            epochs = phrase("training.fewer_epochs_per_phase", num_epochs=last.num_epochs)
             raise InputError(
-                "strategies.training_max_steps_over",
+                "training.last_phase_not_reached",
                 total_steps=total_steps,
-                last=last.name,
-                before=before + 1,
-                before_2=before,
-                detail=epochs if last.num_epochs > 1 else "",
+                phase=last.name,
+                first_step=before + 1,
+                steps_before=before,
+                fewer_epochs=epochs if last.num_epochs > 1 else "",
             )
 
     # The form of the model
@@ -340,7 +340,7 @@ class StackwiseStrategy(TrainingStrategy):
         update_gradients: bool = True,
     ) -> StepOutput:
         if self.compute_loss is None:
-            raise InputError("strategies.strategy_loss_set_strategy")
+            raise InputError("training.strategy_without_loss")
         self.prepare_model(model)
         assert self.plan is not None
         inputs = {key: value for key, value in batch.items() if key != "total_items"}

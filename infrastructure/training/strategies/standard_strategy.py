@@ -23,7 +23,7 @@ class StandardTrainingStrategy(TrainingStrategy):
         update_gradients: bool = True,
     ) -> StepOutput:
         if self.compute_loss is None:
-            raise InputError("strategies.strategy_loss_set_strategy")
+            raise InputError("training.strategy_without_loss")
         inputs = {key: value for key, value in batch.items() if key != "total_items"}
         with self.precision.autocast():
             output = self.compute_loss(model, inputs)

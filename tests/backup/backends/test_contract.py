@@ -83,5 +83,5 @@ def test_its_remedy_is_none_of_what_the_backend_knows(tmp_path: Path) -> None:
     place = open_place(f"rows_place:Rows://{tmp_path}/place")
     with pytest.raises(BackendError) as raised:
         place.size(Path("run-1/x"))
-    assert place.advice(raised.value) == phrase("backup.mend_go_run_reads")
-    assert place.advice(OSError(errno.ENOSPC, "full")) != phrase("backup.mend_go_run_reads")
+    assert place.advice(raised.value) == phrase("backup.fix_backend_and_resume")
+    assert place.advice(OSError(errno.ENOSPC, "full")) != phrase("backup.fix_backend_and_resume")

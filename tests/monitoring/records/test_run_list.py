@@ -177,12 +177,12 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
         meant = r"runs: unknown run 'my-rum'.*my-run.*; all of them: temper list"
         with pytest.raises(ValueError, match=meant) as raised, naming_runs(tmp_path / "runs"):
             raise ValueError(not_found(name, hub_reachable=False))
-        folder = phrase("monitoring.folder_name")
+        folder = phrase("monitoring.no_local_folder")
         why = f"nor is it a model: {folder}, and the Hugging Face hub cannot be reached"
         assert str(raised.value).endswith(why)
         assert raised.value.__cause__ is None  # one sentence, and no chain of errors
         assert "2026-a-my-run" not in str(raised.value), "each run counts once"
-    other = f"model 'owner/name': {phrase('monitoring.folder_name')}"
+    other = f"model 'owner/name': {phrase('monitoring.no_local_folder')}"
     with pytest.raises(ValueError, match=f"{other}$"), naming_runs(tmp_path / "runs"):
         raise ValueError(other)
 
@@ -193,7 +193,7 @@ def test_where_no_run_is_a_wrong_name_is_not_taken_for_a_model_s_alone(tmp_path:
         ("owner/name", "a hub name such as owner/name)"),
     ):
         with (
-            pytest.raises(ValueError, match=phrase("monitoring.folder_name")) as raised,
+            pytest.raises(ValueError, match=phrase("monitoring.no_local_folder")) as raised,
             naming_runs(tmp_path),
         ):
             raise ValueError(not_found(name, hub_reachable=False))

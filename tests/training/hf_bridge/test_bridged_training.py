@@ -162,7 +162,7 @@ def test_the_record_and_the_summary_are_of_what_was_trained(tmp_path: Path) -> N
     assert set(summary["after"]) == {"eval_loss"}
     assert (summary["steps"], summary["total_steps"]) == (3, 3)
     assert 0 < summary["seconds"] < 120
-    assert summary["backup"] == {"text": phrase("monitoring.checkpoints_lie_machine_setting")}
+    assert summary["backup"] == {"text": phrase("monitoring.checkpoints_not_backed_up")}
     assert summary["loss"] == read_metrics(run_of(tmp_path) / "metrics.jsonl")[-2]["loss"]
     assert any(line.startswith(f"Run tiny in {run_of(tmp_path)}: ") for line in lines)
     assert any(f"its model and report.html lie in {run_of(tmp_path)}" in line for line in lines)

@@ -514,7 +514,7 @@ def test_temper_stop_is_not_taken_for_another_signal(tmp_path: Path) -> None:
             seen.append(state.stop_reason)
 
     train(tmp_path, hooks=[At(Event.AFTER_BACKWARD, 1, announced), Reasons()])
-    assert summary_of(tmp_path)["reason"] == phrase("system.stopped_temper_stop")
+    assert summary_of(tmp_path)["reason"] == phrase("core.stopped_by_command")
     interrupt = At(Event.AFTER_BACKWARD, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
     announce_stop(run_of(tmp_path), os.getpid())  # which is for SIGTERM alone
     train(tmp_path, hooks=[interrupt, Reasons()])

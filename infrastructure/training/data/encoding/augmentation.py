@@ -47,4 +47,4 @@ def get_augmentation(name: str) -> Augmentation:
     try:
         return AUGMENTATIONS.get(name)
     except ValueError as error:
-        raise InputError("data.data_augmentation", error=error) from error
+        raise InputError("data.unknown_augmentation", reason=error) from error

@@ -308,7 +308,7 @@ class TemplateFormat:
     ) -> int:
         prefix, _ = self._render(turns, inputs, prompts=prompts)
         if not text.startswith(prefix):
-            what = phrase("data.stands_before_answer") if prompts else "earlier messages"
+            what = phrase("data.text_before_answer") if prompts else "earlier messages"
             raise HistoryError(
                 f"the template writes {what} differently once the conversation goes on, so its"
                 " answers cannot be told apart, and the installed TRL has no training template for"
@@ -580,7 +580,7 @@ def end_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
     """
     eos = tokenizer.eos_token
     if eos is None:
-        raise InputError("data.tokenizer_eos_token_model")
+        raise InputError("data.tokenizer_without_eos")
     if tokenizer(eos, add_special_tokens=False)["input_ids"] != [tokenizer.eos_token_id]:
-        raise InputError("data.tokenizer_does_read_eos", eos=eos)
+        raise InputError("data.eos_not_one_token", eos=eos)
     return str(eos)

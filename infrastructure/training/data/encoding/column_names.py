@@ -75,7 +75,7 @@ def known_pairs(prompt: str, question: str, instruction: str) -> list[NamedPair]
     return [
         *_pairs(prompt, _PROMPTS, ()),
         *_pairs(question, _QUESTIONS, contexts),
-        *_pairs(instruction, phrase("data.anweisung_ausgabe_eingabe_instruktion"), contexts),
+        *_pairs(instruction, phrase("data.foreign_instruction_columns"), contexts),
     ]
 
 

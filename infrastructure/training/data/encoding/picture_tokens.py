@@ -65,7 +65,7 @@ class PictureTokens:
         mark = getattr(processor, "image_token", None)
         if not isinstance(mark, str):
             raise InputError(
-                "data.model_names_image_token", name=name, name_2=type(processor).__name__
+                "data.processor_without_image_token", name=name, processor=type(processor).__name__
             )
         self.mark: str = mark
         self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(self.mark))
@@ -112,8 +112,8 @@ class PictureTokens:
         places = [n for n, token in enumerate(ids) if token == self.mark_id]
         if len(places) != len(images):
             raise PictureError(
-                "data.text_marks_pictures_row",
-                num_places=len(places),
+                "data.image_token_count_mismatch",
+                num_tokens=len(places),
                 mark=self.mark,
                 num_images=len(images),
             )
@@ -143,9 +143,9 @@ class PictureTokens:
             return  # its answers are tokenised apart, or something was put before it
         if self._written(text, images) != list(after):
             raise InputError(
-                "data.model_writes_picture_otherwise",
+                "data.image_encoding_depends_on_text",
                 name=self.name,
-                name_2=type(self.processor).__name__,
+                processor=type(self.processor).__name__,
             )
 
     def _written(self, text: str, images: Sequence["Image"]) -> list[int]:
@@ -155,7 +155,7 @@ class PictureTokens:
             sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
             reason = " ".join(str(error).split())
             raise PictureError(
-                "data.model_processor_refuses_picture", sizes=sizes, reason=reason
+                "data.processor_rejected_image", sizes=sizes, reason=reason
             ) from error
         return [int(token) for token in written["input_ids"][0]]
 

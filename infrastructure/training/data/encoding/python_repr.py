@@ -27,7 +27,7 @@ def parse_python(text: str) -> JsonValue:
         ValueError: it is none, or holds what JSON does not have.
     """
     if len(text) > MAX_CHARACTERS:
-        raise InputError("data.characters_json", max_characters=MAX_CHARACTERS)
+        raise InputError("data.python_text_too_long", max_characters=MAX_CHARACTERS)
     text = text.strip()
     if _depth(text) > MAX_DEPTH:
         raise ValueError(too_deep())
@@ -36,9 +36,9 @@ def parse_python(text: str) -> JsonValue:
             warnings.simplefilter("ignore")  # of escapes that Python does not have
             value = ast.literal_eval(text)
         if _has_neighbours(text):
-            raise InputError("data.texts_without_comma_between")
+            raise InputError("data.python_strings_without_comma")
     except (SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise InputError("data.list_python_prints", name=type(error).__name__) from error
+        raise InputError("data.not_a_printed_list", error_type=type(error).__name__) from error
     read = _as_json(value)
     if is_too_deep(read):  # tuples have become lists
         raise ValueError(too_deep())
@@ -68,4 +68,4 @@ def _as_json(value: object) -> JsonValue:
         return [_as_json(one) for one in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {str(key): _as_json(one) for key, one in value.items()}
-    raise InputError("data.nothing_json", name=type(value).__name__)
+    raise InputError("data.no_json_equivalent", type_name=type(value).__name__)

@@ -122,13 +122,13 @@ class LeftOut:
         """A sentence for each kind, with its first example."""
         return [
             phrase(
-                "data.left_out_model_never",
+                "data.never_read_by_model",
                 kind=kind,
                 count=count,
-                detail="row" if count == 1 else "rows",
-                firsts=self.firsts[kind][1],
-                firsts_2=self.firsts[kind][0],
-                kind_2=CAUSES.get(kind, self.cause),
+                noun="row" if count == 1 else "rows",
+                example=self.firsts[kind][1],
+                place=self.firsts[kind][0],
+                cause=CAUSES.get(kind, self.cause),
             )
             for kind, count in self.rows.most_common()
         ]
@@ -306,7 +306,7 @@ class _Marker:
 
     def _turn(self, turn: Turn, number: int, is_learnt: bool, is_after: bool) -> Turn:
         kind = AFTER_LAST if is_after else ROLE_KINDS.get(turn.role, f"{turn.role} message")
-        what = phrase("data.text_message", number=number, role=turn.role)
+        what = phrase("data.part_message_text", number=number, role=turn.role)
         if turn.role == "system" and number == 1:
             what = "the system message"
         fields: dict[str, Any] = json.loads(turn.fields) if turn.fields else {}
@@ -334,7 +334,7 @@ class _Marker:
         head, thought, close = match.groups()
         rest = text[match.end() :]
         owner = self._text(
-            REASONING_KIND, phrase("data.reasoning_message", number=number), thought, is_learnt
+            REASONING_KIND, phrase("data.part_message_reasoning", number=number), thought, is_learnt
         )
         marked = f"{head or ''}{self._marked(thought, owner)}{close}"
         return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
@@ -343,7 +343,7 @@ class _Marker:
         """Mark what a message holds beside its text, in place."""
         for name in REASONING_FIELDS:
             if isinstance(value := fields.get(name), str):
-                what = phrase("data.reasoning_message", number=number)
+                what = phrase("data.part_message_reasoning", number=number)
                 owner = self._text(REASONING_KIND, what, value, is_learnt)
                 fields[name] = self._marked(value, owner)
         if isinstance(value := fields.get("tool_call_id"), str):
@@ -354,7 +354,7 @@ class _Marker:
                 call["id"] = self._unnamed(call["id"])
             function = call.get("function", call)
             name = function["name"]
-            where = phrase("data.call_message", name=name, number=number)
+            where = phrase("data.part_tool_call", name=name, number=number)
             where += f" (call {order})" if len(calls) > 1 else ""
             owner = self._text("call of a tool", f"the name {where}", name, is_learnt)
             function["name"] = self._marked(name, owner)
@@ -393,7 +393,7 @@ class _Marker:
         for tool in given.get("tools") or ():
             function = tool.get("function", tool)
             name = function["name"]
-            owner = self._text("tool", phrase("data.name_tool", name=name), name, False)
+            owner = self._text("tool", phrase("data.part_tool_name", name=name), name, False)
             function["name"] = self._marked(name, owner)
             self._schema(function, f"of tool {name!r}")
         return json.dumps(given)

@@ -163,7 +163,11 @@ class RowSchema:
             turns[first] = _of_parts(turns[first], [{"type": PICTURE_PART}] * len(listed) + text)
             own = [None] * len(listed)
         if own.count(None) != len(listed):
-            has = f"column {column!r} has {len(listed)}" if column else phrase("data.column_them")
+            has = (
+                f"column {column!r} has {len(listed)}"
+                if column
+                else phrase("data.row_without_image_column")
+            )
             raise ShapeError(PICTURE, f"the text shows {own.count(None)} pictures, and {has}")
         given = iter(listed)
         return tuple(next(given) if source is None else source for source in own)
@@ -396,7 +400,7 @@ def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        digits = phrase("data.write_quotes_model_write")
+        digits = phrase("data.quote_number")
         advice = digits if isinstance(value, float) else ""
         raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(value)}, not text{advice}")
     if not may_be_empty and not value.strip():
@@ -431,7 +435,12 @@ def from_json_text(value: object, column: str) -> object:
         try:
             return parse_python(value)
         except ValueError as other:
-            detail = phrase("data.column_nor_python", column=column, error=error, other=other)
+            detail = phrase(
+                "data.column_neither_json_nor_python",
+                column=column,
+                json_error=error,
+                python_error=other,
+            )
             raise ShapeError(BROKEN_JSON, detail) from error
 
 
@@ -445,7 +454,7 @@ def _turn(message: object, where: str) -> Turn:
     if role is None:
         raise ShapeError(WRONG_TYPE, f"{where} has the unknown role {message[keys[0]]!r}")
     if message.get("function_call"):
-        detail = phrase("data.function_call_write_tool", where=where)
+        detail = phrase("data.function_call_replaced", where=where)
         raise ShapeError(WRONG_TYPE, detail)
     if str(message[keys[0]]).lower() in CALL_ROLES:
         spoken = from_json_text(message.get(keys[1]), f"{keys[1]} of {where}")
@@ -486,11 +495,11 @@ def _with_object_arguments(call: Mapping[str, Any], where: str) -> dict[str, Any
         try:
             arguments = parse_json(arguments) if arguments.strip() else {}
         except ValueError as error:
-            detail = phrase("data.arguments_json", name=name, where=where, error=error)
+            detail = phrase("data.tool_arguments_not_json", name=name, where=where, reason=error)
             raise ShapeError(BROKEN_JSON, detail) from error
     if not isinstance(arguments, dict | None):
         detail = phrase(
-            "data.arguments_object", name=name, where=where, arguments=kind_of(arguments)
+            "data.tool_arguments_not_object", name=name, where=where, kind=kind_of(arguments)
         )
         raise ShapeError(WRONG_TYPE, detail)
     changed = dict(function) if arguments is None else {**function, "arguments": arguments}
@@ -607,7 +616,7 @@ def _own_pictures(values: RowValues, column: str) -> list[PictureSource | None]:
         content = message.get(message_keys(message)[1]) if isinstance(message, dict) else None
         for part in filter(_is_picture, content if isinstance(content, list) else []):
             has_own = any(part.get(key) is not None for key in SOURCE_KEYS)
-            where = phrase("data.picture_message", number=number, column=column)
+            where = phrase("data.image_of_message", number=number, column=column)
             sources.append(_source(part, where) if has_own else None)
     return sources
 

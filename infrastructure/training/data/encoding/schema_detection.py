@@ -97,17 +97,17 @@ class ShapeRequest:
         """
         if self.shape not in ("auto", *SHAPES):
             raise InputError(
-                "data.data_shape", unknown_name=unknown_name("shape", self.shape, ["auto", *SHAPES])
+                "data.unknown_shape", reason=unknown_name("shape", self.shape, ["auto", *SHAPES])
             )
         pair = self.prompt_column or self.answer_column or self.context_column
         if self.prompt_column and self.prompt_column == self.answer_column:
-            raise InputError("data.data_prompt_column_data", prompt_column=self.prompt_column)
+            raise InputError("data.prompt_is_answer_column", column=self.prompt_column)
         if self.text_column and pair:
-            raise InputError("data.data_text_column_plain")
+            raise InputError("data.text_and_pair_columns")
         if self.text_column and self.shape not in ("auto", TEXT):
-            raise InputError("data.data_text_column_does", shape=self.shape)
+            raise InputError("data.text_column_with_shape", shape=self.shape)
         if pair and self.shape not in ("auto", *PAIR_COLUMNS):
-            raise InputError("data.data_prompt_column_data_2", shape=self.shape)
+            raise InputError("data.pair_columns_with_shape", shape=self.shape)
 
 
 def recognise_question(
@@ -146,7 +146,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     request.check()
     columns = common_columns(rows)
     if not columns:
-        raise InputError("data.rows_share_columns", rows=_seen(rows, request))
+        raise InputError("data.no_common_columns", summary=_seen(rows, request))
     for setting in ("prompt_column", "answer_column", "context_column", "text_column"):
         _check_exists(getattr(request, setting), f"data.{setting}", rows, columns)
     if request.image_column not in ("auto", "none"):
@@ -161,7 +161,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
         _refuse_known(rows, columns)
     if len(candidates) != 1:
         if _is_mixed(rows, request):
-            raise InputError("data.rows_different_shapes", rows=_seen(rows, request))
+            raise InputError("data.mixed_shapes", summary=_seen(rows, request))
         raise ValueError(_unclear(rows, columns, candidates, request))
     name, parts, reason = candidates[0]
     _refuse_labels(rows, candidates[0], columns, request)
@@ -169,7 +169,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     reason += _add_rare(parts, rows, columns, request) if name != TEXT else ""
     if column := _picture_column(rows, columns, parts, request):
         if name == TEXT:
-            raise InputError("data.column_pictures_column_text", column=column, parts=parts["text"])
+            raise InputError("data.images_without_prompt", column=column, text_column=parts["text"])
         parts[PICTURES] = column
         reason += f", column {column!r} holds pictures"
     return RowSchema(name, parts, reason, request.task_column, request.group_column)
@@ -209,7 +209,7 @@ def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
     marks = {mark for text in texts if isinstance(text, str) for mark in CHAT_MARKS if mark in text}
     if not marks:
         return []
-    return [phrase("data.column_writes_out_chat", column=column, marks=min(marks).strip())]
+    return [phrase("data.text_holds_formatted_chat", column=column, marks=min(marks).strip())]
 
 
 def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
@@ -220,14 +220,14 @@ def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
     """
     first = rows[0].values
     if set(columns) >= MESSAGE_ROW:
-        raise InputError("data.rows_hold_message_row")
+        raise InputError("data.one_message_per_row")
     inner = {key for value in first.values() if isinstance(value, dict) for key in value}
     if any(name in columns or name in inner for name in TREE_COLUMNS):
-        raise InputError("data.each_row_tree_messages")
+        raise InputError("data.message_trees")
     if TOKENISED in columns:
-        raise InputError("data.rows_hold_token_ids")
+        raise InputError("data.rows_of_token_ids")
     if set(columns) >= LABEL_STUDIO:
-        raise InputError("data.rows_tasks_label_studio")
+        raise InputError("data.label_studio_tasks")
 
 
 def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
@@ -239,7 +239,7 @@ def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
     answer = parts.get("answer")
     values = [value_of(row.values, answer) for row in rows]
     if answer and all(isinstance(value, bool) for value in values):
-        raise InputError("data.column_true_false_write", answer=answer)
+        raise InputError("data.boolean_answers", column=answer)
 
 
 def _refuse_labels(
@@ -261,14 +261,14 @@ def _refuse_labels(
             text = parts["text"]
             named = _typed(text)
             raise InputError(
-                "data.column_text_column_label",
+                "data.text_with_label",
                 text=text,
                 label=label,
-                named=named,
-                label_2=_typed(label),
+                text_value=named,
+                label_value=_typed(label),
             )
         if all(isinstance(value, bool) for value in values):
-            raise InputError("data.column_says_answers_good", label=label, name=name)
+            raise InputError("data.answers_labeled_good_or_bad", label=label, shape=name)
 
 
 def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
@@ -286,18 +286,16 @@ def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str])
     prompts = matching(PROMPT_NAMES, columns)
     is_text = all(isinstance(row.values.get(chosen), str) for row in rows)
     if is_text and prompts:
-        instead = phrase(
-            "data.set_data_prompt_column", prompts=_typed(prompts[0]), chosen=_typed(chosen)
-        )
+        instead = phrase("data.set_pair_columns", prompt=_typed(prompts[0]), answer=_typed(chosen))
     elif is_text:
-        instead = phrase("data.set_text_column", column=chosen)
+        instead = phrase("data.set_text_column_2", column=chosen)
     elif matching(CHAT_COLUMNS[:1], columns):
         instead = phrase("data.set_shape", shape=MESSAGES)
     else:
-        instead = phrase("data.write_into_column_messages", chosen=chosen)
+        instead = phrase("data.put_into_messages", chosen=chosen)
     return phrase(
-        "data.rows_hold_better_worse",
-        repr=" and ".join(map(repr, pair)),
+        "data.preference_pairs",
+        columns=" and ".join(map(repr, pair)),
         preferences=phrase("config.learns_from_pairs"),
         instead=instead,
     )
@@ -362,16 +360,16 @@ def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]
             parts = {"chat": column}
             named = " and ".join(map(repr, keys))
             words = phrase(
-                "data.column_lists_messages",
+                "data.recognized_messages",
                 column=column,
-                named=named,
-                parts=_add_others(parts, columns),
+                keys=named,
+                others=_add_others(parts, columns),
             )
             candidates.append((name, parts, words))
     for column in [] if candidates else matching(TURNS_COLUMNS, columns):
         if _are_turns([row.values.get(column) for row in rows]):
             parts = {"chat": column, BY_TURNS: column}
-            words = phrase("data.column_lists_texts_user", column=column)
+            words = phrase("data.recognized_turns", column=column)
             candidates.append((MESSAGES, parts, words + _add_others(parts, columns)))
     return candidates
 
@@ -429,12 +427,12 @@ def _with_more(
     for column in matching(CHOICES_COLUMNS, columns):
         if column not in taken and all(_chooses(rows, column, answer) for answer in answers):
             parts[CHOICES] = column
-            words += phrase("data.column_lists_choices", column=column)
+            words += phrase("data.recognized_choices", column=column)
             break
     history = [c for c in matching((HISTORY,), columns) if c not in taken]
     if history and any(isinstance(row.values.get(history[0]), list) for row in rows):
         parts[HISTORY] = history[0]
-        words += phrase("data.column_turns_before", history=history[0])
+        words += phrase("data.recognized_history", column=history[0])
     return name, parts, words
 
 
@@ -490,7 +488,7 @@ def _pair_with(
     name: str, prompt: str, answer: str, context: Sequence[str], columns: list[str]
 ) -> Candidate:
     parts = {"prompt": prompt, "answer": answer}
-    words = phrase("data.column_asks_column_answers", prompt=prompt, answer=answer)
+    words = phrase("data.recognized_pair", prompt=prompt, answer=answer)
     words += _add_context(parts, context)
     return name, parts, words + _add_others(parts, columns)
 
@@ -499,7 +497,7 @@ def _add_context(parts: dict[str, str], context: Sequence[str]) -> str:
     if not context:
         return ""
     parts["context"] = context[0]
-    return phrase("data.column_context", context=context[0])
+    return phrase("data.recognized_context", column=context[0])
 
 
 def _add_others(parts: dict[str, str], columns: list[str]) -> str:
@@ -507,7 +505,7 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
     words = ""
     if system := matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
-        words += phrase("data.column_system_message", system=system[0])
+        words += phrase("data.recognized_system_message", column=system[0])
     return words
 
 
@@ -536,7 +534,7 @@ def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Se
             if part == "tools" and not any(map(are_tools, held)):
                 continue
             parts[part] = column
-            words += phrase("data.column_goes_chat_template", column=column)
+            words += phrase("data.recognized_template_input", column=column)
     return words
 
 
@@ -544,7 +542,9 @@ def _text_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
     names = [request.text_column] if request.text_column else matching(TEXT_COLUMNS, columns)
     if not names and request.shape == TEXT and len(columns) == 1:
         names = columns
-    return [(TEXT, {"text": name}, phrase("data.column_plain_text", name=name)) for name in names]
+    return [
+        (TEXT, {"text": name}, phrase("data.recognized_plain_text", column=name)) for name in names
+    ]
 
 
 def matching(names: Sequence[str], columns: list[str]) -> list[str]:
@@ -566,29 +566,29 @@ def _unclear(
     if candidates:
         ways = "; ".join(f"{name} ({_columns_of(parts)})" for name, parts, _ in candidates[:3])
         return phrase(
-            "data.rows_read_ways_columns",
-            num_candidates=len(candidates),
+            "data.ambiguous_shape",
+            num_ways=len(candidates),
             columns=shown(columns),
             ways=ways,
         )
     if request.shape == "auto" and bool(request.prompt_column) != bool(request.answer_column):
         return _other_column(columns, request)
     wanted = (
-        phrase("data.known_shape")
+        phrase("data.in_no_known_shape")
         if request.shape == "auto"
-        else phrase("data.shape", shape=request.shape)
+        else phrase("data.not_in_shape", shape=request.shape)
     )
     odd = [name for name in columns if name not in USUAL_COLUMNS]
     short = [name for name in odd if len(name) <= COLUMN_CHARACTERS]
     meant = ((name, nearest(name, USUAL_COLUMNS)) for name in short)
-    slips = [phrase("data.meant_else", name=name, known=known) for name, known in meant if known]
+    slips = [phrase("data.meant_column", name=name, known=known) for name, known in meant if known]
     hint = slips[0] if slips and request.shape == "auto" else ""
     return phrase(
-        "data.rows_columns",
+        "data.unrecognized_rows",
         wanted=wanted,
         columns=shown(columns),
         hint=hint,
-        rows=_way_on(rows, columns),
+        advice=_way_on(rows, columns),
     )
 
 
@@ -600,10 +600,10 @@ def _other_column(columns: list[str], request: ShapeRequest) -> str:
     named = {request.prompt_column, request.answer_column}
     others = [column for column in columns if column not in named]
     return phrase(
-        "data.column_holds_none_others",
-        prompt_column=request.prompt_column or request.answer_column,
-        detail="the prompts" if has_prompt else "the answers",
-        what=what,
+        "data.second_pair_column_unknown",
+        column=request.prompt_column or request.answer_column,
+        held="the prompts" if has_prompt else "the answers",
+        missing=what,
         others=shown(others),
         key=Setting(key),
     )
@@ -620,12 +620,10 @@ def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
     nested = (list, dict)
     has_others = any(isinstance(rows[0].values.get(column), nested) for column in columns)
     if len(texts) == 1 and not has_others:
-        return phrase("data.learn_texts_set_data", texts=_typed(texts[0]))
+        return phrase("data.set_text_column", column=_typed(texts[0]))
     if len(texts) == 2 and (not has_others or "." in texts[0]):
-        return phrase(
-            "data.where_answers_other_set", texts=_typed(texts[0]), texts_2=_typed(texts[1])
-        )
-    return phrase("data.name_columns_data_prompt")
+        return phrase("data.set_prompt_and_answer", first=_typed(texts[0]), second=_typed(texts[1]))
+    return phrase("data.set_columns")
 
 
 def _typed(column: str) -> str:
@@ -652,11 +650,11 @@ def _seen(rows: Sequence[Row], request: ShapeRequest) -> str:
     groups = _by_columns(rows)
     shown = "; ".join(_described(group, request) for group in groups[:NUM_GROUPS_SHOWN])
     more = f"; and {len(groups) - NUM_GROUPS_SHOWN} more" if len(groups) > NUM_GROUPS_SHOWN else ""
-    return phrase("data.first_bring_them_into", num_rows=len(rows), shown=shown, more=more)
+    return phrase("data.shapes_of_first_rows", num_rows=len(rows), groups=shown, more=more)
 
 
 def _described(rows: list[Row], request: ShapeRequest) -> str:
     columns = list(rows[0].values)
     names = {name for name, _, _ in _candidates(rows, columns, request)}
-    shape = f"of the shape {names.pop()}" if len(names) == 1 else phrase("data.clear_shape")
+    shape = f"of the shape {names.pop()}" if len(names) == 1 else phrase("data.unclear_shape")
     return f"{len(rows)} are {shape} (columns: {shown(columns)}; {rows[0].source}:{rows[0].line})"

@@ -62,12 +62,12 @@ def counts_line(kinds: Sequence[Kind]) -> str:
     trained = kinds.count(Kind.TRAINED) + stops
     verb = "ends" if stops == 1 else "end"
     return phrase(
-        "data.tokens_trained_them_answer",
-        num_kinds=len(kinds),
+        "data.token_counts",
+        total=len(kinds),
         trained=trained,
-        stops=stops,
+        num_ends=stops,
         verb=verb,
-        num_kinds_2=len(kinds) - trained,
+        masked=len(kinds) - trained,
     )
 
 

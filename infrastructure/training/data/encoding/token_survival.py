@@ -196,7 +196,7 @@ def _difference(text: str, read_back: str) -> str:
     if start == len(text) and back == len(read_back):  # they differ in spaces alone
         start = back = next(n for n, one in enumerate(text) if one != read_back[n : n + 1])
     shown = _excerpt(text, start), _excerpt(read_back, back)
-    return phrase("data.read_back", shown=shown[0], shown_2=shown[1])
+    return phrase("data.text_decoded_differently", text=shown[0], decoded=shown[1])
 
 
 def _after_spaces(text: str, position: int) -> int:
@@ -272,11 +272,11 @@ class Survivals:
         percent = 100 * self.num_equal / max(1, num_rows)
         if percent > max_percent:
             raise InputError(
-                "data.rows_answers_differ_data",
+                "data.answers_equal_to_tokenizer",
                 num_equal=self.num_equal,
                 num_rows=num_rows,
                 percent=percent,
-                equal_example=self.equal_example,
+                example=self.equal_example,
                 max_percent=max_percent,
             )
 
@@ -284,12 +284,12 @@ class Survivals:
         """A sentence for each kind, with its first example."""
         lines = [
             phrase(
-                "data.because_tokenizer",
+                "data.tokenizer_changed_answers",
                 count=count,
-                detail="answer is" if count == 1 else "answers are",
-                kinds=KINDS[kind],
-                firsts=self.firsts[kind][1],
-                firsts_2=self.firsts[kind][0],
+                answers_are="answer is" if count == 1 else "answers are",
+                difference=KINDS[kind],
+                example=self.firsts[kind][1],
+                place=self.firsts[kind][0],
             )
             for kind, count in self.rows.most_common()
             if kind in KINDS
@@ -298,9 +298,9 @@ class Survivals:
             example, place = self.firsts[UNREAD][1], self.firsts[UNREAD][0]
             lines.append(
                 phrase(
-                    "data.text_tokenizer_tokens_model",
+                    "data.text_without_tokens",
                     count=count,
-                    detail="row holds" if count == 1 else "rows hold",
+                    rows_hold="row holds" if count == 1 else "rows hold",
                     example=example,
                     place=place,
                 )
@@ -308,9 +308,9 @@ class Survivals:
         if self.num_equal:
             lines.append(
                 phrase(
-                    "data.answers_differ_data_learned",
+                    "data.answers_learned_as_same",
                     num_equal=self.num_equal,
-                    equal_example=self.equal_example,
+                    example=self.equal_example,
                 )
             )
         return lines

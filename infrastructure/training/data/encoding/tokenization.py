@@ -206,7 +206,7 @@ class ConversationEncoder:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error), error.advice)
                 continue
             if lost := whole.account.unlearnable:
-                detail = phrase("data.learned_leaves_out", lost=lost[0], writer=self._writer)
+                detail = phrase("data.answer_not_written", lost=lost[0], writer=self._writer)
                 advice = self.advice_for(self._for_writing(conversation))
                 results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
@@ -245,7 +245,7 @@ class ConversationEncoder:
         """The pictures, and the tokens with theirs among them; raises `PictureError`."""
         if self.pictures is None:
             if conversation.num_pictures:
-                raise PictureError("data.model_reads_text")
+                raise PictureError("data.model_accepts_text_only")
             return (), ids, mask
         images: list[Image]
         read, images = self.pictures.read(conversation.pictures, folder)
@@ -369,8 +369,10 @@ class ConversationEncoder:
         """What to do about a row of which something would not be learned."""
         if self._advised is None:  # once: other rows lack the same
             names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
-            some = phrase("data.such_trl_ships", names=" or ".join(names)) if names else ""
-            self._advised = phrase("data.give_data_chat_template", some=some)
+            some = (
+                phrase("data.shipped_template_examples", names=" or ".join(names)) if names else ""
+            )
+            self._advised = phrase("data.use_complete_template", examples=some)
         return self._advised
 
     def _writing(self, conversation: Conversation) -> Iterator[str]:
@@ -576,14 +578,14 @@ class ConversationEncoder:
         is_over_long = len(tokens) > self.max_length
         if is_over_long and self.over_length == "quarantine":
             detail = phrase(
-                "data.tokens_data_max_length", num_tokens=len(tokens), max_length=self.max_length
+                "data.example_too_long", num_tokens=len(tokens), max_length=self.max_length
             )
             return _bad(conversation, OVER_LONG, detail)
         if is_over_long and self.over_length == KEEP_START and mask.any():
             first_learnt = int(np.flatnonzero(mask)[0])
             if first_learnt >= self.max_length:
                 detail = phrase(
-                    "data.tokens_first_none_learnt",
+                    "data.no_trained_token_in_limit",
                     num_tokens=len(tokens),
                     max_length=self.max_length,
                 )
@@ -592,10 +594,10 @@ class ConversationEncoder:
         elif is_over_long and mask.any():
             tokens, mask = truncate(tokens, mask, self.max_length, self.tokenizer.bos_token_id)
         if not mask.any():
-            return _bad(conversation, NOT_SUPERVISED, phrase("data.token_answer_left_learn"))
+            return _bad(conversation, NOT_SUPERVISED, phrase("data.no_answer_token_left"))
         if pictures and is_over_long and self._cuts_a_picture(ids, tokens):
             detail = phrase(
-                "data.tokens_data_max_length_2", num_ids=len(ids), max_length=self.max_length
+                "data.limit_cuts_image", num_tokens=len(ids), max_length=self.max_length
             )
             return _bad(conversation, OVER_LONG, detail)
         example = TokenizedExample(tokens, mask, conversation.task, pictures)

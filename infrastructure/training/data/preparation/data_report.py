@@ -112,7 +112,7 @@ class DataReport:
             return [*self._short_lines(), *warnings]
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]
         origin = (
-            phrase("data.read_machine_cache_prepared")
+            phrase("data.read_from_cache")
             if self.from_cache
             else f"Prepared in {self.seconds:.1f} s"
         )
@@ -121,7 +121,7 @@ class DataReport:
     def _unused(self) -> list[str]:
         if not self.unused_columns:
             return []
-        return [phrase("data.columns_used_model_should", unused_columns=self.unused_columns)]
+        return [phrase("data.unused_columns", columns=self.unused_columns)]
 
     def _short_lines(self) -> list[str]:
         _, shape, counts = self._rows()
@@ -141,9 +141,9 @@ class DataReport:
             f"{rows_in_words(self.rows_read)} read from {self._names()}",
             f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]}",
             phrase(
-                "data.train_held_out",
-                num_train=rows_in_words(self.num_train),
-                num_evaluation=self.num_evaluation,
+                "data.split_counts",
+                train_rows=rows_in_words(self.num_train),
+                num_held_out=self.num_evaluation,
             ),
         ]
 
@@ -151,17 +151,17 @@ class DataReport:
         quantiles = ", ".join(f"{share} ≤ {n}" for share, n in self.length_quantiles.items())
         ends = f"answers end with {', '.join(self.end_tokens)}"
         if not self.end_tokens:
-            ends = phrase("data.every_answer_cut_before")
+            ends = phrase("data.answers_without_end")
         lines = [
             phrase(
-                "data.tokens_them_learnt",
+                "data.trained_token_share",
                 tokens=self.tokens,
-                supervised_tokens=self.supervised_tokens,
-                detail=100 * self.supervised_share,
+                trained=self.supervised_tokens,
+                percent=100 * self.supervised_share,
                 ends=ends,
             ),
             phrase(
-                "data.length_tokens_longest_most",
+                "data.length_quantiles",
                 quantiles=quantiles,
                 longest=self.longest,
                 max_length=self.max_length,
@@ -189,7 +189,7 @@ class DataReport:
         other = [row for row in self.quarantine.bad_rows if row.encoding]
         if other:
             lines.append(
-                phrase("data.utf_read_all_rows", source=other[0].source, remedy=other[0].remedy)
+                phrase("data.file_read_partly", file=other[0].source, remedy=other[0].remedy)
             )
         if self.truncated:
             where = ", ".join(self.truncated_examples)
@@ -198,12 +198,12 @@ class DataReport:
             were = "was" if self.truncated == 1 else "were"
             lines.append(
                 phrase(
-                    "data.cut_data_max_length",
-                    truncated=rows_in_words(self.truncated),
+                    "data.rows_truncated",
+                    rows=rows_in_words(self.truncated),
                     were=were,
                     max_length=self.max_length,
-                    where=where,
-                    num_positions=self._keeps_whole(num_positions),
+                    places=where,
+                    advice=self._keeps_whole(num_positions),
                 )
             )
         if sentence := about_template(self.template_tokens, self.max_length):
@@ -214,12 +214,12 @@ class DataReport:
         if self.leaked:
             verb = "is" if self.leaked == 1 else "are"
             rows = rows_in_words(self.leaked, "training ")
-            lines.append(phrase("data.held_out_data_well", rows=rows, verb=verb))
+            lines.append(phrase("data.rows_also_held_out", rows=rows, verb=verb))
         if self.special_text_rows:
             spells = (
-                phrase("data.spells_special_token")
+                phrase("data.row_spells_special_token")
                 if self.special_text_rows == 1
-                else (phrase("data.spell_special_token"))
+                else (phrase("data.rows_spell_special_token"))
             )
             lines.append(f"{rows_in_words(self.special_text_rows)} {spells} read so")
         return lines
@@ -227,7 +227,7 @@ class DataReport:
     def _keeps_whole(self, num_positions: int | None) -> str:
         """What keeps rows whole that are too long for the limit."""
         if num_positions is None:
-            return phrase("data.higher_keeps_them_whole")
+            return phrase("data.raise_limit_if_supported")
         if self.max_length < num_positions:
-            return phrase("data.higher_keeps_them_whole_2", num_positions=num_positions)
-        return phrase("data.model_sees_shorter_rows")
+            return phrase("data.raise_limit_up_to", num_positions=num_positions)
+        return phrase("data.limit_of_model_reached")

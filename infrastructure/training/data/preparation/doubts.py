@@ -19,7 +19,7 @@ class UnconfirmedDataError(InputError):
     """
 
     def __init__(self, doubt: str) -> None:
-        super().__init__(f"{doubt}: {phrase('data.give_data_meant_set')}")
+        super().__init__(f"{doubt}: {phrase('data.confirm_small_data')}")
         self.doubt = doubt
 
 
@@ -46,8 +46,8 @@ def _doubt(place: str, files: list[DataFile]) -> str:
         return ""
     stem = PurePosixPath(first.name).stem.lower()
     if len(files) == 1 and first.format == "text" and Path(place).is_dir() and stem in DOCUMENTS:
-        return phrase("data.folder_holds_data_but", place=place, first=first.name)
+        return phrase("data.folder_only_has_document", folder=place, file=first.name)
     rows = (row for file in files for row in file.rows() if isinstance(row, Row))
     if len(list(islice(rows, 2))) == 1:
-        return phrase("data.holds_row_model_learn", first=first.name)
+        return phrase("data.file_has_one_row", file=first.name)
     return ""

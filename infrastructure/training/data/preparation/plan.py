@@ -99,10 +99,10 @@ def plan_preparation(
 def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | None) -> None:
     """Raise ValueError where rows with pictures cannot be used."""
     if pictures is None:
-        raise ValueError(phrase("data.rows_hold_pictures_model", shown=shown))
+        raise ValueError(phrase("data.images_need_vision_model", place=shown))
     for name in ("streaming", "augmentation"):
         if getattr(config, name):
-            raise InputError("data.data_changes_reads_texts", name=name, shown=shown)
+            raise InputError("data.setting_without_image_support", name=name, place=shown)
 
 
 def pictures_in(config: DataConfig) -> str:
@@ -138,21 +138,19 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
             faults.append(f"{converted.place}: {error}")
     if faults:
         count = f"the first {len(faults)} rows" if len(faults) > 1 else "the only row"
-        raise InputError(
-            "data.pictures_cannot_used_path", config=config.path, count=count, faults=faults[0]
-        )
+        raise InputError("data.images_unusable", path=config.path, rows=count, fault=faults[0])
 
 
 def no_pictures(path: str) -> str:
     """The sentence for data that a vision tower has nothing to see in."""
-    return phrase("data.training_enabled_extensions_multimodal", path=path)
+    return phrase("data.multimodal_without_images", path=path)
 
 
 def _check(config: DataConfig) -> None:
     if config.path is None:
-        raise InputError("data.training_data_set_data")
+        raise InputError("data.no_training_data")
     if config.streaming and config.balance_by:
-        raise InputError("data.data_balance_draws_all")
+        raise InputError("data.balance_with_streaming")
 
 
 def memory_bytes(config: DataConfig) -> int | None:
@@ -235,7 +233,7 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         hint = _missing_header(files[0], sample[0])
         raise InputError(
-            "data.message_2", files=files[0].name, more=more, hint=hint or error
+            "data.unrecognized_file", file=files[0].name, more=more, reason=hint or error
         ) from error
     return schema, advice(sample, schema)
 
@@ -260,7 +258,7 @@ def chat_template_of(
     if config.chat_template is not None:
         return read_chat_template(config.chat_template)
     if not tokenizer.chat_template:
-        raise InputError("data.model_adapter_dialogue_needs")
+        raise InputError("data.dialogue_needs_template")
     return tokenizer.chat_template
 
 
@@ -270,7 +268,7 @@ def _missing_header(file: DataFile, row: Row) -> str:
     is_text = any(len(name) > LONG_NAME or name.strip().endswith((".", "?", "!")) for name in names)
     if file.format not in TABLE_FORMATS or not is_text:
         return ""
-    return phrase("data.first_line_names_columns", names=excerpt(names[0], LONG_NAME))
+    return phrase("data.missing_header", first_field=excerpt(names[0], LONG_NAME))
 
 
 def _first_good_rows(files: list[DataFile]) -> list[Row]:
@@ -286,14 +284,14 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
 
     sample = next(in_chunks(good_rows(), SAMPLE_ROWS), [])
     if not sample:
-        raise InputError("data.row_read", files=files[0].name, bad=_why_none(bad))
+        raise InputError("data.no_readable_row", file=files[0].name, reason=_why_none(bad))
     return sample
 
 
 def _why_none(bad: list[BadRow]) -> str:
     """The first row that cannot be read, and what to do."""
     if not bad:
-        return phrase("data.holds_none_give_file")
+        return phrase("data.file_without_rows")
     remedy = bad[0].remedy
     return f"{bad[0]}" + (f": {remedy}" if remedy else "")
 
@@ -341,10 +339,12 @@ def read_chat_template(setting: str) -> str:
     if not path.is_file() and setting in shipped:
         path = shipped[setting]
     if not path.is_file():
-        ready = phrase("data.name_trl_ships", shipped=", ".join(shipped)) if shipped else ""
-        lack = phrase("data.older_keeps_none_name") if find_spec("trl") else "is not installed"
-        ready = ready or phrase("data.name_trl_ships_2", lack=lack)
-        raise InputError("data.data_chat_template_file", setting=setting, ready=ready)
+        ready = phrase("data.shipped_template_names", names=", ".join(shipped)) if shipped else ""
+        lack = (
+            phrase("data.trl_without_named_templates") if find_spec("trl") else "is not installed"
+        )
+        ready = ready or phrase("data.shipped_template_unavailable", lack=lack)
+        raise InputError("data.invalid_chat_template", value=setting, alternative=ready)
     return path.read_text("utf-8")
 
 
@@ -359,15 +359,15 @@ def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | Non
         return []
     path = shipped_templates().get("qwen3")
     is_known = path is not None and not marks_without_token(path.read_text("utf-8"), tokenizer)
-    ready = "such as qwen3" if is_known else phrase("data.file_jinja_text_tokens")
-    return [phrase("data.note_model_chat_template", ready=ready)]
+    ready = "such as qwen3" if is_known else phrase("data.template_of_known_tokens")
+    return [phrase("data.model_without_chat_template", example=ready)]
 
 
 def _notes_of_given(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     tags, num_more = spelled_tags(TemplateFormat(tokenizer), tokenizer)
     if not tags:
         return []
-    return [phrase("data.note_data_chat_template", tags=", ".join(tags), num_more=num_more)]
+    return [phrase("data.template_tags_not_tokens", tags=", ".join(tags), num_more=num_more)]
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:

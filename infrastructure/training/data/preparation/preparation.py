@@ -110,7 +110,7 @@ class Preparation:
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
         self.left_out = LeftOut(
-            CAUSE if plan.encoder.own_template else phrase("data.chat_template_could_write")
+            CAUSE if plan.encoder.own_template else phrase("data.needs_chat_template")
         )
         self.prompts_left_out = LeftOut()
         self.rewritten_rows = 0
@@ -330,10 +330,10 @@ class Preparation:
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(
-                phrase("data.held_out_data_shape", other=other.name, reason=other.reason)
+                phrase("data.held_out_shape_differs", shape=other.name, reason=other.reason)
             )
         if self.plan.validation_split and not report.num_evaluation:
-            report.notes.append(phrase("data.row_held_out_too"))
+            report.notes.append(phrase("data.nothing_held_out"))
         report.notes += _uneven_split(
             self.plan.validation_split, report.num_evaluation, report.num_train
         )
@@ -341,28 +341,27 @@ class Preparation:
             report.notes += decisions_in_words(self.decided, pictures.background)
         if self.left_out_answers:
             report.notes.append(
-                phrase("data.answers_read_learnt_their", left_out_answers=self.left_out_answers)
+                phrase("data.answers_with_zero_weight", count=self.left_out_answers)
             )
         if self.empty_answers:
-            report.notes.append(
-                phrase("data.answers_empty_model_learns", empty_answers=self.empty_answers)
-            )
+            report.notes.append(phrase("data.empty_answers", count=self.empty_answers))
         report.notes += [
-            phrase("data.when_asked", line=line) for line in self.prompts_left_out.lines()
+            phrase("data.lost_in_generation_prompt", line=line)
+            for line in self.prompts_left_out.lines()
         ]
         if self.rewritten_rows:
             report.notes.append(
                 phrase(
-                    "data.hold_reasoning_form_chat",
-                    rewritten_rows=rows_in_words(self.rewritten_rows),
+                    "data.reasoning_rewritten",
+                    rows=rows_in_words(self.rewritten_rows),
                 )
             )
         if self.undetermined:
             report.notes.append(
                 phrase(
-                    "data.whether_chat_template_writes",
-                    undetermined_rows=rows_in_words(report.undetermined_rows),
-                    undetermined=self.undetermined[0],
+                    "data.template_output_undetermined",
+                    rows=rows_in_words(report.undetermined_rows),
+                    example=self.undetermined[0],
                 )
             )
         if self.plan.encoder.template and shape.name != TEXT:
@@ -370,18 +369,18 @@ class Preparation:
         if self.differing_prompts:
             report.notes.append(
                 phrase(
-                    "data.prompts_written_otherwise_training",
-                    differing_prompts=self.differing_prompts,
-                    checked_prompts=self.checked_prompts,
+                    "data.prompts_differ_in_training",
+                    num_differing=self.differing_prompts,
+                    num_checked=self.checked_prompts,
                 )
             )
 
     def _unread(self) -> str:
         """What the data says for a chat template that does not read it."""
         if fields := _listed(self.unused_fields):
-            reader = phrase("data.chat_template_does_read")
+            reader = phrase("data.template_ignores_field")
             if self.plan.encoder.template is None:
-                reader = phrase("data.chat_template_could_read")
+                reader = phrase("data.field_needs_chat_template")
             return f"not used: {fields} ({reader})"
         return ""
 
@@ -390,22 +389,22 @@ class Preparation:
         own = []
         if template.preamble:
             text = excerpt(template.preamble)
-            own.append(phrase("data.where_row_system_message", text=text))
+            own.append(phrase("data.template_adds_preamble", text=text))
         if template.writes_date:
-            own.append(phrase("data.every_row_same_fixed"))
+            own.append(phrase("data.template_adds_date"))
         if template.own_end:
-            own.append(phrase("data.answers_learned_end_their", own_end=template.own_end))
+            own.append(phrase("data.template_adds_answer_end", end=template.own_end))
         learned = template.learned_of_prompt if self.plan.encoder.train_on != "all" else ""
-        learns_prompt = phrase("data.answers_learned_generation_prompt", learned=learned)
+        learns_prompt = phrase("data.template_trains_prompt_part", text=learned)
         if learned and not template.origin:
             own.append(learns_prompt)
-        notes = [phrase("data.chat_template_adds_rows", own="; ".join(own))] if own else []
+        notes = [phrase("data.template_adds", additions="; ".join(own))] if own else []
         if template.origin and self.plan.encoder.train_on != "all":
             notes.append(
                 phrase(
-                    "data.model_own_chat_template",
+                    "data.training_template_used",
                     origin=template.origin,
-                    detail=f"; by its marks {learns_prompt}" if learned else "",
+                    marks=f"; by its marks {learns_prompt}" if learned else "",
                 )
             )
         return notes
@@ -426,4 +425,4 @@ def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[st
     share, chance = num_evaluation / num_rows, math.sqrt(wanted * (1 - wanted) / num_rows)
     if abs(share - wanted) <= UNUSUAL_SPLIT * chance + 1 / num_rows:
         return []
-    return [phrase("data.rows_held_out_data", detail=100 * share, detail_2=100 * wanted)]
+    return [phrase("data.uneven_split", percent=100 * share, wanted=100 * wanted)]

@@ -99,28 +99,28 @@ class Quarantine:
         first = next((row for row in self.bad_rows if row.reason == common), None)
         remedy = (first.remedy if first else "") or "mend them"
         if common == OVER_LONG:
-            remedy = phrase("data.raise_data_max_length")
-            remedy += phrase("data.set_data_over_length") * cuts_prompts
+            remedy = phrase("data.raise_max_length")
+            remedy += phrase("data.truncate_instead") * cuts_prompts
             remedy = f"{about_length}: {remedy}" if about_length else remedy
         now = min(limit, max_percent) if is_lossy else max_percent
-        some = phrase("data.leave_them_out_data", now=now)
+        some = phrase("data.skip_bad_rows", now=now)
         some = some if self.total < num_rows else ""  # nothing would be left
-        where = phrase("data.all_listed", listed=listed) if listed else ""
+        where = phrase("data.skipped_rows_listed", file=listed) if listed else ""
         raise InputError(
-            "data.rows_cannot_used",
-            total=self.total,
+            "data.too_many_bad_rows",
+            num_bad=self.total,
             num_rows=num_rows,
             percent=percent,
-            shown=self._shown(),
+            reasons=self._shown(),
             remedy=remedy,
-            some=some,
-            where=where,
+            skip_hint=some,
+            listing=where,
         )
 
     def none_left(self, path: str) -> ValueError:
         """Return the refusal of data of which no row can be trained on."""
         reason = f": of {self.total:,} set aside {self._shown()}" if self.total else ""
-        return ValueError(phrase("data.row_left_train", path=path, reason=reason))
+        return ValueError(phrase("data.no_rows_left", path=path, reason=reason))
 
     def _shown(self) -> str:
         """Each reason once, with how often it holds and the first row that it holds for."""
@@ -143,12 +143,8 @@ def about_template(num_tokens: int, max_length: int) -> str:
     if num_tokens < MUCH_OF_A_ROW * max_length:
         return ""
     if num_tokens >= max_length:
-        return phrase(
-            "data.chat_template_itself_writes", num_tokens=num_tokens, max_length=max_length
-        )
-    return phrase(
-        "data.chat_template_itself_writes_2", num_tokens=num_tokens, max_length=max_length
-    )
+        return phrase("data.template_exceeds_limit", num_tokens=num_tokens, max_length=max_length)
+    return phrase("data.template_takes_much", num_tokens=num_tokens, max_length=max_length)
 
 
 def _plain(row: BadRow) -> dict[str, object]:

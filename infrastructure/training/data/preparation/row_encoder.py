@@ -229,7 +229,7 @@ def work_on(
             yield from _work_in_pool(waiting, remaining, worker, num_processes)
             return
         except BrokenProcessPool:
-            log.warning(phrase("data.process_prepares_data_died"))
+            log.warning(phrase("data.worker_died"))
         careful = CarefulWorker(worker, MAX_DEADLY_ROWS - num_deadly)
         with careful:
             yield from map(careful, waiting)
@@ -237,7 +237,7 @@ def work_on(
         if careful.num_deadly == 0:
             num_processes //= 2
             log.warning(
-                phrase("data.row_blame_too_little", num_processes=num_processes),
+                phrase("data.worker_died_without_bad_row", num_workers=num_processes),
             )
     yield from map(worker, remaining)
 
@@ -327,7 +327,7 @@ class CarefulWorker:
         self.num_deadly += 1
         bad = _deadly(one.rows[0])
         if self.num_deadly > self.max_deadly:
-            raise DataError("data.too_many_rows_kill", bad=bad)
+            raise DataError("data.too_many_deadly_rows", row=bad)
         return PreparedChunk(one.file, one.shape, [bad])
 
     def _lives(self, one: Chunk) -> bool:
@@ -349,5 +349,5 @@ class CarefulWorker:
 
 def _deadly(row: Row | BadRow) -> BadRow:
     shown = "" if isinstance(row, BadRow) else excerpt(row.values)
-    detail = phrase("data.process_prepared_died_times", num_deaths_of_a_row=NUM_DEATHS_OF_A_ROW)
+    detail = phrase("data.deadly_row", count=NUM_DEATHS_OF_A_ROW)
     return BadRow(row.source, row.line, KILLS_PROCESS, detail, shown, row.offset)

@@ -78,7 +78,7 @@ def _values(column: "Array") -> list[object]:
     except UnicodeDecodeError:
         raise
     except NO_VALUES:
-        return [Unreadable(phrase("data.value_type_python_cannot", type=column.type))] * len(column)
+        return [Unreadable(phrase("data.unsupported_arrow_type", type=column.type))] * len(column)
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, object]:

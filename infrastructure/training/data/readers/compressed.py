@@ -85,17 +85,23 @@ def member_of(path: Path) -> str:
     with _listed(path) as archive:
         infos = [info for info in archive.infolist() if _may_be_data(info.filename)]
         if (what := document_kind(path)) is not None:
-            raise InputError("data.data_export_csv_text", path=path.name, what=what)
+            raise InputError("data.document_not_data", path=path.name, what=what)
     tables = [info for info in infos if not _is_text(info.filename)] or infos
     if len(tables) != 1:
         names = ", ".join(info.filename for info in tables[:3]) or "nothing"
         raise InputError(
-            "data.zip_archive_files_unpack", path=path, num_tables=len(tables), names=names[:80]
+            "data.zip_needs_one_file", path=path, num_files=len(tables), names=names[:80]
         )
     info = tables[0]
     if info.flag_bits & IS_ENCRYPTED or info.compress_type not in READABLE_METHODS:
-        why = "has a password" if info.flag_bits & IS_ENCRYPTED else phrase("data.packed_rare_way")
-        raise InputError("data.unpack", path=path, filename=info.filename[:80], why=why)
+        why = (
+            "has a password"
+            if info.flag_bits & IS_ENCRYPTED
+            else phrase("data.unsupported_compression")
+        )
+        raise InputError(
+            "data.zip_member_unreadable", path=path, filename=info.filename[:80], reason=why
+        )
     return info.filename
 
 
@@ -124,15 +130,15 @@ def _listed(path: Path) -> zipfile.ZipFile:
         tail = file.read()
     at = tail.rfind(END_RECORD)
     if at < 0 or len(tail) - at < END_BYTES:
-        raise InputError("data.whole_zip_archive_damaged", path=path)
+        raise InputError("data.zip_truncated", path=path)
     (listing_bytes,) = struct.unpack_from("<I", tail, at + 12)
     is_large = tail[max(0, at - LARGE_END_BYTES) : at].startswith(LARGE_END)
     if is_large or listing_bytes > MAX_LISTING_BYTES:
-        raise InputError("data.zip_archive_too_large", path=path)
+        raise InputError("data.zip_too_large", path=path)
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, RuntimeError, OSError, ValueError) as error:
-        raise InputError("data.whole_zip_archive", path=path, error=error) from error
+        raise InputError("data.zip_unreadable", path=path, reason=error) from error
 
 
 def _is_noise(name: str) -> bool:
@@ -155,7 +161,7 @@ def _open_member(path: Path) -> BinaryIO:
         try:
             return cast(BinaryIO, archive.open(member_of(path)))
         except (zipfile.BadZipFile, RuntimeError, OSError, EOFError) as error:
-            raise InputError("data.whole_zip_archive", path=path, error=error) from error
+            raise InputError("data.zip_unreadable", path=path, reason=error) from error
 
 
 def inflated_bytes(path: Path, limit: int) -> int:
@@ -167,7 +173,7 @@ def inflated_bytes(path: Path, limit: int) -> int:
             file.seek(info.header_offset + 26)
             header = file.read(4)
             if len(header) < 4:
-                raise InputError("data.whole_zip_archive_damaged", path=path)
+                raise InputError("data.zip_truncated", path=path)
             file.seek(sum(struct.unpack("<HH", header)), io.SEEK_CUR)
             unpack = zlib.decompressobj(-zlib.MAX_WBITS)
             left = info.compress_size
@@ -176,7 +182,7 @@ def inflated_bytes(path: Path, limit: int) -> int:
                 try:
                     total += _unpacked_bytes(unpack, packed) if info.compress_type else len(packed)
                 except zlib.error as error:
-                    raise InputError("data.whole_zip_archive", path=path, error=error) from error
+                    raise InputError("data.zip_unreadable", path=path, reason=error) from error
     return total
 
 

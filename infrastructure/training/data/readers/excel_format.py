@@ -52,7 +52,7 @@ def read_excel(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Ba
         columns: dict[int, str] = {}
         for number, cells in enumerate(_lines(book, path, name), 1):
             if number > MAX_LINES:
-                raise InputError("data.sheet_lines_save_csv", name=name, max_lines=MAX_LINES)
+                raise InputError("data.sheet_too_long", file=name, max_lines=MAX_LINES)
             if not any(cell not in (None, "") for cell in cells):
                 continue
             if not columns:
@@ -77,9 +77,7 @@ def other_sheets(path: Path) -> list[str]:
 def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workbook"]:
     openpyxl = require("openpyxl", "reading Excel files")
     if inflated_bytes(path, MAX_WORKBOOK_BYTES) > MAX_WORKBOOK_BYTES:
-        raise InputError(
-            "data.workbook_mib_save_csv", name=name, max_workbook_bytes=MAX_WORKBOOK_BYTES >> 20
-        )
+        raise InputError("data.workbook_too_large", file=name, max_mib=MAX_WORKBOOK_BYTES >> 20)
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of styles and of parts that are not read
         try:
@@ -111,7 +109,7 @@ def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
                 values = [_plain(cell) for cell in cells]
                 for n, cell in enumerate(others[: len(values)]):
                     if cell.data_type == "f" and values[n] is None:
-                        values[n] = Unreadable(phrase("data.formula_without_value_open"))
+                        values[n] = Unreadable(phrase("data.formula_without_value"))
                 yield marks.filled(number, values) if marks.merged else values
     except Exception as error:
         raise ValueError(_damaged(name, error)) from error
@@ -121,7 +119,7 @@ def _sheet_of(book: "Workbook", name: str) -> Any:
     """The first sheet that Excel shows."""
     shown = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
     if book.worksheets and not shown:
-        raise InputError("data.all_sheets_hidden_show", name=name)
+        raise InputError("data.all_sheets_hidden", file=name)
     return shown[0] if shown else None
 
 
@@ -167,17 +165,15 @@ def _marks_of(sheet: Any) -> _Marks:
 
 def _damaged(name: str, error: Exception) -> str:
     if isinstance(error, MemoryError):
-        return phrase("data.reading_workbook_takes_too", name=name)
-    return phrase("data.excel_file_damaged", name=name, split=" ".join(str(error).split())[:100])
+        return phrase("data.workbook_out_of_memory", file=name)
+    return phrase("data.workbook_damaged", file=name, reason=" ".join(str(error).split())[:100])
 
 
 def _columns(cells: Sequence[Any], name: str, number: int) -> dict[int, str]:
     named = {n: str(cell).strip() for n, cell in enumerate(cells) if cell not in (None, "")}
     names = list(named.values())
     if repeated := sorted({column for column in names if names.count(column) > 1}):
-        raise InputError(
-            "data.column_appears_twice_rename", name=name, number=number, repeated=repeated[0]
-        )
+        raise InputError("data.sheet_column_twice", file=name, line=number, column=repeated[0])
     return named
 
 
@@ -196,7 +192,7 @@ def _plain(cell: Any) -> object:
     if value is None:
         return None
     if cell.data_type == "e":
-        return Unreadable(phrase("data.error_excel", value=value))
+        return Unreadable(phrase("data.excel_error", value=value))
     if isinstance(value, str):
         return _unescaped(value)
     if isinstance(value, bool):

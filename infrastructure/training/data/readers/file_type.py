@@ -92,10 +92,10 @@ def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
         if is_damaged(error):
             kind = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}.get(path.suffix.lower(), "zip")
             raise InputError(
-                "data.whole_file_although_name", path=path, kind=kind, error=error
+                "data.compressed_file_damaged", path=path, kind=kind, reason=error
             ) from error
         reason = getattr(error, "strerror", None) or error
-        raise InputError("data.cannot_read", path=path, reason=reason) from error
+        raise InputError("data.file_unreadable", path=path, reason=reason) from error
 
 
 def check_text(path: Path, head: bytes) -> None:
@@ -107,8 +107,10 @@ def check_text(path: Path, head: bytes) -> None:
     what = kind_of_file(path, head)
     if what:
         known, remedy = what
-        contrast = "" if known == EMPTY else phrase("data.text_name_says")
-        raise InputError("data.message_3", path=path, known=known, contrast=contrast, remedy=remedy)
+        contrast = "" if known == EMPTY else phrase("data.not_text_as_named")
+        raise InputError(
+            "data.file_not_text", path=path, kind=known, contrast=contrast, remedy=remedy
+        )
 
 
 def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
@@ -126,23 +128,23 @@ def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
 def what_it_is(head: bytes) -> tuple[str, str] | None:
     """What a file is that is no text, told by its first bytes, and what to do about it."""
     if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
-        return EMPTY, phrase("data.give_file_data_remove")
+        return EMPTY, phrase("data.give_nonempty_file")
     if head.startswith(GZIP):
-        return "compressed with gzip", phrase("data.add_gz_name_unpack")
+        return "compressed with gzip", phrase("data.add_gz_extension")
     for magic, kind in SIGNATURES.items():
         if head.startswith(magic):
-            return kind, REMEDIES.get(kind, phrase("data.unpack_export_json_lines"))
+            return kind, REMEDIES.get(kind, phrase("data.unpack_or_export"))
     if head[TAR_AT:].startswith(TAR):
-        return "a tar archive", phrase("data.unpack_export_json_lines")
+        return "a tar archive", phrase("data.unpack_or_export")
     start = head.removeprefix(UTF8_MARK).lstrip()[:200].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
-        return WEB_PAGE, phrase("data.download_gave_page_instead")
+        return WEB_PAGE, phrase("data.web_page_downloaded")
     if start.startswith(b"version https://git-lfs"):
-        return LFS_POINTER, phrase("data.run_git_lfs_pull")
+        return LFS_POINTER, phrase("data.fetch_lfs_file")
     even, odd = head[::2].count(0) / len(head), head[1::2].count(0) / len(head)
     if max(even, odd) > MANY and min(even, odd) < FEW:
         encoding = "utf-16-le" if odd > even else "utf-16-be"
-        return phrase("data.utf_without_byte_order"), phrase("data.set_encoding", encoding=encoding)
+        return phrase("data.utf16_without_bom"), phrase("data.set_encoding", encoding=encoding)
     if b"\x00" in head:
         return "binary", "give text, Excel, Parquet or HDF5"
     return None
@@ -159,7 +161,10 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
         kind = what_it_is(head)
         what = _but_known(kind) if kind else _but_text(head)
         raise InputError(
-            "data.file", path=path, data_format=NAMES.get(data_format, data_format), what=what
+            "data.file_not_of_format",
+            path=path,
+            format=NAMES.get(data_format, data_format),
+            what=what,
         )
 
 
@@ -172,7 +177,7 @@ def _but_known(kind: tuple[str, str]) -> str:
 def _but_text(head: bytes) -> str:
     is_json = head.removeprefix(UTF8_MARK).lstrip()[:1] in (b"{", b"[")
     meant = "jsonl" if is_json else "csv"
-    return phrase("data.but_text_give_ending", meant=meant)
+    return phrase("data.but_text", format=meant)
 
 
 def json_kind(head: bytes, named: str) -> str:

@@ -120,9 +120,7 @@ class JsonScanner:
         return "\n" in self._text[self._index :].rstrip()
 
     def error(self, what: str) -> ValueError:
-        return ValueError(
-            phrase("data.broken_json_nothing_past", name=self.name, line=self.line, what=what)
-        )
+        return ValueError(phrase("data.json_broken", file=self.name, line=self.line, reason=what))
 
     def _fill(self) -> bool:
         chunk = self.file.read(max(READ_BYTES, len(self._text) - self._index))
@@ -254,10 +252,10 @@ def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
             if all(isinstance(value, dict) for value in seen.values()):
                 return Layout.RECORDS, "", False
             raise InputError(
-                "data.json_object_mib_columns",
-                scanner=scanner.name,
-                max_table_bytes=MAX_TABLE_BYTES >> 20,
-                most_columns=MOST_COLUMNS,
+                "data.json_object_too_large",
+                file=scanner.name,
+                max_mib=MAX_TABLE_BYTES >> 20,
+                max_columns=MOST_COLUMNS,
             )
         if scanner.peek() != "}":
             scanner.take(",")
@@ -378,7 +376,7 @@ def _counted(values: Iterator[object], name: str, start: Start) -> Iterator[Row 
 
 def _element(value: object, name: str, line: int, offset: int) -> Row | BadRow:
     if not isinstance(value, dict):
-        detail = phrase("data.element_object", value=kind_of(value))
+        detail = phrase("data.json_element_not_object", kind=kind_of(value))
         return BadRow(name, line, WRONG_TYPE, detail, excerpt(value), offset)
     if any(map(has_surrogates, _texts(value))):
         text = " ".join(_texts(value))

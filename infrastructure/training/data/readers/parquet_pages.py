@@ -127,9 +127,9 @@ def check_nesting(metadata: "FileMetaData", name: str) -> None:
         path = metadata.schema.column(index).path
         if path.count(".") > MAX_NESTING:
             raise InputError(
-                "data.column_nested_deeper_levels",
-                name=name,
-                partition=path.partition(".")[0],
+                "data.parquet_nested_too_deep",
+                file=name,
+                column=path.partition(".")[0],
                 max_nesting=MAX_NESTING,
             )
 
@@ -205,9 +205,7 @@ def _check(column: Column, name: str) -> None:
 
 
 def _too_large(name: str, what: str, size_bytes: int) -> str:
-    return phrase(
-        "data.decode_mib_any_example", name=name, what=what, size_bytes=size_bytes / 2**20
-    )
+    return phrase("data.parquet_too_large", file=name, part=what, mib=size_bytes / 2**20)
 
 
 def _column(
@@ -222,7 +220,7 @@ def _column(
     try:
         pages = list(_pages(file, chunk))
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise InputError("data.parquet_file_damaged_cut", name=name, error=error) from error
+        raise InputError("data.parquet_damaged", file=name, reason=error) from error
     width = WIDTHS.get(schema.physical_type, schema.length or 0)
     return Column(
         schema.path,
@@ -247,13 +245,13 @@ def _pages(file: BinaryIO, chunk: "ColumnChunkMetaData") -> Iterator[Page]:
         stored_bytes = header[3]
         offset += header_bytes + stored_bytes
         if stored_bytes < 0 or header[2] < 0:
-            raise InputError("data.page_negative_size")
+            raise InputError("data.parquet_negative_page_size")
         if header[1] in (DATA_PAGE, DATA_PAGE_V2):
             inner = header[5] if header[1] == DATA_PAGE else header[8]
             encoding = inner[2] if header[1] == DATA_PAGE else inner[4]
             remaining -= inner[1]
             if inner[1] < 0:
-                raise InputError("data.page_negative_number_values")
+                raise InputError("data.parquet_negative_value_count")
             yield Page(False, header[2], inner[1], encoding)
         elif header[1] == DICTIONARY_PAGE:
             yield Page(True, header[2], header[7][1], header[7][2])
@@ -270,7 +268,7 @@ def _header(file: BinaryIO, offset: int) -> tuple[dict[int, Any], int]:
             return reader.struct(), reader.position
         except IndexError:
             if len(data) < length or length >= MAX_HEADER_BYTES:
-                raise InputError("data.page_header_cut_off") from None
+                raise InputError("data.parquet_header_truncated") from None
             length *= 16
 
 
@@ -298,7 +296,7 @@ class _Thrift:
 
     def _value(self, kind: int, depth: int) -> Any:
         if depth > self.MAX_DEPTH:
-            raise InputError("data.page_header_nested_too")
+            raise InputError("data.parquet_header_too_deep")
         if kind in (1, 2):
             return kind == 1
         if kind == 3:
@@ -311,7 +309,7 @@ class _Thrift:
             return self._skip(self._unsigned())
         if kind == 12:
             return self.struct(depth + 1)
-        raise InputError("data.page_header_field_unknown")
+        raise InputError("data.parquet_header_unknown_field")
 
     def _byte(self) -> int:
         self.position += 1
@@ -326,7 +324,7 @@ class _Thrift:
             if byte < 128:
                 return value
             if shift > 63:
-                raise InputError("data.page_header_number_too")
+                raise InputError("data.parquet_header_number_too_long")
 
     def _signed(self) -> int:
         value = self._unsigned()

@@ -80,22 +80,22 @@ def picture_source(value: object, where: str) -> PictureSource:
     if isinstance(value, Mapping):
         given = [value[key] for key in SOURCE_KEYS if value.get(key) is not None]
         if not given:
-            raise PictureError("data.neither_bytes_nor_path", where=where)
+            raise PictureError("data.image_without_source", place=where)
         return picture_source(given[0], where)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise PictureError("data.picture", where=where, value=kind_of(value))
+        raise PictureError("data.value_not_an_image", place=where, kind=kind_of(value))
     if not value.strip():
-        raise PictureError("data.empty", where=where)
+        raise PictureError("data.image_source_empty", place=where)
     if url := DATA_URL.match(value):
         if not (url.group(1) or "").lower().endswith(";base64"):
-            raise PictureError("data.data_url_base", where=where)
+            raise PictureError("data.data_url_not_base64", place=where)
         return _decoded(value[url.end() :], where)
     if value.lower().startswith("file://"):
         return value[len("file://") :]
     if ADDRESS.match(value):
-        raise PictureError("data.address_download_pictures_give", where=where)
+        raise PictureError("data.image_is_url", place=where)
     is_path = value.strip().lower().endswith(ENDINGS)
     return _decoded(value, where) if not is_path and BASE64.fullmatch(value) else value
 
@@ -104,7 +104,7 @@ def _decoded(text: str, where: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise PictureError("data.base", where=where, error=error) from error
+        raise PictureError("data.image_not_base64", place=where, reason=error) from error
 
 
 def read_picture(
@@ -122,7 +122,7 @@ def read_picture(
     if isinstance(source, bytes):
         content, path = source, ""
         if len(content) > MAX_PICTURE_BYTES:
-            raise PictureError("data.picture_mib_2", max_picture_bytes=MAX_PICTURE_BYTES >> 20)
+            raise PictureError("data.encoded_image_too_large", max_mib=MAX_PICTURE_BYTES >> 20)
     else:
         file = (folder / source).absolute()
         content, path = _file_content(file, source), str(file)
@@ -134,13 +134,13 @@ def read_picture(
 def _file_content(file: Path, name: str) -> bytes:
     try:
         if not file.is_file():
-            raise PictureError("data.picture_looked", name=name, file=file)
+            raise PictureError("data.image_not_found", name=name, file=file)
         with file.open("rb") as opened:
             content = opened.read(MAX_PICTURE_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise PictureError("data.picture_cannot_read", name=name, error=error) from error
+        raise PictureError("data.image_unreadable", name=name, reason=error) from error
     if len(content) > MAX_PICTURE_BYTES:
-        raise PictureError("data.picture_mib", name=name, max_picture_bytes=MAX_PICTURE_BYTES >> 20)
+        raise PictureError("data.image_file_too_large", name=name, max_mib=MAX_PICTURE_BYTES >> 20)
     return content
 
 
@@ -166,11 +166,11 @@ def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise PictureError(
-                    "data.pixels_million_2",
-                    what=what,
+                    "data.image_has_too_many_pixels",
+                    image=what,
                     width=width,
                     height=height,
-                    max_pixels=MAX_PIXELS // 10**6,
+                    max_megapixels=MAX_PIXELS // 10**6,
                 )
             packing = _packing(image)
             is_inverted = _is_inverted(image)
@@ -181,13 +181,13 @@ def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image
         raise
     except module.UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
-        raise PictureError("data.none", what=what, known=known) from error
+        raise PictureError("data.unsupported_image_format", image=what, formats=known) from error
     except (module.DecompressionBombError, module.DecompressionBombWarning) as error:
         raise PictureError(
-            "data.pixels_million", what=what, max_pixels=MAX_PIXELS // 10**6
+            "data.image_too_large_to_decode", image=what, max_megapixels=MAX_PIXELS // 10**6
         ) from error
     except Exception as error:  # its decoders raise whatever a broken file makes them
-        raise PictureError("data.broken", what=what, error=error) from error
+        raise PictureError("data.image_corrupt", image=what, reason=error) from error
 
 
 def _packing(image: "Image") -> str:
@@ -209,7 +209,9 @@ def _in_rgb(
     decided = [MANY_BITS] if DEEP.search(packing) else []
     transparent = image.info.get("transparency")
     if image.mode in UNKNOWN_RANGE:
-        raise PictureError("data.message_4", what=what, unknown_range=UNKNOWN_RANGE[image.mode])
+        raise PictureError(
+            "data.unsupported_image_values", image=what, values=UNKNOWN_RANGE[image.mode]
+        )
     if image.mode == "F" or image.mode.startswith("I;16"):
         values = np.asarray(image)
         image = _grey(values, packing, is_inverted, what)
@@ -240,7 +242,7 @@ def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str
     if values.dtype.kind == "f":
         if not (values.min() >= 0 and values.max() <= 1):  # neither is NaN
             raise PictureError(
-                "data.numbers_them_white_known", what=what, min=values.min(), max=values.max()
+                "data.image_range_unknown", image=what, smallest=values.min(), largest=values.max()
             )
         scaled = np.rint(values * 255)
     else:
@@ -270,9 +272,9 @@ def decisions_in_words(counts: Counter[str], background: str, what: str = "row")
     """A sentence on what was decided about so many rows with pictures, or pictures; none where
     nothing was."""
     words = {
-        TRANSPARENT: phrase("data.transparent_laid_data_image", background=background),
-        SEVERAL_FRAMES: phrase("data.several_frames_first_shown"),
-        MANY_BITS: phrase("data.bits_scaled"),
+        TRANSPARENT: phrase("data.image_transparency_removed", background=background),
+        SEVERAL_FRAMES: phrase("data.image_first_frame_used"),
+        MANY_BITS: phrase("data.image_depth_reduced"),
     }
     parts = [
         f"{n:,} {what}{'' if n == 1 else 's'} {words[kind]}"

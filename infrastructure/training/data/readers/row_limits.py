@@ -24,9 +24,7 @@ AnyRow = TypeVar("AnyRow", bound=Row | BadRow)
 
 def too_large_words(max_bytes: int = MAX_ROW_BYTES) -> str:
     """What is told of a row that is too large."""
-    return phrase(
-        "data.mib_million_values", max_bytes=max_bytes >> 20, max_row_values=MAX_ROW_VALUES >> 20
-    )
+    return phrase("data.row_too_large", max_mib=max_bytes >> 20, max_millions=MAX_ROW_VALUES >> 20)
 
 
 def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:

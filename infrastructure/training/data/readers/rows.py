@@ -133,7 +133,7 @@ class BadRow:
     def remedy(self) -> str:
         """What to do about many rows like this; "" where there is no more to say."""
         if self.encoding:
-            return phrase("data.looks_like_windows_text", encoding=self.encoding)
+            return phrase("data.windows_text", encoding=self.encoding)
         if self.advice or self.reason not in REMEDIES:
             return self.advice
         return phrase(REMEDIES[self.reason])
@@ -225,7 +225,7 @@ class Conversation:
         """
         answers = [i for i, turn in enumerate(self.turns) if turn.role in ANSWER_ROLES]
         if not answers:
-            raise InputError("data.conversation_answer", place=self.place)
+            raise InputError("data.conversation_without_answer", place=self.place)
         learnt = [i for i in answers if i >= self.num_given and self.turns[i].is_learnt]
         return (learnt or answers)[-1]
 

@@ -134,7 +134,7 @@ def register_format(name: str, reader: PluginReader) -> None:
         ValueError: the name is taken.
     """
     if name in READERS:
-        raise InputError("data.data_format_built_choose", name=name)
+        raise InputError("data.format_name_taken", name=name)
     FORMATS.register(name, reader)
 
 
@@ -180,7 +180,7 @@ class DataFile:
                 yield row
         except Exception as error:
             if is_damaged(error):
-                raise InputError("data.compressed_file_cut_off", name=self.name) from error
+                raise InputError("data.compressed_data_truncated", file=self.name) from error
             raise
 
     def _rows(self, start: Start) -> Iterator[Row | BadRow]:
@@ -228,7 +228,7 @@ def _reader_of_plugin(read: PluginReader) -> Reader:
             if isinstance(values, dict):
                 yield Row(values, name, index + 1, index)
             else:
-                detail = phrase("data.format_gave_row", values=kind_of(values))
+                detail = phrase("data.format_returned_no_row", kind=kind_of(values))
                 yield BadRow(name, index + 1, WRONG_TYPE, detail, excerpt(values), index)
 
     return rows
@@ -257,7 +257,7 @@ def discover(
         return _files_at(place, data_format, what, encoding)
     except PermissionError as error:
         raise InputError(
-            "data.cannot_read_2", what=what, filename=error.filename, strerror=error.strerror
+            "data.no_read_permission", what=what, file=error.filename, reason=error.strerror
         ) from error
 
 
@@ -281,7 +281,7 @@ def refuse_unreachable(place: str) -> None:
     the Hub does not answer; reads none of it."""
     owner = place.partition("/")[0]
     if not any(data_sets_folder().glob(f"{owner}___*")) and not hub_is_reachable():
-        raise InputError("data.file_folder_hugging_face", place=place)
+        raise InputError("data.hub_unreachable", name=place)
 
 
 def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
@@ -323,31 +323,31 @@ def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
     measured = {(file.path.resolve(), file.split) for file in held_out}
     is_used = any((file.path.resolve(), file.split) in measured for file in beside)
     notes = [
-        phrase("data.divides_rows_train_trained", file=file.name, split=file.split)
+        phrase("data.split_of_file_held_out", file=file.name, split=file.split)
         if is_used
-        else phrase("data.train_trained_left_out", file=file.name, split=file.split)
+        else phrase("data.split_of_file_unused", file=file.name, split=file.split)
         for file in beside
         if file.split
     ]
     notes += [
         phrase(
-            "data.rows_read_rows_lie",
+            "data.rows_of_other_lists_unread",
             file=file.name,
-            unread=", ".join(f"`{key}`" for key in unread),
+            lists=", ".join(f"`{key}`" for key in unread),
         )
         for file in train
         if (unread := _lists(file).unread)
     ]
     if files:
         what = (
-            phrase("data.held_out_name_says")
+            phrase("data.file_held_out_by_name")
             if is_used
-            else phrase("data.neither_trained_nor_held")
+            else phrase("data.file_neither_trained_nor_held_out")
         )
         notes.insert(0, f"{named(files)} {what}")
     tests = [one for file in train for one in file.test]
     if left := [one.name for one in tests if (one.path.resolve(), "") not in measured]:
-        notes.append(phrase("data.left_alone_kept_test", left=named(left)))
+        notes.append(phrase("data.test_files_unused", files_are=named(left)))
     return notes
 
 
@@ -381,7 +381,7 @@ def refuse_no_data(path: Path, advice: str) -> None:
         return
     kind, remedy = what
     remedy = advice if kind in NOT_WHAT_WAS_MEANT else remedy
-    raise InputError("data.data", path=path.name, kind=kind, remedy=remedy)
+    raise InputError("data.path_is_not_data", path=path.name, kind=kind, remedy=remedy)
 
 
 def _is_plugin(name: str) -> bool:
@@ -394,7 +394,7 @@ def _check_format(data_format: str) -> None:
     elif data_format != "auto" and not FORMATS.is_here(data_format):
         known = ["auto", *FORMATS.names()]
         raise InputError(
-            "data.data_format", unknown_name=unknown_name("data format", data_format, known)
+            "data.unknown_format", reason=unknown_name("data format", data_format, known)
         )
 
 
@@ -410,22 +410,20 @@ def may_be_on_the_hub(place: str) -> bool:
 
 
 def _no_address(place: str, what: str) -> str:
-    return phrase("data.address_file_download_first", what=what, place=public_address(place))
+    return phrase("data.url_instead_of_file", what=what, url=public_address(place))
 
 
 def _check_link(path: Path, what: str) -> None:
     if path.is_symlink() and not path.exists():
-        raise InputError(
-            "data.link_bring_back_remove", what=what, path=path, readlink=path.readlink()
-        )
+        raise InputError("data.broken_link", what=what, path=path, target=path.readlink())
 
 
 def _not_found(path: Path, what: str) -> str:
     folder = path.parent
     near = nearest(path.name, [p.name for p in folder.iterdir()]) if folder.is_dir() else None
     hint = f"; did you mean {str(folder / near)!r}?" if near else ""
-    hint = hint or phrase("data.give_file_folder_owner")
-    return phrase("data.message_6", what=what, path=str(path), hint=hint)
+    hint = hint or phrase("data.give_file_folder_or_dataset")
+    return phrase("data.path_not_found", what=what, path=str(path), hint=hint)
 
 
 def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
@@ -446,7 +444,7 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
     if not chosen:
         names = ", ".join(p.name for p in everything[:5]) or "nothing"
         raise InputError(
-            "data.data_file_holds_known",
+            "data.folder_without_data_files",
             folder=str(folder),
             names=names,
             extensions=", ".join(EXTENSIONS),
@@ -511,12 +509,12 @@ def _format_by_name(path: Path) -> str | None:
 
 def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFile:
     if not path.is_file():
-        raise InputError("data.regular_file_give_file", path=str(path))
+        raise InputError("data.not_a_regular_file", path=str(path))
     chosen = data_format if data_format != "auto" else _format_by_name(path)
     if chosen is None:
-        refuse_no_data(path, phrase("data.give_file_meant"))
+        refuse_no_data(path, phrase("data.give_intended_file"))
         raise InputError(
-            "data.ending_names_data_format", path=path, names=", ".join(FORMATS.names())
+            "data.unknown_file_extension", path=path, formats=", ".join(FORMATS.names())
         )
     is_text = chosen in TEXT_READERS
     head, detected = read_head(path, encoding if is_text else AUTO)
@@ -525,11 +523,11 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
     else:
         check_binary(path, head, chosen)
         if path.suffix.lower() in COMPRESSED:
-            raise InputError("data.holds_compressed_file_unpack", path=path, chosen=chosen)
+            raise InputError("data.compressed_binary_file", path=path, format=chosen)
     if chosen not in ("json", "jsonl"):
         about = _about(path, name, chosen)
         if not is_text and encoding != AUTO:
-            others = phrase("data.data_encoding_text_read", name=name, chosen=chosen)
+            others = phrase("data.encoding_of_binary_file", file=name, format=chosen)
             about = "; ".join(filter(None, [about, others]))
         return DataFile(path, name, chosen, about, detected if is_text else UTF8)
     kind = json_kind(head, chosen)
@@ -539,11 +537,13 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
 def _about(path: Path, name: str, data_format: str) -> str:
     """What of a file is not read."""
     if path.suffix.lower() == ZIP and (others := num_other_members(path)):
-        return phrase("data.read", name=name, path=data_name(path), others=_others(others))
+        return phrase(
+            "data.archive_member_read", archive=name, member=data_name(path), others=_others(others)
+        )
     if data_format == "excel" and (sheets := other_sheets(path)):
-        return phrase("data.first_sheet_read_left", name=name, sheets=", ".join(sheets))
+        return phrase("data.first_sheet_read", file=name, sheets=", ".join(sheets))
     return ""
 
 
 def _others(number: int) -> str:
-    return phrase("data.other_file_left_out", number=number, detail="s" if number > 1 else "")
+    return phrase("data.other_files_skipped", count=number, plural="s" if number > 1 else "")

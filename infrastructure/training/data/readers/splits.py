@@ -113,7 +113,9 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
         [path for path in files if split[path] == TEST],
     )
     if unnamed := [path for path in train if is_named and not split[path]]:
-        parts.notes.append(phrase("data.trained_too_without_split", folder=_shown(folder, unnamed)))
+        parts.notes.append(
+            phrase("data.file_without_split_name", files_are=_shown(folder, unnamed))
+        )
     parts.notes.extend(_of_several_folders(folder, (p for p in train if split[p] == TRAIN)))
     return parts
 
@@ -125,7 +127,7 @@ def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
     if len(folders) < 2:
         return []
     shown = _shown(folder, sorted(folders))
-    return [phrase("data.trained_together_train_them", shown=shown)]
+    return [phrase("data.folders_trained_together", folders_are=shown)]
 
 
 def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
@@ -133,7 +135,7 @@ def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -
     named = [path for path in files if split[path] in (HELD_OUT, TEST)]
     if not named or (len(named) == len(files) and len({split[path] for path in named}) == 1):
         return []
-    return [phrase("data.trained_like_other_files", folder=_shown(folder, named))]
+    return [phrase("data.held_out_names_trained", files_are=_shown(folder, named))]
 
 
 def _whole_split(path: Path, stem: str) -> str:
@@ -216,7 +218,12 @@ def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
     if others:
         whose = f" (configuration {chosen[0]})" if len(configured) > 1 else ""
         parts.notes.append(
-            phrase("data.left_out_does_list", folder=_shown(folder, others), card=CARD, whose=whose)
+            phrase(
+                "data.file_not_in_card",
+                files_are=_shown(folder, others),
+                card=CARD,
+                configuration=whose,
+            )
         )
     return parts
 
@@ -276,10 +283,10 @@ def _several(folder: Path, configs: Mapping[str, Mapping[str, Sequence[Path]]]) 
     more = len(places) - NUM_SHOWN
     named = ", ".join(places[:NUM_SHOWN]) + (f" and {more} more" if more > 0 else "")
     return phrase(
-        "data.lists_configurations_trained_set",
-        folder=folder / CARD,
+        "data.several_configurations",
+        card=folder / CARD,
         num_configs=len(configs),
-        named=named,
+        configurations=named,
     )
 
 

@@ -75,9 +75,9 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
                     yield from _arrow_rows(batch.slice(skipped), plain, name, first + skipped)
                     first += batch.num_rows
     except MemoryError as error:
-        raise InputError("data.decoding_parquet_file_takes", name=name) from error
+        raise InputError("data.parquet_out_of_memory", file=name) from error
     except (arrow.ArrowException, OSError) as error:
-        raise InputError("data.parquet_file_damaged_cut", name=name, error=error) from error
+        raise InputError("data.parquet_damaged", file=name, reason=error) from error
 
 
 def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
@@ -141,7 +141,7 @@ def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
                     }
                     yield _hdf5_row(fields, name, first + index)
     except (OSError, KeyError, RuntimeError, TypeError, MemoryError) as error:
-        raise InputError("data.hdf_file_damaged_cut", name=name, error=error) from error
+        raise InputError("data.hdf5_damaged", file=name, reason=error) from error
 
 
 def _hdf5_rows_at_once(
@@ -159,11 +159,11 @@ def _hdf5_rows_at_once(
         piece_bytes = field_bytes * (column.chunks or (1,))[0]
         if field_bytes > MAX_ROW_BYTES or piece_bytes > MAX_PIECE_BYTES:
             raise InputError(
-                "data.field_column_takes_bytes",
-                name=name,
-                key=key,
+                "data.hdf5_field_too_large",
+                file=name,
+                column=key,
                 field_bytes=field_bytes,
-                piece_bytes=piece_bytes,
+                chunk_bytes=piece_bytes,
             )
         has_any_length = h5py.check_vlen_dtype(column.dtype) or column.dtype.kind == "O"
         row_bytes += min(file_bytes, MAX_PIECE_BYTES) if has_any_length else field_bytes
@@ -175,15 +175,17 @@ def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5D
         key: item for key, item in file.items() if isinstance(item, h5py.Dataset)
     }
     if not columns:
-        raise InputError("data.column_top_hdf_file", name=name, file=list(file))
+        raise InputError("data.hdf5_without_columns", file=name, names=list(file))
     for key, column in columns.items():
         if column.ndim != 1:
-            raise InputError("data.column_dimensions", name=name, key=key, ndim=column.ndim)
+            raise InputError(
+                "data.hdf5_column_not_flat", file=name, column=key, num_dimensions=column.ndim
+            )
         if column.external or column.is_virtual:
-            raise InputError("data.column_lies_other_files", name=name, key=key)
+            raise InputError("data.hdf5_column_external", file=name, column=key)
     lengths = {key: len(column) for key, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise InputError("data.columns_differ_length", name=name, lengths=lengths)
+        raise InputError("data.hdf5_column_lengths_differ", file=name, lengths=lengths)
     return columns
 
 
@@ -250,7 +252,7 @@ def load_huggingface(place: str) -> Any:
             return datasets.load_dataset(repository, configuration or None, split=split or "train")
     except (OSError, ValueError, ConnectionError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())
-        raise InputError("data.file_folder_hugging_face_2", place=place, reason=reason) from error
+        raise InputError("data.hub_dataset_not_found", name=place, reason=reason) from error
 
 
 def split_place(place: str) -> tuple[str, str]:
@@ -275,7 +277,7 @@ def _damaged(folder: Path, error: BaseException) -> str:
             reason = f"{name} is missing"
     parts = (part for part in sorted(folder.rglob("*")) if not _can_be_read(part))
     where = next((f" in {part.relative_to(folder)}" for part in parts), "")
-    return phrase("data.saved_data_set_damaged", folder=folder, where=where, reason=reason)
+    return phrase("data.saved_dataset_damaged", folder=folder, location=where, reason=reason)
 
 
 def _can_be_read(part: Path) -> bool:
@@ -299,9 +301,11 @@ def _split_of(loaded: "Dataset | DatasetDict", split: str, place: str) -> object
         return loaded
     if (split or "train") not in splits:
         known_splits = (
-            f"it has {', '.join(splits)}: write PATH@SPLIT" if splits else phrase("data.splits")
+            f"it has {', '.join(splits)}: write PATH@SPLIT"
+            if splits
+            else phrase("data.dataset_without_splits")
         )
         raise InputError(
-            "data.split", place=place, split=split or "train", known_splits=known_splits
+            "data.unknown_split", dataset=place, split=split or "train", known_splits=known_splits
         )
     return loaded[split or "train"]

@@ -105,7 +105,7 @@ def encoding_of(path: Path, setting: str) -> str:
     if setting in (AUTO, "utf-8"):
         return UTF8
     if _is_utf8(head) and b"\x00" not in head:
-        raise InputError("data.utf_data_encoding_says", path=path, setting=setting)
+        raise InputError("data.utf8_despite_encoding", path=path, encoding=setting)
     return setting
 
 

@@ -70,14 +70,16 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
         value = parse_record(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         return bad(
-            INVALID_UTF8, phrase("data.byte_line", start=error.start + 1), likely_encoding(data)
+            INVALID_UTF8,
+            phrase("data.byte_of_line", position=error.start + 1),
+            likely_encoding(data),
         )
     except json.JSONDecodeError as error:
         return bad(BROKEN_JSON, f"{error.msg.removesuffix(' at')} at column {error.colno}")
     except ValueError as error:  # nested too deep, a number too long, a key twice
         return bad(BROKEN_JSON, str(error))
     if not isinstance(value, dict):
-        return bad(WRONG_TYPE, phrase("data.line_object", value=kind_of(value)))
+        return bad(WRONG_TYPE, phrase("data.line_not_object", kind=kind_of(value)))
     return Row(value, name, line.number, line.offset)
 
 
@@ -127,10 +129,10 @@ class _Records:
                 raise ValueError(_never_closed(self.name, self.begin))
             if line.data is None:
                 raise InputError(
-                    "data.line_longer_mib_table",
-                    name=self.name,
-                    number=line.number,
-                    max_line_bytes=MAX_LINE_BYTES >> 20,
+                    "data.table_line_too_long",
+                    file=self.name,
+                    line=line.number,
+                    max_mib=MAX_LINE_BYTES >> 20,
                 )
             self.next = Start(line.end, line.number + 1)
             if b"\x00" in line.data or not line.data.isascii():
@@ -166,7 +168,7 @@ def _read_delimited(
                 csv.reader(header, delimiter=delimiter, quoting=quoting, strict=True), []
             )
         except csv.Error as error:
-            raise InputError("data.line_names_columns", name=name, error=error) from error
+            raise InputError("data.header_line_broken", file=name, reason=error) from error
         columns = [column.replace(LONE_RETURN, "\r") for column in columns]
         _check_columns(columns, name)
         table = _Table(path, name, encoding, delimiter, columns)
@@ -260,7 +262,7 @@ def _next_record(
         fields = [field.replace(LONE_RETURN, "\r") for field in fields]
     if len(records.held) > 1 and table.is_joined(records.held):
         detail = phrase(
-            "data.quote_opens_closes_line", line=records.next.line - 1, num_held=len(records.held)
+            "data.quote_spans_rows", line=records.next.line - 1, num_lines=len(records.held)
         )
         shown = excerpt(records.held[0])
         return BadRow(
@@ -270,7 +272,7 @@ def _next_record(
             detail,
             shown,
             at.offset,
-            advice=phrase("data.remove_quote_double_inside"),
+            advice=phrase("data.fix_spanning_quote"),
         )
     if len(fields) != len(table.columns):
         detail = f"{len(fields)} fields under {len(table.columns)} columns{_up_to(records)}"
@@ -284,7 +286,7 @@ def _next_record(
             return BadRow(name, at.line, INVALID_UTF8, "", shown, at.offset, likely)
         if any("\0" in field for field in fields):
             return BadRow(
-                name, at.line, BROKEN_CSV, phrase("data.nul_byte_text"), excerpt(fields), at.offset
+                name, at.line, BROKEN_CSV, phrase("data.nul_byte"), excerpt(fields), at.offset
             )
     return Row(values, name, at.line, at.offset)
 
@@ -295,7 +297,7 @@ def _up_to(records: _Records) -> str:
 
 
 def _never_closed(name: str, at: Start) -> str:
-    return phrase("data.quote_opens_never_closed", name=name, line=at.line)
+    return phrase("data.quote_never_closed", file=name, line=at.line)
 
 
 def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
@@ -333,15 +335,15 @@ def _delimiter_of(header: Line | None) -> str:
 
 def _check_columns(columns: list[str], name: str) -> None:
     if not any(columns):
-        raise InputError("data.table_header_line_names", name=name)
+        raise InputError("data.table_without_header", file=name)
     if any(map(has_surrogates, columns)):
         header = BadRow(name, 1, INVALID_UTF8, encoding=likely_encoding(_bytes_of(columns)))
-        raise InputError("data.message_5", header=header, remedy=header.remedy)
+        raise InputError("data.header_not_utf8", header=header, remedy=header.remedy)
     if columns[0].lower().startswith("sep="):
-        raise InputError("data.line_excel_alone_remove", name=name, columns=columns[0])
+        raise InputError("data.excel_separator_line", file=name, line=columns[0])
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
-        raise InputError("data.column_appears_twice_rename_2", name=name, repeated=repeated[0])
+        raise InputError("data.table_column_twice", file=name, column=repeated[0])
 
 
 def has_surrogates(text: str) -> bool:
@@ -411,14 +413,17 @@ def _text_row(block: list[Line], name: str, is_too_long: bool) -> Row | BadRow:
     try:
         text = data.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        detail, likely = phrase("data.byte_passage", start=error.start + 1), likely_encoding(data)
+        detail, likely = (
+            phrase("data.byte_of_passage", position=error.start + 1),
+            likely_encoding(data),
+        )
         return BadRow(name, first.number, INVALID_UTF8, detail, excerpt(data), first.offset, likely)
     if "\0" in text:
         return BadRow(
             name,
             first.number,
             WRONG_TYPE,
-            phrase("data.nul_byte_text"),
+            phrase("data.nul_byte"),
             excerpt(text),
             first.offset,
         )

@@ -175,7 +175,7 @@ class TextTokenizer:
         """The row as it is, where its augmentation cannot be used."""
         (result,) = self.encoder.encode([conversation])
         if isinstance(result, BadRow):
-            raise DataError("data.usable_before_restore_file", result=result)
+            raise DataError("data.row_no_longer_usable", row=result)
         return result.example
 
 

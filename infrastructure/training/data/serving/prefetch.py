@@ -74,4 +74,4 @@ def _next(ready: "queue.SimpleQueue[Item]", thread: threading.Thread) -> Item:
             return ready.get(timeout=LOOK_SECONDS)
         except queue.Empty:
             if not lived:
-                raise DataError("data.thread_makes_batches_ahead") from None
+                raise DataError("data.batch_thread_died") from None

@@ -64,7 +64,7 @@ class StreamingDataset(IterableDataset[Any]):
         index: WindowIndex | None = None,
     ) -> None:
         if buffer_size < 1 or (memory_limit is not None and memory_limit < 1):
-            raise InputError("data.buffer_size_memory_limit")
+            raise InputError("data.invalid_stream_limits")
         self.files = (
             list(data_path)
             if isinstance(data_path, list)
@@ -128,7 +128,7 @@ class StreamingDataset(IterableDataset[Any]):
         number, offset, line, row_number, num_items, _ = map(int, self.index.windows[window])
         file = self.files[number]
         if file.stamp() != self._stamps[number]:
-            raise DataError("data.changed_during_training_restore", file=file.path)
+            raise DataError("data.file_changed_during_training", file=file.path)
         buffer: list[object] = []
         for row in file.rows(Start(offset, line)):
             if self.index.is_used[row_number]:
@@ -136,10 +136,10 @@ class StreamingDataset(IterableDataset[Any]):
             row_number += 1
             if len(buffer) == num_items:
                 return buffer
-        raise DataError("data.shorter_restore_resume", file=file.path)
+        raise DataError("data.file_became_shorter", file=file.path)
 
     def _converted(self, row: Row | BadRow) -> object:
         item = row if isinstance(row, BadRow) else self.convert(row)
         if isinstance(item, BadRow):
-            raise DataError("data.readable_before_restore_file", item=item)
+            raise DataError("data.row_no_longer_readable", row=item)
         return item

@@ -37,7 +37,7 @@ class Picture:
         """
         content = self.content or self._from_file()
         if hashlib.sha256(content).hexdigest() != self.sha256:
-            raise DataError("data.picture_changed_after_data", path=self.path)
+            raise DataError("data.image_changed", path=self.path)
         return content
 
     def _from_file(self) -> bytes:
@@ -47,7 +47,7 @@ class Picture:
                 return file.read(self.num_bytes)
         except OSError as error:
             raise DataError(
-                "data.picture_cannot_read_any", path=self.path, strerror=error.strerror or error
+                "data.image_no_longer_readable", path=self.path, reason=error.strerror or error
             ) from error
 
 

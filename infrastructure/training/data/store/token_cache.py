@@ -74,7 +74,7 @@ class TokenCache:
             tempfile.TemporaryFile(dir=self.root).close()
         except OSError as error:
             raise InputError(
-                "data.cache_cannot_written_set", root=self.root, strerror=error.strerror
+                "data.cache_not_writable", folder=self.root, reason=error.strerror
             ) from error
 
     def open(self, key: str, build: Callable[[Path], None]) -> CacheEntry:
@@ -104,7 +104,7 @@ class TokenCache:
         try:
             store = TokenStore(folder, self.memory_bytes)
         except DamagedEntryError as error:
-            logger.warning(phrase("data.prepared_data_damaged_made", folder=folder, error=error))
+            logger.warning(phrase("data.cache_entry_damaged", folder=folder, reason=error))
             lock.release()
             self._delete(folder)
             return None

@@ -193,13 +193,13 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta: dict[str, Any] = as_object(parse_json((folder / META).read_text("utf-8")))
         checksum = meta.pop("checksum")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise DamagedEntryError("data.cannot_read_3", meta=META) from error
+        raise DamagedEntryError("data.cache_metadata_unreadable", file=META) from error
     if checksum != _json_checksum(meta) or meta["format_version"] != FORMAT_VERSION:
-        raise DamagedEntryError("data.written", meta=META)
+        raise DamagedEntryError("data.cache_metadata_altered", file=META)
     for name, facts in meta["files"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != facts["num_bytes"]:
-            raise DamagedEntryError("data.missing_cut_off", name=name)
+            raise DamagedEntryError("data.cache_file_truncated", file=name)
     return meta
 
 
@@ -226,13 +226,13 @@ class CheckedFile:
                     file.seek(int(chunk) * CHUNK_BYTES)
                     if zlib.crc32(file.read(CHUNK_BYTES)) != self._sums[chunk]:
                         raise DamagedEntryError(
-                            "data.damaged_mib", path=self.path.name, chunk=chunk
+                            "data.cache_chunk_damaged", file=self.path.name, chunk=chunk
                         )
                     self._is_checked[chunk] = True
         except OSError as error:
             reason = error.strerror or error
             raise DamagedEntryError(
-                "data.cannot_read", path=self.path.name, reason=reason
+                "data.file_unreadable", path=self.path.name, reason=reason
             ) from error
 
 
@@ -245,7 +245,7 @@ class MappedArray:
         try:
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise DamagedEntryError("data.array", path=path.name) from error
+            raise DamagedEntryError("data.cache_file_not_array", file=path.name) from error
         self.values: Array = np.array(mapped) if in_memory else mapped
         self._data_start = facts["num_bytes"] - self.values.nbytes
         self._in_memory = in_memory
@@ -280,7 +280,7 @@ def damage_explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except DamagedEntryError as error:
-        raise DataError("data.prepared_data_damaged_disk", folder=folder, error=error) from error
+        raise DataError("data.prepared_data_damaged", folder=folder, reason=error) from error
 
 
 class TokenStore:
