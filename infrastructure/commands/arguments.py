@@ -7,7 +7,7 @@ from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.messages import phrase
 
-A_RUN_HELP = "a run (default: the newest)"
+A_RUN_HELP = "commands.help_run"
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +18,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(
-    parser: argparse.ArgumentParser, help_text: str = phrase("commands.help_run_or_checkpoint")
+    parser: argparse.ArgumentParser, help_text: str = "commands.help_run_or_checkpoint"
 ) -> None:
     """Add RUN."""
-    parser.add_argument("run", nargs="?", metavar="RUN", help=help_text)
+    parser.add_argument("run", nargs="?", metavar="RUN", help=phrase(help_text))
 
 
 def add_accept(parser: argparse.ArgumentParser) -> None:

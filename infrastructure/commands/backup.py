@@ -72,7 +72,7 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
-        run_help = phrase("commands.help_run_or_checkpoint") if action == RESTORE else A_RUN_HELP
+        run_help = "commands.help_run_or_checkpoint" if action == RESTORE else A_RUN_HELP
         add = partial(_add_action_arguments, run_help, can_be_tried=action == "prune")
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 

@@ -16,7 +16,7 @@ from infrastructure.monitoring.records.run_list import find_run_path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    add_run(parser, phrase("commands.help_dashboard_run"))
+    add_run(parser, "commands.help_dashboard_run")
     parser.add_argument("--host", default="127.0.0.1", help=phrase("commands.help_dashboard_host"))
     parser.add_argument(
         "--port", type=int, default=8765, help=phrase("commands.help_dashboard_port")

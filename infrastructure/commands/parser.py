@@ -96,8 +96,8 @@ class CommandParser(argparse.ArgumentParser):
                     run=value,
                     actions=", ".join(known),
                 )
-            text = unknown_command(self.prog, str(value), known)
-            if action.dest == "action" and "list" in known and "did you mean" not in text:
+            text, has_advice = unknown_command(self.prog, str(value), known)
+            if action.dest == "action" and "list" in known and not has_advice:
                 text += phrase("commands.or_list_run_of_this_name", prog=self.prog, run=value)
             raise ValueError(text)
         if action.choices is not None and value not in action.choices:
@@ -187,8 +187,7 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
         raise InputError("commands.second_data_argument", argument=unknown[0], data=data)
     flags = flags or [unknown[0]]
     *before, last = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
-    ended = [text if text.endswith("?") else f"{text}." for text in before]
-    raise InputError("commands.unknown_argument", arguments=" Unknown too: ".join([*ended, last]))
+    raise InputError("commands.unknown_argument", arguments="\n".join([*before, last]))
 
 
 def _refuse_value_of_switch(

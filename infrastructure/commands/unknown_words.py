@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from infrastructure.config.elsewhere import ABSENT, SAME, plain_name
+from infrastructure.config.elsewhere import ABSENT, SAME, known_elsewhere, plain_name
 from infrastructure.config.sources.flags import as_flags
 from infrastructure.core.lookup import nearest
 from infrastructure.core.messages import phrase
@@ -19,36 +19,42 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("restore", "sync", "copy"), "backup"),
     **dict.fromkeys(("plan", "estimate", "forecast", "preview", "validate", "dry-run"), "check"),
 }
-# What lies in a file, and needs no command.
+# What needs no command: the message that says so.
 NO_COMMAND = {
-    "report": "report.html in the run's folder is the report; temper watch RUN shows a run as it"
-    " is",
-    **dict.fromkeys(
-        ("compare", "diff"), "temper train-eval MODEL DATA --against OTHER compares two models"
-    ),
+    "report": "commands.report_is_a_file",
+    **dict.fromkeys(("compare", "diff"), "commands.compare_models"),
 }
 
 
 def flag_hint(flag: str, known: Collection[str], command: str) -> str:
-    """What it is called here, what to do where it is not here, or the nearest of the flags `known`
-    to `command`."""
+    """What it is called here, what to do if it is not here, or the nearest of the flags `known` to
+    `command`."""
     name = plain_name(flag)
-    if name in ABSENT:
-        return f"; {ABSENT[name]}"
-    if name in SAME and {key.partition("=")[0] for key in as_flags(SAME[name]).split()} & {*known}:
-        return f"; it is {as_flags(SAME[name])} here"
-    meant = nearest(flag, known)
-    return f"; did you mean {meant}?" if meant else f"; see {command} --help"
+    is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
+    if name in ABSENT or is_taken:
+        return f"; {known_elsewhere(flag)}"
+    meant = nearest_flag(flag, known)
+    if meant:
+        return phrase("commands.did_you_mean", meant=meant)
+    return phrase("commands.see_its_help", command=command)
 
 
-def unknown_command(command: str, word: str, known: Collection[str]) -> str:
-    """The sentence for a word that `command` does not take."""
+def nearest_flag(flag: str, known: Collection[str]) -> str | None:
+    """The nearest flag; a short one that is nearly the whole word comes before a longer one."""
+    close = nearest(flag, [name for name in known if abs(len(name) - len(flag)) <= 1])
+    return close or nearest(flag, known)
+
+
+def unknown_command(command: str, word: str, known: Collection[str]) -> tuple[str, bool]:
+    """The sentence for a word that `command` does not take, and whether it says what to do."""
     if plain_name(word) in ABSENT and word not in COMMANDS_ELSEWHERE:
-        return f"unknown command {word!r}; {ABSENT[plain_name(word)]}"
+        advice = known_elsewhere(word)
+        return phrase("commands.unknown_command_advice", word=word, advice=advice), True
     if word in NO_COMMAND:
-        return f"unknown command {word!r}; {NO_COMMAND[word]}"
-    if word == "help":
-        return phrase("commands.help_is_a_flag", word=word, command=command)
+        advice = phrase(NO_COMMAND[word])
+        return phrase("commands.unknown_command_advice", word=word, advice=advice), True
     meant = COMMANDS_ELSEWHERE.get(word) or nearest(word, known)
-    hint = f"; did you mean {command} {meant}?" if meant in known else ""
-    return phrase("commands.unknown_command", word=word, hint=hint, known=", ".join(known))
+    if meant in known:
+        meant = f"{command} {meant}"
+        return phrase("commands.unknown_command_meant", word=word, meant=meant), True
+    return phrase("commands.unknown_command", word=word, known=", ".join(known)), False

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from infrastructure.core.error_place import at_place, named
+from infrastructure.core.messages import phrase
 
 Result = TypeVar("Result")
 
@@ -15,7 +16,7 @@ class BestEffort:
 
     Args:
         log: where the first failure under a name is told, as a warning.
-        message: of it; is given the name and the error.
+        message: the code of its words, about `name` and `error`.
         errors: what is caught; anything else is raised.
         tries_again: after a failure the same name is done again; else it is switched off.
 
@@ -27,7 +28,7 @@ class BestEffort:
     def __init__(
         self,
         log: logging.Logger,
-        message: str = "%s is off, the training goes on: %r",
+        message: str = "core.part_is_off",
         *,
         errors: tuple[type[Exception], ...] = (Exception,),
         tries_again: bool = False,
@@ -53,7 +54,8 @@ class BestEffort:
             self.num_failures[name] += 1
             if name not in self.first_error:
                 self.first_error[name] = named(error)
-                self.log.warning(f"{self.message}%s", name, error, at_place(error))
+                text = phrase(self.message, name=name, error=error)
+                self.log.warning("%s%s", text, at_place(error))
         return None
 
     def is_off(self, name: str) -> bool:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from infrastructure.core.messages import phrase
+
 Value = TypeVar("Value")
 
 
@@ -50,8 +52,12 @@ def _are_swapped(left: str, right: str) -> bool:
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Which choice was meant, as the end of a sentence; "" where none is near."""
-    meant = nearest(name, choices)
-    return f"; did you mean {meant!r}?" if meant else ""
+    return meant_hint(nearest(name, choices))
+
+
+def meant_hint(meant: str | None) -> str:
+    """The end of a sentence that says what was meant; "" if nothing is near."""
+    return phrase("core.did_you_mean", meant=meant) if meant else ""
 
 
 def unknown_name(

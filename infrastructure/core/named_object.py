@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.lookup import nearest
+from infrastructure.core.lookup import meant_hint, nearest
 from infrastructure.core.messages import phrase
 
 ADDRESS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -58,7 +58,7 @@ def load_object(what: str, address: str) -> Any:
         if not hasattr(target, part):
             names = [known for known in vars(target) if not known.startswith("_")]
             meant = nearest(part, names)
-            hint = f"; did you mean {meant!r}?" if meant else ""
+            hint = meant_hint(meant)
             raise InputError(
                 "core.plugin_attribute_missing",
                 kind=what,

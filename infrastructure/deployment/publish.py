@@ -67,6 +67,18 @@ TASKS = {
 }
 
 
+LOAD_MODEL = """\
+from transformers import {model_class}, {input_class}
+
+model = {model_class}.from_pretrained("{name}")
+{input} = {input_class}.from_pretrained("{name}")"""
+LOAD_LORA = """\
+from peft import PeftModel
+from transformers import {model_class}, {input_class}{generation}
+
+base = {model_class}.from_pretrained({base})
+model = PeftModel.from_pretrained(base, "{name}")
+{ends}{input} = {input_class}.from_pretrained("{name}")"""
 LORA_ENDS = 'model.generation_config = GenerationConfig.from_pretrained("{name}")\n'
 # Prompts, as the training has written them; the answer is greedy, as `temper ask` has it.
 PROMPT_BY_TEMPLATE = """
@@ -461,11 +473,7 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     _, input_class, prepares = TASKS[model_class]
     base = _base_of_lora(name, folder)
     knows_ends = (folder / GENERATION_FILE).is_file()
-    lines = (
-        phrase("deployment.card_load_model")
-        if base is None
-        else phrase("deployment.card_load_lora")
-    ).format(
+    lines = (LOAD_MODEL if base is None else LOAD_LORA).format(
         name=name,
         base=base,
         model_class=model_class,

@@ -8,7 +8,7 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.plugin_names import OUR_PACKAGES
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.lookup import nearest
+from infrastructure.core.lookup import meant_hint, nearest
 
 KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -104,5 +104,5 @@ def _refuse_slip(name: str, declared_by: Mapping[str, str], *, is_complete: bool
     if meant is None and not is_complete:
         return
     known = ", ".join(f"{known} ({part})" for known, part in sorted(declared_by.items()))
-    hint = f"; did you mean {meant!r}?" if meant else ""
+    hint = meant_hint(meant)
     raise ConfigurationError("config.setting_not_declared", name=name, hint=hint, known=known)

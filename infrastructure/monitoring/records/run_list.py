@@ -14,6 +14,7 @@ from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 
 RUN_FILE = "run.json"
+MODEL_NOT_FOUND = "models.model_not_found"  # which may mean a run
 MAX_NAMED = 3  # runs that a wrong name may have meant
 OF_A_MODEL = ("config.json", "adapter_config.json", "temper_model.json")  # one lies in each
 FINAL = "final"  # in a finished run: the trained model
@@ -213,25 +214,24 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
     have been meant as one."""
     try:
         yield
-    except ValueError as error:
-        match = re.match(rf"model '([^']+)': {phrase('monitoring.no_local_folder')}", str(error))
-        meant = Path(match[1] if match else "")
+    except InputError as error:
+        about = error.message.about if error.message.code == MODEL_NOT_FOUND else {}
+        meant = Path(about.get("name", ""))
         folder = meant.parent if len(meant.parts) > 1 else output_dir
         runs = runs_in(folder)
-        if match is None or (not runs and len(meant.parts) > 1):
+        if not about or (not runs and len(meant.parts) > 1):
             raise
         if not runs:
             raise InputError(
                 "monitoring.no_model_and_no_runs", error=error, folder=folder
             ) from None
         known = unknown_name("run", meant.name, _names(runs, meant.name), MAX_NAMED)
-        why = str(error).removeprefix(f"model {match[1]!r}: ").partition(" (give ")[0]
         raise InputError(
             "monitoring.neither_run_nor_model",
             folder=folder,
             unknown_run=known,
             all_runs=phrase("monitoring.hint_list_runs"),
-            reason=why,
+            reason=about["reason"],
         ) from None
 
 

@@ -48,7 +48,6 @@ from infrastructure.core.errors import CheckpointError, InputError, StorageError
 from infrastructure.core.exact_json import to_json
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import phrase
 from infrastructure.run.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -514,7 +513,7 @@ def _failures(error: CheckpointException) -> Iterator[tuple[int, str]]:
 def _one_process_is_enough() -> Iterator[None]:
     """torch warns where there is no process group, which here is as good as any."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=phrase("training.torch_distributed_disabled"))
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 

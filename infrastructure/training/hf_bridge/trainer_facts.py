@@ -16,7 +16,7 @@ from infrastructure.config.merging.plugin_names import code_of
 from infrastructure.config.registries import EXTENSIONS
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue
-from infrastructure.core.lookup import nearest
+from infrastructure.core.lookup import meant_hint, nearest
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import require
 from infrastructure.run.compatibility import (
@@ -520,7 +520,7 @@ def checked_names(accept: Collection[str]) -> frozenset[str]:
             raise InputError("trainer.accept_without_effect", name=name, reason=_why_not(name))
         if name not in known:
             meant = nearest(name, known)
-            hint = f"; did you mean {meant!r}?" if meant else ""
+            hint = meant_hint(meant)
             raise InputError("trainer.accept_unknown_name", name=name, hint=hint)
     return frozenset(accept)
 

@@ -13,7 +13,7 @@ from infrastructure.config.sections.training_config import BY_REWARD, SFT
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.launcher import launched_process
-from infrastructure.core.lookup import nearest
+from infrastructure.core.lookup import meant_hint, nearest
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.training.data.readers.sources import HUGGINGFACE, files_of, may_be_on_the_hub
@@ -113,7 +113,7 @@ def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
     Raises:
         ValueError: says which.
     """
-    is_without = shape.kind is RowKind.PROMPTS and "no column answers" in shape.reason
+    is_without = shape.kind is RowKind.PROMPTS and not shape.has_answers
     if is_without and needs_answers(config.training.rewards):
         raise InputError("methods.exact_answer_without_answers", reason=shape.reason)
 
@@ -182,7 +182,7 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
             yield phrase("methods.argument_has_setting", name=name, setting=ours[name])
         elif name.startswith("vllm_") or name not in known:
             meant = nearest(name, known)
-            hint = f"; did you mean {meant}?" if meant else ""
+            hint = meant_hint(meant)
             title = METHODS[config.training.method].class_name
             yield (phrase("methods.unknown_argument", title=title, name=name, hint=hint))
 

@@ -105,12 +105,14 @@ class MethodShape:
         reason: which columns were taken for what.
         used: those columns.
         convert: what one row means; raises `ShapeError`.
+        has_answers: a column holds answers.
     """
 
     kind: RowKind
     reason: str
     used: frozenset[str]
     convert: Callable[[RowValues], MethodRow]
+    has_answers: bool = True
 
     def row(self, row: Row) -> MethodRow | BadRow:
         """What a row means, or why it cannot be used."""
@@ -379,7 +381,7 @@ def _prompts_alone(
         )
 
     reason = phrase("methods.no_column_answers", reason=schema.reason)
-    return MethodShape(RowKind.PROMPTS, reason, _used(schema), convert)
+    return MethodShape(RowKind.PROMPTS, reason, _used(schema), convert, has_answers=False)
 
 
 def _for_rewards(values: Mapping[str, object]) -> dict[str, Any]:

@@ -29,9 +29,7 @@ class MetricsLogger:
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self.sinks = list(sinks)
-        self._best_effort = BestEffort(
-            logger, phrase("training.metrics_sink_failed"), tries_again=True
-        )
+        self._best_effort = BestEffort(logger, "training.metrics_sink_failed", tries_again=True)
 
     def log(self, record: Mapping[str, JsonValue]) -> None:
         """Write one record; its values may be numbers, text, None, array or tensor scalars.

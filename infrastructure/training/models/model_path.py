@@ -9,8 +9,9 @@ from pathlib import Path
 from infrastructure.config.registries import REGISTERED_MODELS
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import NotOnHubError, hub_file, reads_like_path
-from infrastructure.core.lookup import nearest
+from infrastructure.core.lookup import meant_hint, nearest
 from infrastructure.core.messages import phrase
+from infrastructure.monitoring.records.run_list import MODEL_NOT_FOUND as NOT_FOUND
 
 EMBEDDED = "embedded"
 GGUF_SUFFIX = ".gguf"
@@ -42,41 +43,41 @@ def refuse_missing(name: str) -> None:
             else phrase("models.hint_model_folder_or_run")
         )
         if meant := _near_run(Path(name)) if is_final else _near(name):
-            hint = f"; did you mean {meant!r}?"
+            hint = meant_hint(meant)
         raise InputError("models.folder_missing", name=name, hint=hint)
 
 
 def refuse_missing_on_hub(
     name: str,
     revision: str | None = None,
-    files: str = phrase("models.language_model_files"),
+    files: str = "models.language_model_files",
 ) -> None:
     """Raise ValueError where a name that is none of a folder stands for no model of the hub either,
     as far as its cache or one request tells.
 
     Args:
-        files: what a folder would hold, for people.
+        files: the message that says what a folder holds.
     """
     if name == EMBEDDED or name in REGISTERED_MODELS:
         return
     try:
         hub_file(name, "config.json", revision)
     except NotOnHubError as error:
-        sentence = not_found(name, hub_reachable=error.hub_reachable, files=files)
-        raise ValueError(sentence) from None  # which says all that is known
+        raise not_found(name, hub_reachable=error.hub_reachable, files=files) from None
 
 
 def not_found(
     name: str,
     *,
     hub_reachable: bool,
-    files: str = phrase("models.language_model_files"),
-) -> str:
-    """The sentence for a name that is neither here nor to be had from the hub."""
-    hub = phrase("models.hub_does_not_have_it") if hub_reachable else "cannot be reached"
+    files: str = "models.language_model_files",
+) -> InputError:
+    """Return the error for a name that is neither here nor to be had from the Hub."""
+    why = "models.not_on_hub" if hub_reachable else "models.hub_unreachable"
     meant = nearest(name, [*REGISTERED_MODELS, EMBEDDED]) or _near(name)
-    hint = f"; did you mean {meant!r}?" if meant else ""
-    return phrase("models.model_not_found", name=name, hub=hub, hint=hint, files=files)
+    return InputError(
+        NOT_FOUND, name=name, reason=phrase(why), hint=meant_hint(meant), files=phrase(files)
+    )
 
 
 def _near_run(final: Path) -> str | None:

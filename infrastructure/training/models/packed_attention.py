@@ -27,7 +27,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from infrastructure.core.errors import InputError, TemperError
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import (
     attention_implementation,
     bidirectional_mask,
@@ -196,9 +195,8 @@ def attention_form(
     takes_some = length_step > 1 and device.type == "cpu" and dtype in HALF_PRECISION
     if name != ATTENTION_NAME or not takes_some:
         return name
-    return phrase(
-        "models.packed_attention_form", name=name, max_product=MAX_PRODUCT, max_length=MAX_LENGTH
-    )
+    # Recorded in checkpoints and compared: no message.
+    return f"{name}, products of up to {MAX_PRODUCT} scores up to {MAX_LENGTH} tokens"
 
 
 def compiles_kernels(value: torch.Tensor) -> bool:

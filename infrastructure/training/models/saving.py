@@ -207,7 +207,7 @@ def _start_of_pissa(model: Any) -> Iterator[str | None]:
         save_file({n: t.contiguous() for n, t in start.items()}, f"{folder}/{LORA_WEIGHTS}")
         with torch.random.fork_rng(), warnings.catch_warnings():
             # PEFT loads it beside, as a second LoRA, for as long as it takes
-            warnings.filterwarnings("ignore", phrase("models.pissa_changes_base"))
+            warnings.filterwarnings("ignore", "PiSSA changes the base weights")
             yield folder
 
 

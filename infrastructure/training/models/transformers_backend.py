@@ -272,7 +272,7 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
         return phrase("models.model_is_gated", location=source.location)
     if is_lookup:
         constants = require("huggingface_hub.constants", "loading a model from the hub")
-        return not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE)
+        return str(not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE))
     return phrase("models.model_not_loaded", location=source.location, reason=shortened(reason))
 
 

@@ -36,7 +36,7 @@ class ProfilerObserver(Observer):
         self._first_step = 0
         self._profiler: torch.profiler.profile | None = None
         self._is_done = False
-        self._best_effort = BestEffort(logger, phrase("training.profiling_failed"))
+        self._best_effort = BestEffort(logger, "training.profiling_failed")
 
     def step_start(self, state: TrainingState) -> None:
         if not self._is_done and self._profiler is None and self._num_seen == WARM_UP_STEPS:

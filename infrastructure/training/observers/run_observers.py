@@ -14,7 +14,6 @@ from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.error_place import at_place
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.line_file import LineFile
-from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.core.state import TrainingState
@@ -221,7 +220,7 @@ class CopiesObserver(Observer):
         self._next_look = float("-inf")
         self._best_effort = BestEffort(
             logger,
-            phrase("training.backup_worker_not_started"),
+            "training.backup_worker_not_started",
             errors=(OSError,),
             tries_again=True,
         )

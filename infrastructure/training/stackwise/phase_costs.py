@@ -53,6 +53,7 @@ WORDS_OF_FORMS = {
 }
 TRAINING_PARTS = (LOW_RANK, DECODER)  # no part of the model that is left at the end
 EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
+TIED_EMBEDDING = "embedding (tied: also the head)"
 
 MAX_TIME_STEPS = 6  # that are named one by one
 SAMPLE_ROWS = 64  # of a matrix that is quantised to see what its rows take
@@ -299,9 +300,7 @@ def _step_work(
     for weight in weights:
         if weight.part == LAYERS and weight.layer is not None and len(weight.shape) > 1:
             by_layer[weight.layer] += weight.count
-        head += (
-            weight.count if weight.part in (HEAD, phrase("stackwise.tied_embedding_part")) else 0
-        )
+        head += weight.count if weight.part in (HEAD, TIED_EMBEDDING) else 0
     training = {w.layer for w in trained if w.part == LAYERS}
     passes = phase.num_epochs if caches_trunk(config, phase.num_epochs) else 1
     work = 0.0
@@ -312,7 +311,7 @@ def _step_work(
     if config.local_loss == "reconstruct":  # the head's loss is of the top alone
         num_heads = int(plan.kind == STACKWISE or phase.depth == len(by_layer))
     return work + num_heads * head * (
-        3 if any(w.part in (HEAD, phrase("stackwise.tied_embedding_part")) for w in trained) else 2
+        3 if any(w.part in (HEAD, TIED_EMBEDDING) for w in trained) else 2
     )
 
 
@@ -348,9 +347,7 @@ def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
                 full = f"{path}.{index}.{name}"
                 yield Weight(full, LOW_RANK, parameter.shape, parameter.dtype, index)
     head = _modules_with_matrices(rack)
-    embedding = (
-        phrase("stackwise.tied_embedding_part") if _is_tied(language_model(inner)) else EMBEDDING
-    )
+    embedding = TIED_EMBEDDING if _is_tied(language_model(inner)) else EMBEDDING
     for name, tensor in plain_tensors(inner, f"{prefix}." if prefix else "", rack.layers):
         if name in rack.below:
             part = embedding if tensor.ndim >= 2 else NORM

@@ -6,8 +6,6 @@ They are tried where no column has a name that `schema_detection` knows first.
 import unicodedata
 from dataclasses import dataclass
 
-from infrastructure.core.messages import phrase
-
 
 @dataclass(frozen=True)
 class NamedPair:
@@ -55,6 +53,14 @@ câu_hỏi trả_lời | pertanyaan jawaban | soalan jawapan | tanong sagot
 問い 答え | 질문 답변 | 질문 대답 | 질문 답
 """
 
+_INSTRUCTIONS = """
+anweisung ausgabe eingabe | instruktion ausgabe eingabe | consigne réponse entrée
+instruction réponse entrée | instruction sortie entrée | instrucción respuesta entrada
+instrucción salida entrada | istruzione risposta input | istruzione output input
+instrução resposta entrada | instrução saída entrada | инструкция ответ ввод
+инструкция вывод ввод | talimat çıktı girdi | 指令 输出 输入 | 指令 回答 输入 | 指令 輸出 輸入
+指示 出力 入力 | 指示 応答 入力 | 지시 출력 입력 | 명령 출력 입력
+"""
 _CONTEXTS = """
 context passage support paragraph kontext contexte contexto contesto контекст bağlam سياق 上下文
 背景 文脈 맥락
@@ -75,7 +81,7 @@ def known_pairs(prompt: str, question: str, instruction: str) -> list[NamedPair]
     return [
         *_pairs(prompt, _PROMPTS, ()),
         *_pairs(question, _QUESTIONS, contexts),
-        *_pairs(instruction, phrase("data.foreign_instruction_columns"), contexts),
+        *_pairs(instruction, _INSTRUCTIONS, contexts),
     ]
 
 

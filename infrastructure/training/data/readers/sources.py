@@ -17,7 +17,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import file_sha256, readable_path, require_listable
 from infrastructure.core.hub import data_sets_folder, hub_is_reachable
-from infrastructure.core.lookup import nearest, unknown_name
+from infrastructure.core.lookup import meant_hint, nearest, unknown_name
 from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import public_address
@@ -421,7 +421,7 @@ def _check_link(path: Path, what: str) -> None:
 def _not_found(path: Path, what: str) -> str:
     folder = path.parent
     near = nearest(path.name, [p.name for p in folder.iterdir()]) if folder.is_dir() else None
-    hint = f"; did you mean {str(folder / near)!r}?" if near else ""
+    hint = meant_hint(str(folder / near) if near else None)
     hint = hint or phrase("data.give_file_folder_or_dataset")
     return phrase("data.path_not_found", what=what, path=str(path), hint=hint)
 
