@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from infrastructure.core.messages import CODES, WORDS
 from tests import forks
 
 # As `make test` does: a fork of a process whose OpenMP threads have worked would wait for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests look for the codes of messages, and for what these are about: words are free to change.
+os.environ.setdefault(WORDS, CODES)
 
 _num_modules_frozen = len(sys.modules)
 _looked_at: set[str] = set()  # modules that no test wrote

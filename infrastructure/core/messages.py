@@ -101,8 +101,12 @@ def phrase(code: str, /, **about: Any) -> str:
 
 
 def _as_code(message: Message) -> str:
-    about = ", ".join(f"{name}={value}" for name, value in message.about.items())
+    about = ", ".join(f"{name}={_plain(value)}" for name, value in message.about.items())
     return f"{message.code}({about})"
+
+
+def _plain(value: object) -> str:
+    return as_key(str.__str__(value), value.value) if isinstance(value, Setting) else str(value)
 
 
 @cache

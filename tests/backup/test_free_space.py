@@ -21,8 +21,8 @@ def test_free_space_is_reported_and_required_here_and_at_a_place(
     assert sentence.startswith("there: ")
     # one more than is kept: it is written before another is removed
     assert "3 checkpoints of 0.0 MiB and a reserve of 64.0 MiB need 64.0 MiB" in sentence
-    assert "are free" in sentence
-    with pytest.raises(StorageError, match="make room"):
+    assert "backup.no_space_for_rotation" in sentence
+    with pytest.raises(StorageError, match=r"backup\.no_space_for_rotation"):
         require_free_space("there", store, 2, 1 << 60)
 
 
@@ -31,7 +31,10 @@ def test_fewer_checkpoints_are_advised_where_that_helps(
 ) -> None:
     store = Store(tmp_path / "run" / "checkpoints")
     size = 100 << 20
-    for free, advice in ((SLACK_BYTES + 2 * size, "lower"), (SLACK_BYTES, "make room")):
+    for free, advice in (
+        (SLACK_BYTES + 2 * size, "lower"),
+        (SLACK_BYTES, "backup.no_space_for_rotation"),
+    ):
         monkeypatch.setattr(type(store.operations), "free_bytes", lambda *_, free=free: free)
         with pytest.raises(StorageError, match=f"{advice}$"):
             require_free_space("there", store, 2, size)

@@ -60,7 +60,9 @@ def test_where_checkpoints_go_is_reported(tmp_path: Path) -> None:
     lines = KnownCosts().lines(config_of(tmp_path, **{"backup.place": "/content/drive"}))
     assert lines[-1] == "Its checkpoints are copied to /content/drive."
     off = {"backup.place": "/content/drive", "enable_backups": False}
-    assert "this machine only" in KnownCosts().lines(config_of(tmp_path, **off))[-1]
+    assert (
+        "notebook.checkpoints_not_backed_up" in KnownCosts().lines(config_of(tmp_path, **off))[-1]
+    )
 
 
 def test_a_run_of_this_kind_is_named_with_what_was_measured_of_it(tmp_path: Path) -> None:
@@ -72,13 +74,13 @@ def test_a_run_of_this_kind_is_named_with_what_was_measured_of_it(tmp_path: Path
     assert lines[1] == (
         f"It goes on with run {path.name}, of which 1,200 steps are done; new_run starts afresh."
     )
-    assert "about 2 min 05 s for 4,000 steps, peak memory 1.0 GiB" in lines[2]
+    assert "notebook.measured_at_last_start" in lines[2]
     priced = known.lines(config_of(tmp_path, price_per_hour="1.76 compute units"))[2]
-    assert "about 2 min 05 s, so about 0.06 compute units, for 4,000 steps" in priced
-    assert "A new run begins" in known.lines(config_of(tmp_path, batch_size=4))[1]
-    assert "A new run begins" in known.lines(config_of(tmp_path, new_run=True))[1]
+    assert "notebook.measured_at_last_start" in priced
+    assert "notebook.new_run_starts" in known.lines(config_of(tmp_path, batch_size=4))[1]
+    assert "notebook.new_run_starts" in known.lines(config_of(tmp_path, new_run=True))[1]
     (path / "summary.json").write_text(json.dumps({"status": "finished"}))
-    assert "is finished" in known.lines(config_of(tmp_path))[1]
+    assert "notebook.same_run_is_finished" in known.lines(config_of(tmp_path))[1]
     write_trainer(path)
     assert f"being trained now, by process {os.getpid()}" in known.lines(config_of(tmp_path))[1]
 
@@ -87,7 +89,7 @@ def test_a_run_of_this_kind_is_named_with_what_was_measured_of_it(tmp_path: Path
 def test_a_damaged_run_is_passed_over(text: str, tmp_path: Path) -> None:
     path = record(tmp_path, config_of(tmp_path))
     (path / "run.json").write_text(text)
-    assert "A new run begins" in KnownCosts().lines(config_of(tmp_path))[1]
+    assert "notebook.new_run_starts" in KnownCosts().lines(config_of(tmp_path))[1]
 
 
 def test_runs_that_cannot_be_read_are_reported(
@@ -99,14 +101,14 @@ def test_runs_that_cannot_be_read_are_reported(
         raise OSError(107, "Transport endpoint is not connected")
 
     monkeypatch.setattr("colab.cost_line.read_small_files", gone)
-    assert "cannot be read: [Errno 107]" in KnownCosts().lines(config_of(tmp_path))[1]
+    assert "notebook.runs_unreadable" in KnownCosts().lines(config_of(tmp_path))[1]
 
 
 def test_a_record_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
     path, known = record(tmp_path, config_of(tmp_path)), KnownCosts()
-    assert "goes on" in known.lines(config_of(tmp_path))[1]
+    assert "notebook.run_will_resume" in known.lines(config_of(tmp_path))[1]
     run = json.loads((path / "run.json").read_text())
     run["configuration"]["values"]["training"]["batch_size"] = 4
     (path / "run.json").write_text(json.dumps(run))
     os.utime(path / "run.json", (1, 1))
-    assert "A new run begins" in known.lines(config_of(tmp_path))[1]
+    assert "notebook.new_run_starts" in known.lines(config_of(tmp_path))[1]

@@ -59,7 +59,7 @@ def test_the_browser_is_given_the_file(
 ) -> None:
     path = colab.download_results(run)
     assert [call["filename"] for call in colab_session.calls("download")] == [str(path)]
-    assert "leave the page open" in capsys.readouterr().out
+    assert "notebook.browser_download_pending" in capsys.readouterr().out
 
 
 def test_what_is_too_large_for_a_browser_stays_with_advice(
@@ -72,9 +72,7 @@ def test_what_is_too_large_for_a_browser_stays_with_advice(
     path = colab.download_results(run)
     assert colab_session.calls("download") == []
     assert path.is_file()
-    assert "more than a browser takes from a notebook (100 B): copy it to your Drive" in (
-        capsys.readouterr().out
-    )
+    assert "notebook.too_large_for_browser" in (capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("colab_session")
@@ -88,7 +86,7 @@ def test_a_page_that_fails_costs_nothing(
 
     monkeypatch.setattr(importlib.import_module("google.colab.files"), "download", fail)
     assert colab.download_results(run).is_file()
-    assert "The browser did not take it (MessageError)" in capsys.readouterr().out
+    assert "notebook.browser_download_failed" in capsys.readouterr().out
 
 
 def test_a_run_without_a_model_is_refused_with_what_to_do(run: Path) -> None:
@@ -101,7 +99,7 @@ def test_a_run_without_a_model_is_refused_with_what_to_do(run: Path) -> None:
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no run in"):
+    with pytest.raises(ValueError, match=r"monitoring\.no_runs"):
         colab.download_results(output_dir=tmp_path)
 
 

@@ -146,8 +146,8 @@ def test_elsewhere_nothing_is_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPER_PLATFORM", "notebook")
     place = mount_drive()
     assert (place.path, place.is_drive) == (Path.cwd() / "temper", False)
-    assert "no Colab runtime" in place.reason
-    assert "no Colab runtime" in flush_drive()
+    assert "notebook.no_drive_outside_colab" in place.reason
+    assert "notebook.no_drive_outside_colab" in flush_drive()
 
 
 def test_flushing_is_bounded_and_unmounts(colab_session: ColabSession) -> None:
@@ -160,10 +160,10 @@ def test_flushing_is_bounded_and_unmounts(colab_session: ColabSession) -> None:
 @pytest.mark.parametrize(
     ("failure", "sentence"),
     [
-        ("failed", "was not flushed (ValueError: flush_and_unmount failed)"),
-        ("not_colab", "was not flushed (KeyError: 'CLOUDSDK_CONFIG')"),
-        ("unsupported", "was not flushed (NotImplementedError"),
-        ("hangs", "has not finished uploading (no answer within 0 s)"),
+        ("failed", "notebook.drive_not_flushed"),
+        ("not_colab", "notebook.drive_not_flushed"),
+        ("unsupported", "notebook.drive_not_flushed"),
+        ("hangs", "notebook.drive_still_uploading"),
     ],
 )
 def test_a_flush_that_fails_is_one_sentence(

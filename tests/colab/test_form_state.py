@@ -60,7 +60,7 @@ def test_what_a_setting_does_not_take_is_reported_beside_it_and_starts_no_run(ke
     assert state.messages()[key].startswith((f"{key} must be ", f"{key}: unknown "))
     assert state.text(key) == text
     assert state.config.value(key) == before
-    with pytest.raises(ConfigurationError, match=r"must be|unknown"):
+    with pytest.raises(ConfigurationError, match=r"config\.unknown_value"):
         state.checked()
 
 
@@ -77,9 +77,9 @@ def test_a_wrong_value_is_reported_until_it_is_right() -> None:
 def test_values_that_do_not_go_together_are_reported_beside_the_one_that_was_set() -> None:
     state = typed(model__embedded__hidden_size="30")
     message = state.messages()["model.embedded.hidden_size"]
-    assert "must be an even multiple of model.embedded.num_heads" in message
+    assert "config.hidden_size_not_divisible" in message
     assert state.text("model.embedded.hidden_size") == "30"
-    with pytest.raises(ConfigurationError, match="must be an even multiple"):
+    with pytest.raises(ConfigurationError, match=r"config\.hidden_size_not_divisible"):
         state.checked()
     state.enter("model.embedded.num_heads", "3")
     state.enter("model.embedded.num_kv_heads", "3")
@@ -90,7 +90,7 @@ def test_values_that_do_not_go_together_are_reported_beside_the_one_that_was_set
 def test_what_cannot_be_carried_out_is_reported_as_when_a_run_starts() -> None:
     state = typed(data__max_length="900", training__enabled_extensions="multimodal")
     assert state.messages().keys() == {"data.max_length", "training.enabled_extensions"}
-    with pytest.raises(ConfigurationError, match="vision_tower names none"):
+    with pytest.raises(ConfigurationError, match=r"config\.vision_encoder_not_set"):
         state.checked()
     assert state.problems() == state.config.problems()
 
@@ -126,7 +126,7 @@ def test_a_rhythm_in_steps_switches_the_one_in_epochs_off() -> None:
     state = typed(training__checkpoint_frequency="10")
     assert state.text("training.checkpoint_interval") == "none"
     state.enter("training.checkpoint_interval", "2")
-    assert "give one of them" in state.messages()["training.checkpoint_interval"]
+    assert "config.sources_disagree" in state.messages()["training.checkpoint_interval"]
     state.enter("training.checkpoint_frequency", "none")
     assert state.checked().training.checkpoint_interval == 2
 
@@ -184,7 +184,7 @@ def test_values_from_python_are_all_taken_or_none() -> None:
         with pytest.raises(ConfigurationError):
             state.update(wrong)
         assert state.checked().batch_size == 8
-    with pytest.raises(ConfigurationError, match="must be an even multiple"):
+    with pytest.raises(ConfigurationError, match=r"config\.hidden_size_not_divisible"):
         state.update({"model.embedded.hidden_size": 30})
     with pytest.raises(ConfigurationError, match="unknown preset"):
         state.update({"preset": "nonsense"})

@@ -72,8 +72,8 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
         "step 29: 93 % is above 90 %",
         "Last durable checkpoint",
         "step 25",
-        "on this machine only",
-        "Checkpoints lie on this machine only",
+        "notebook.saved_here_only",
+        "monitoring.checkpoints_not_backed_up",
         "Interrupting the cell saves it.",
     ):
         assert part in html, part
@@ -92,12 +92,12 @@ def test_the_last_durable_checkpoint_is_the_one_that_the_place_has_confirmed(
     write_json(directory / "checkpoints/backup.json", backup)
     html, _ = shown(directory)
     assert 'none yet</div><div class="more">at /content/drive/MyDrive/temper' in html
-    assert "Saved on this machine" in html
+    assert "notebook.saved_on_this_machine" in html
     backup |= {"confirmed_step": 20, "saved_at": time.time() - 125}
     write_json(directory / "checkpoints/backup.json", backup)
     html, _ = shown(directory)
     assert 'step 20</div><div class="more">2 min 05 s ago, at /content/drive' in html
-    assert "2 min 05 s of work would be lost now" in html
+    assert "monitoring.work_at_risk" in html
 
 
 def test_a_run_that_has_ended_shows_its_result_and_no_advice(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_run_that_has_ended_shows_its_result_and_no_advice(tmp_path: Path) -> 
 
 def test_before_the_first_step_the_panel_shows_that(tmp_path: Path) -> None:
     html, text = shown(write_run(tmp_path))
-    assert "No step has been logged yet." in html
+    assert "notebook.no_step_logged_yet" in html
     assert "nothing yet" in html
     assert "no step yet\nnothing is saved yet" in text
 

@@ -83,11 +83,11 @@ def test_elsewhere_there_is_none_to_give_back(
 ) -> None:
     monkeypatch.setenv("TEMPER_PLATFORM", "notebook")
     assert not released(trained)
-    assert "this is no Colab runtime" in capsys.readouterr().out
+    assert "notebook.no_runtime_outside_colab" in capsys.readouterr().out
 
 
 def test_a_run_that_nobody_knows_is_wrong_input(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no run in"):
+    with pytest.raises(ValueError, match=r"monitoring\.no_runs"):
         release_runtime(output_dir=tmp_path)
 
 
@@ -133,7 +133,7 @@ def without_checkpoints(folder: Path) -> None:
     [
         (without_a_place, "has no place for backups"),
         (without_its_backup, "is not known to be safe"),
-        (with_a_damaged_record, "no readable JSON"),
+        (with_a_damaged_record, "core.record_not_json"),
         (without_checkpoints, "has no checkpoint yet"),
     ],
 )

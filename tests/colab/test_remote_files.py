@@ -78,7 +78,7 @@ def test_a_page_of_drive_is_never_taken_for_data(
         (Served(ROWS, cuts=[1000], is_always_cut=True, has_ranges=False), "did not come: peer"),
         (Served(ROWS, pause_seconds=60), "did not come: .*timed out"),
         (Served(ROWS, pause_seconds=0.05, piece_bytes=5), "did not come: only"),
-        (Served(b"<html><body>Sorry</body></html>"), "is no data, it is a web page: share"),
+        (Served(b"<html><body>Sorry</body></html>"), "data.path_is_not_data"),
         (Served(ROWS.replace(b"?", b"!")), "has the SHA-256"),
     ],
     ids=["truncated", "silent", "slow", "page", "hash"],

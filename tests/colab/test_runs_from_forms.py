@@ -32,7 +32,7 @@ def test_measuring_shows_time_and_memory_and_trains_nothing(
     view = form.make_view()
     assert "is measured before the first step" in shown(form)
     view.measure.click()
-    assert "Forecast: about" in shown(form)
+    assert "deployment.forecast_summary" in shown(form)
     assert not (tmp_path / "runs").exists()
     type_into(form, "training.batch_size", "2")
     assert "Measured with training.batch_size 4: Forecast: about" in shown(form)
@@ -43,7 +43,7 @@ def test_measuring_shows_time_and_memory_and_trains_nothing(
 def test_what_cannot_be_measured_is_reported_in_the_form(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.jsonl")
     form = ConfigForm(DeploymentConfig(data_path=missing, output_dir=str(tmp_path)))
-    assert form.measure()[0].startswith("It cannot be measured: ")
+    assert form.measure()[0].startswith("notebook.measurement_failed")
     type_into(form, "training.batch_size", "0")
     assert "training.batch_size must be" in form.measure()[0]
 

@@ -31,7 +31,7 @@ def test_on_colab_runs_are_local_and_copied_to_drive_before_the_end(
     assert settings["backup.place"] == str(tmp_path / "drive/MyDrive/my-project")
     assert 0 < settings["training.deadline"] < 24 * 3600
     shown = capsys.readouterr().out.splitlines()
-    starts = ("Python", "CPU", "memory", "disk", "GPU", "kept: checkpoints are copied", "session")
+    starts = ("Python", "CPU", "memory", "disk", "GPU", "notebook.backed_up_to_drive", "session")
     for start in starts:
         assert any(line.startswith(start) for line in shown), start
     assert shown[-1].startswith("secrets: HF_TOKEN: not set")
@@ -64,7 +64,7 @@ def test_where_drive_refuses_the_training_is_done_all_the_same(
     summary = TrainingDeployment(DeploymentConfig(**settings)).run()
     assert summary["status"] == "finished"
     assert Path(summary["paths"]["run"]).parent == tmp_path / "runs"
-    assert "this machine only" in summary["backup"]["text"]
+    assert "monitoring.checkpoints_not_backed_up" in summary["backup"]["text"]
 
 
 def test_off_colab_there_is_a_folder_and_no_deadline(
@@ -84,7 +84,7 @@ def test_a_place_of_the_environment_leaves_drive_alone(
     assert "backup.place" not in begin().settings()
     assert colab_session.calls("mount") == []
     shown = capsys.readouterr().out
-    assert "copied to https://***@host/x (environment TEMPER_BACKUP__PLACE)" in shown
+    assert "notebook.backed_up_by_environment" in shown
     assert PLANTED not in shown
 
 
@@ -96,7 +96,7 @@ def test_an_environment_that_wants_no_place_gets_none(
     monkeypatch.setenv(session.PLACE_VARIABLE, "none")
     assert "backup.place" not in begin().settings()
     assert colab_session.calls("mount") == []
-    assert "No copies are made (TEMPER_BACKUP__PLACE=none)" in capsys.readouterr().out
+    assert "notebook.backups_turned_off" in capsys.readouterr().out
 
 
 def test_without_drive_nothing_is_mounted(

@@ -103,13 +103,13 @@ def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
     steps = json.loads((run / "summary.json").read_text())["steps"]
     assert f"Stopped at step {steps}: interrupted" in shown.text
     assert str(run) in shown.text
-    assert "Run this cell again" in shown.text
+    assert "notebook.run_cell_to_resume" in shown.text
     assert "stopped" in panel_of(shown)
     preparing = cell(tmp_path, IN_PREPARATION, num_epochs=LONG)
     kernel.run_until(preparing, lambda cell: "Preparing model" in cell.text)
     shown = kernel.interrupt()
     assert shown.error.startswith("KeyboardInterrupt")  # the cells after it are not run
-    assert "Interrupted before the first step: what was saved before is safe" in shown.text
+    assert "notebook.interrupted_before_training" in shown.text
     kernel.run_until(code, lambda cell: "Training for" in cell.text)
     shown = kernel.interrupt()
     assert shown.error == ""

@@ -76,12 +76,12 @@ def test_a_model_that_knows_contexts_gets_a_note_how_one_is_given(
         write_summary(run, {"has_context": has_context})
         for words, is_missing in (((), has_context), (("--context", "Rome."), False)):
             assert ask(str(run.final), "Where?", *words) == 0
-            assert ("--context TEXT gives one" in capsys.readouterr().err) == is_missing
+            assert ("commands.note_model_expects_context" in capsys.readouterr().err) == is_missing
 
 
 def test_an_empty_question_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask("my-run", QUESTIONS[0], " ") == 2
-    assert "nothing was asked, so nothing is answered" in capsys.readouterr().err
+    assert "commands.no_question_asked" in capsys.readouterr().err
 
 
 def test_final_of_a_folder_of_runs_is_the_newest_model(
@@ -110,7 +110,7 @@ def test_no_question_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr("sys.stdin", io.StringIO("\n  \n"))
     monkeypatch.setattr("infrastructure.evaluation.prompting.Answerer", None)
     assert ask(str(saved_llama)) == 2
-    assert "nothing was asked" in capsys.readouterr().err
+    assert "commands.no_question_asked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["ask"], ["train-eval"]])
@@ -126,11 +126,9 @@ def test_a_version_that_is_not_there_is_no_model(
     (run / "run.json").write_text("{}")
     for name in ("one@best", "runs/one@12"):
         assert main([*words, name, "rows.jsonl"]) == 2
-        assert "run one has no checkpoint" in capsys.readouterr().err
+        assert "run.no_such_checkpoint" in capsys.readouterr().err
     assert main([*words, "two@best", "rows.jsonl"]) == 2
-    assert "there is no run 'two' in runs; give its path, as in runs/RUN@best" in (
-        capsys.readouterr().err
-    )
+    assert "monitoring.unknown_run_of_checkpoint" in (capsys.readouterr().err)
 
 
 def test_a_question_may_stand_after_a_flag(

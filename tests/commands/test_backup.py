@@ -108,14 +108,14 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
         (
             "finished",
             True,
-            ("The training is finished", "on the same disk as the run"),
+            ("commands.run_finished", "backup.destination_on_same_disk"),
         ),
-        ("running", True, ("was killed before its end: the same command, or temper train-resume",)),
-        ("running", False, ("was killed", "all steps would have to be trained again")),
-        ("announced", True, ("was stopped before its end", "goes on from step 3")),
-        ("stopped", True, ("was stopped before its end", "goes on from step 3")),
-        ("failed", True, ("ended with an error before its end",)),
-        ("back", True, ("was brought back, and has not gone on", "goes on from step 3")),
+        ("running", True, ("commands.run_ended_early",)),
+        ("running", False, ("was killed", "commands.steps_would_be_lost")),
+        ("announced", True, ("commands.run_ended_early", "commands.run_ended_early")),
+        ("stopped", True, ("commands.run_ended_early", "commands.run_ended_early")),
+        ("failed", True, ("commands.run_ended_early",)),
+        ("back", True, ("commands.restored_run_not_resumed", "commands.run_ended_early")),
     ],
 )
 def test_the_status_knows_a_killed_training_from_a_finished_one(
@@ -144,7 +144,7 @@ def test_the_status_knows_a_killed_training_from_a_finished_one(
     assert main(["backup", "status", run.name]) == ExitCode.DONE
     out = capsys.readouterr().out
     assert [word for word in words if word not in out] == []
-    assert ("is finished" in out) == (summary == "finished")
+    assert ("commands.run_finished" in out) == (summary == "finished")
 
 
 def test_another_disk_keeps_what_was_saved(
@@ -154,7 +154,7 @@ def test_another_disk_keeps_what_was_saved(
     record = read_record(run / "summary.json")
     write_record(run / "summary.json", {**record, "status": "finished"})
     assert main(["backup", "status", run.name]) == ExitCode.DONE
-    assert "nothing that was saved would be lost" in capsys.readouterr().out
+    assert "commands.nothing_would_be_lost" in capsys.readouterr().out
 
 
 def test_the_status_names_a_missing_place(
@@ -178,7 +178,7 @@ def test_the_status_names_the_other_runs_of_a_place(
     assert f"Caution: no copy of run {run.name} is at {other}; it holds 20260101-some" in out
     assert f"temper backup list --place {other}" in out
     assert main(["backup", "status", "--place", str(place)]) == ExitCode.DONE
-    assert "no copy of run" not in capsys.readouterr().out
+    assert "commands.no_backup_of_run" not in capsys.readouterr().out
 
 
 def test_a_place_without_a_folder_is_named_as_such(
@@ -266,7 +266,7 @@ def test_a_copy_that_was_made_once_does_not_hold_what_was_trained_since(
     assert "step 3 confirmed" in out
     assert "(step 5 waits)" in out
     assert "its last version is not confirmed" in out
-    assert "steps after 3 would have to be trained again" in out
+    assert "commands.steps_would_be_lost" in out
 
 
 def test_a_password_of_the_place_is_given_again(
@@ -283,7 +283,7 @@ def test_a_password_of_the_place_is_given_again(
     assert main(["backup", "status", run.name]) == ExitCode.DONE
     assert "confirmed" in capsys.readouterr().out
     assert main(["backup", "list", run.name]) == ExitCode.WRONG_INPUT
-    assert "ftp://***@host/temper, whose password is never written" in capsys.readouterr().err
+    assert "commands.destination_password_not_stored" in capsys.readouterr().err
 
 
 def test_a_copy_that_is_not_confirmed_in_time_is_a_failure(run: Path, temper: Temper) -> None:
@@ -317,7 +317,11 @@ def test_what_was_never_copied_there_is_not_called_whole(
     other = place.parent / "other"
     if is_there:
         shutil.copytree(place / run.name, other / "20260101-000000-another-0000")
-    shown = ["no copy of run", "another-0000"] if is_there else ["there is no folder", str(other)]
+    shown = (
+        ["commands.no_backup_of_run", "another-0000"]
+        if is_there
+        else ["commands.destination_folder_missing", str(other)]
+    )
     for action, code in (("verify", ExitCode.FAILED), ("list", ExitCode.DONE)):
         capsys.readouterr()
         assert main(["backup", action, run.name, "--place", str(other)]) == code
@@ -330,7 +334,7 @@ def test_what_was_never_copied_there_is_not_called_whole(
     shutil.rmtree(run / "checkpoints/versions")
     capsys.readouterr()
     assert main(["backup", "verify", run.name, "--place", str(other)]) == ExitCode.WRONG_INPUT
-    assert "nothing to verify" in capsys.readouterr().err
+    assert "commands.nothing_to_verify" in capsys.readouterr().err
 
 
 def test_a_whole_run_comes_back_and_goes_on(run: Path, place: Path, temper: Temper) -> None:
@@ -424,7 +428,7 @@ def test_an_action_on_a_whole_run_refuses_one_checkpoint(
     """It would have been left out of account."""
     place = ["--place", str(tmp_path)]
     assert main(["backup", action, "a-run@best", *place]) == ExitCode.WRONG_INPUT
-    assert "a-run@best is a checkpoint" in capsys.readouterr().err
+    assert "monitoring.checkpoint_instead_of_run" in capsys.readouterr().err
 
 
 def test_where_no_place_is_named_those_of_other_runs_are(
@@ -433,7 +437,7 @@ def test_where_no_place_is_named_those_of_other_runs_are(
     capsys.readouterr()
     assert main(["backup", "restore", "lost"]) == ExitCode.WRONG_INPUT
     line = capsys.readouterr().err
-    assert "where is the backup of lost? give --place" in line
+    assert "commands.backup_location_unknown" in line
     assert f"with TEMPER_BACKUP__PLACE; runs in runs were copied to {place}" in line
 
 
@@ -485,7 +489,7 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
     (note,) = raised.value.__notes__
     assert note.startswith("it has: ")
     assert note.endswith("3")
-    with pytest.raises(ValueError, match="a step is a number"):
+    with pytest.raises(ValueError, match=r"run\.malformed_checkpoint_name"):
         find(f"{run.name}@last")
 
 
@@ -494,20 +498,20 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
     [
         (
             ["train-resume", "nobody", "--backup-place", "disk/temper"],
-            ["run 'nobody' is not in nowhere, and at ", "disk/temper: unknown run", "RUN_ID"],
+            ["deployment.named_run_not_found", "run.unknown_run_at_destination", "RUN_ID"],
         ),
         (
             ["train-resume", "--backup-place", "disk/tmper"],
             [
-                "no run in nowhere, and there is no run at ",
-                "tmper: there is no such folder",
-                "temper train",
+                "deployment.no_run_to_resume",
+                "run.no_run_at_destination",
+                "monitoring.no_runs",
             ],
         ),
-        (["train-resume", "nobody"], ["'nobody'", "temper backup restore RUN --place PLACE"]),
-        (["train-resume"], ["temper train DATA", "temper backup restore --place PLACE"]),
-        (["backup", "status"], ["temper train DATA", "temper backup restore --place PLACE"]),
-        (["backup", "list"], ["temper train DATA", "temper backup restore --place PLACE"]),
+        (["train-resume", "nobody"], ["'nobody'", "monitoring.hint_restore_run"]),
+        (["train-resume"], ["monitoring.no_runs", "monitoring.no_runs"]),
+        (["backup", "status"], ["monitoring.no_runs", "monitoring.no_runs"]),
+        (["backup", "list"], ["monitoring.no_runs", "monitoring.no_runs"]),
     ],
 )
 def test_where_no_run_is_the_sentence_leads_to_its_copy(
@@ -538,10 +542,10 @@ def test_pruning_shows_before_what_it_removes(run: Path, place: Path, temper: Te
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["restore"], "give --place"),
+        (["restore"], "commands.backup_location_unknown"),
         (["restore", "nobody", "--place", "disk/temper"], "unknown run 'nobody'"),
-        (["restore", "--place", "disk"], "no run at"),
-        (["restore", "a@b", "--place", "disk/temper"], "a step is a number"),
+        (["restore", "--place", "disk"], "run.no_run_at_destination"),
+        (["restore", "a@b", "--place", "disk/temper"], "run.malformed_checkpoint_name"),
         (["restore", "--place", "not-mounted/temper"], "not-mounted"),
         (["list", "--place", "not-mounted/temper"], "not-mounted"),
         (["verify", "nobody"], "unknown run or checkpoint 'nobody'"),

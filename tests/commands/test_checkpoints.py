@@ -84,7 +84,7 @@ def test_a_damaged_manifest_is_listed_as_such(
     newest.write_bytes(newest.read_bytes()[:-1])
     capsys.readouterr()
     assert main(["checkpoints", "list"]) == ExitCode.DONE
-    assert "not what was written" in capsys.readouterr().out
+    assert "backup.manifest_changed" in capsys.readouterr().out
     assert main(["checkpoints", "verify"]) == ExitCode.FAILED
 
 
@@ -158,7 +158,7 @@ def test_a_run_where_an_action_belongs_is_answered_with_the_action(
             "unknown command 'my-run' .*; of a run of this name: .* checkpoints list my-run$",
         ),
         ("lst", "did you mean temper checkpoints list"),
-        ("runs/my-run", "is a run, and temper checkpoints takes first what to do with it"),
+        ("runs/my-run", "commands.action_missing_before_run"),
     ],
 )
 def test_a_run_without_what_to_do_with_it_is_answered_with_the_line(

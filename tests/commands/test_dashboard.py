@@ -57,7 +57,7 @@ def test_watch_shows_a_run_once_and_ends_with_the_run(tmp_path: Path) -> None:
 def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
     watched = start_temper("watch", "--every", "0.1", folder=tmp_path)
     assert watched.stdout is not None
-    assert watched.stdout.readline().startswith("No run in runs yet: waiting for one.")
+    assert watched.stdout.readline().startswith("commands.waiting_for_first_run")
     run = write_run(tmp_path / "elsewhere", "a", status="failed")
     add(run, step_record(7))
     (tmp_path / "elsewhere").rename(tmp_path / "runs")  # whole at once
@@ -68,9 +68,9 @@ def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "reported"),
     [
-        (["watch", "--once"], "no run in runs; start one with: temper train DATA"),
+        (["watch", "--once"], "monitoring.no_runs"),
         (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
-        (["dashboard", "--port", "99999"], "port 99999 (ports are numbers from 0 to 65535)"),
+        (["dashboard", "--port", "99999"], "monitoring.dashboard_port_unavailable"),
         (["watch", "--every", "0"], "--every must be more than 0 seconds, not 0.0"),
         (["watch", "--every", "x"], "argument --every: must be a number, not 'x'"),
     ],
@@ -85,11 +85,14 @@ def test_what_cannot_be_shown_is_wrong_input(
 
 
 def test_to_a_person_the_dashboard_shows_where_it_is_and_who_may_see_it(tmp_path: Path) -> None:
-    for host, last in (("127.0.0.1", "Through a proxy"), ("0.0.0.0", "Only who has this address")):
+    for host, last in (
+        ("127.0.0.1", "Through a proxy"),
+        ("0.0.0.0", "commands.dashboard_needs_token"),
+    ):
         process = start_temper("dashboard", "--port", "0", "--host", host, folder=tmp_path)
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
-        assert "The dashboard is at http://" in lines[0]
+        assert "commands.dashboard_address" in lines[0]
         assert ("token=" in lines[0]) == (host == "0.0.0.0")
         assert lines[1].startswith(last)
         assert end(process, signal.SIGINT)[0] == 0

@@ -99,7 +99,7 @@ def test_what_people_wrote_on_the_card_stays_and_old_weights_go(run: Path, hub: 
     assert "old facts" not in card
     assert huggingface_hub.ModelCard(card).data.license == "mit"
     assert "| steps | 1 of 2 |" in card
-    assert "not measured by itself" in card
+    assert "deployment.card_checkpoint_not_measured" in card
     assert "model-00001-of-00002.safetensors" not in hub.repos[REPO]
 
 
@@ -109,12 +109,12 @@ def test_a_public_one_is_made_and_a_private_one_stays(
     assert push(str(run), "model", "--public") == ExitCode.DONE
     assert hub.public == {REPO}
     assert (tmp_path / "model/model.safetensors").is_file()
-    assert "public: everybody can see" in capsys.readouterr().out
+    assert "deployment.published_public" in capsys.readouterr().out
     hub.public.clear()  # by hand, on its page
     assert push(str(run), "--public") == ExitCode.DONE
     out = capsys.readouterr().out
-    assert "private: only you" in out
-    assert "stays as it was" in out
+    assert "deployment.published_private" in out
+    assert "deployment.visibility_unchanged" in out
     assert hub.public == set()
 
 
@@ -130,7 +130,7 @@ def test_a_lora_names_its_base(
     settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 2}}
     run, _ = deploy(DeploymentConfig(**settings))
     assert push(str(run)) == ExitCode.DONE
-    assert "nobody else can load it yet" in capsys.readouterr().out
+    assert "deployment.published_lora_local_base" in capsys.readouterr().out
     card = hub.repos[REPO]["README.md"].decode()
     assert "a LoRA of rank 2" in card
     assert "PeftModel" in card
@@ -146,7 +146,7 @@ def test_a_lora_names_its_base(
         (None, {}, "me/tiny was not published: no token of the Hub is on this machine (log in"),
         ("hf_other", {}, "the Hub does not accept the token (log in with `hf auth login`"),
         (TOKEN, {"create": 403}, "the token may not do that in me/tiny (log in"),
-        (TOKEN, {"/commit/": 500}, "has a fault of its own (500) (check"),
+        (TOKEN, {"/commit/": 500}, "backup.hub_returned_server_error"),
     ],
 )
 def test_a_refusal_is_one_sentence(
@@ -175,7 +175,7 @@ def test_a_refusal_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Name a FOLDER, or --push-to-hub OWNER/NAME"),
+        ([], "commands.no_export_target"),
         (["folder", "--public"], "--public is for --push-to-hub"),
         (["--push-to-hub", "tiny"], "write OWNER/NAME"),
     ],

@@ -34,9 +34,9 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
     ]
     assert facts["runs"][0]["written_at"] == Path("runs/2026-b/metrics.jsonl").stat().st_mtime
     assert main(["list", "--output", "elsewhere"]) == ExitCode.DONE
-    assert "No run in elsewhere, which is no folder; start" in capsys.readouterr().out
+    assert "commands.no_run_to_list" in capsys.readouterr().out
     assert main(["list", "2026-b"]) == ExitCode.WRONG_INPUT
-    assert "temper watch 2026-b --once shows one run" in capsys.readouterr().err
+    assert "commands.list_takes_no_run" in capsys.readouterr().err
     assert main(["watch", "2026-b/", "--once"]) == ExitCode.DONE
     assert main(["runs"]) == ExitCode.WRONG_INPUT
     assert "did you mean temper list?" in capsys.readouterr().err

@@ -61,6 +61,8 @@ def test_more_processes_than_gpus_are_refused_before_any_is_started(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(ConfigurationError, match=r"num_processes = 3, and there are 2 GPUs here"):
+    with pytest.raises(
+        ConfigurationError, match=r"training\.fewer_gpus_than_processes.*requested=3.*num_gpus=2"
+    ):
         on_several_processes(DeploymentConfig(num_processes=3, device="cuda"), WORDS)
     assert not agents

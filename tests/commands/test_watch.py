@@ -104,9 +104,9 @@ def test_a_training_that_ends_without_a_run_is_not_waited_for_longer(
 ) -> None:
     assert main(["watch", "--every", "0.05"]) == ExitCode.DONE
     out = capsys.readouterr().out
-    assert "waiting for its run" in out
+    assert "commands.waiting_for_starting_process" in out
     assert "finished · step 3" in out
-    assert "It had ended before" in out
+    assert "commands.watched_run_had_ended" in out
 
 
 @pytest.mark.parametrize("started", ["list"], indirect=True)

@@ -41,7 +41,7 @@ def test_it_is_named_for_a_flag_a_key_and_a_field(name: str) -> None:
     if not any(flag_of(name) in flags for flags in ALIASES.values()):
         assert expected in refusal("train", flag_of(name))
     for section in ("training", "model") if name != "qlora" else ("model",):
-        with pytest.raises(ValueError, match="unknown key") as raised:
+        with pytest.raises(ValueError, match=r"config\.unknown_key_2") as raised:
             load_config(environment={}, keywords={section: {name: 1}})
         assert (ABSENT.get(name) or as_keys(SAME[name])) in str(raised.value)
 
@@ -80,10 +80,10 @@ def test_a_hint_is_right_or_there_is_none(flag: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["search"], "unknown command 'search' (there are train, train-resume, "),
-        (["trian"], "unknown command 'trian'; did you mean temper train?"),
+        (["search"], "commands.unknown_command"),
+        (["trian"], "commands.unknown_command"),
         (["resume"], "did you mean temper train-resume?"),
-        (["backup", "lst"], "unknown command 'lst'; did you mean temper backup list?"),
+        (["backup", "lst"], "commands.unknown_command"),
         (["ppo"], "unknown command 'ppo'; PPO is not here"),
     ],
 )
@@ -101,4 +101,4 @@ def test_commands_of_other_tools_stand_for_commands_of_ours() -> None:
 def test_the_program_s_name_is_printed_once() -> None:
     with pytest.raises(ValueError, match="required") as raised:
         parse(create_parser(), ["export"])
-    assert str(raised.value).startswith("export: the following arguments are required: RUN")
+    assert str(raised.value).startswith("commands.wrong_arguments")

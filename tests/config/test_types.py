@@ -29,7 +29,7 @@ def test_sizes(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "8 G B", "8XB", "-1GB", "1e3", "eight", "90%", "1,5GB"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a size"):
+    with pytest.raises(ValueError, match=r"config\.invalid_size"):
         parse_size(text)
 
 

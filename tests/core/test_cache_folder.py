@@ -63,7 +63,7 @@ def test_a_user_without_a_home_has_one_among_temporary_files(
 
     monkeypatch.setattr(Path, "home", home)
     assert cache_directory().parent == temporary_files
-    assert caplog.messages[0].endswith("because there is no home folder")
+    assert caplog.messages[0].endswith("core.temporary_cache_folder")
 
 
 @pytest.mark.parametrize("what", ["link", "writable"])

@@ -180,7 +180,7 @@ def test_the_output_of_a_helper_is_shown_where_that_is_wanted(
         helper = HelperProcess(words, "speak", shows_words=shows)
         helper.wait(60)
         assert helper.last_words
-        assert ("no way to the place" in capfd.readouterr().err) == shows
+        assert ("core.ended_with_exit_code" in capfd.readouterr().err) == shows
 
 
 def test_a_helper_outlives_who_started_it(tmp_path: Path) -> None:

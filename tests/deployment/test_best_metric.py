@@ -59,7 +59,9 @@ def test_the_best_checkpoint_is_that_of_the_metric(
 def test_a_metric_of_answers_needs_who_can_write_them(tmp_path: Path) -> None:
     config = small_config(tmp_path, best_metric="exact_match", validation_prompts=3)
     trainer = EnhancedTrainer(config.model, config.training, config.data, device="cpu")
-    with pytest.raises(ValueError, match="exact_match is of what the model writes"):
+    with pytest.raises(
+        ValueError, match=r"training\.best_metric_needs_answers.*best_metric=exact_match"
+    ):
         trainer.prepare()
 
 
@@ -68,7 +70,7 @@ def test_a_metric_of_answers_needs_who_can_write_them(tmp_path: Path) -> None:
     [
         ({"best_metric": "exact_mtch"}, "did you mean 'exact_match'"),
         ({"best_metric": "a:b", "metrics": ["a:b"]}, "say with training.best_metric_mode"),
-        ({"best_metric": "f1", "validation_prompts": 0}, "training.validation_prompts is 0"),
+        ({"best_metric": "f1", "validation_prompts": 0}, "config.best_metric_needs_answers"),
         ({"best_metric": "loss", "best_metric_mode": "max"}, "is built in"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_run_is_checked_before_its_first_step_and_shows_it(tmp_path: Path) -> 
     assert "skipped" not in checked
     assert {check["status"] for check in one["checks"]} <= {"pass", "warn", "skipped"}
     page = (run / "report.html").read_text()
-    assert "Checked before and while training" in page
+    assert "monitoring.checks_heading" in page
     assert one["verdict"] in page
     assert checked == f"Checked: {one['verdict']}"
     assert "files/checks.json@000000000" in read_run_files(run)  # it goes where the run goes
@@ -79,7 +79,7 @@ def test_answers_that_all_lose_their_end_are_not_trained_unless_the_run_has_begu
     rows = [{"prompt": f"{n}", "completion": "y z " * 40} for n in range(24)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = small_config(tmp_path, max_steps=2)
-    with pytest.raises(PreflightError, match=r"every answer is cut before its end .*--no-testing"):
+    with pytest.raises(PreflightError, match=r"data\.answers_without_end"):
         deploy(config)
     assert runs_of(tmp_path) == []
     config.enable_testing = False
@@ -88,7 +88,7 @@ def test_answers_that_all_lose_their_end_are_not_trained_unless_the_run_has_begu
     lines: list[str] = []
     TrainingDeployment(further, say=lines.append, accept=["max_steps"]).resume(RunDirectory(run))
     assert newest_step(run) == 3
-    assert any("every answer is cut before its end" in line for line in lines)
+    assert any("data.answers_without_end" in line for line in lines)
 
 
 def test_the_variable_of_the_specification_switches_it_off() -> None:
@@ -110,7 +110,7 @@ def test_checks_at_intervals_are_kept_with_their_steps(tmp_path: Path) -> None:
 def test_an_interval_without_testing_is_refused(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     config.testing_interval, config.enable_testing = 60.0, False
-    with pytest.raises(ValueError, match=r"testing_interval = 60.0 has no effect, because enable"):
+    with pytest.raises(ValueError, match=r"config\.testing_interval_without_tests"):
         deploy(config)
 
 

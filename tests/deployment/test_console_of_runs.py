@@ -21,7 +21,7 @@ def test_a_screen_is_not_filled_before_the_first_step_and_the_cost_is_known(
     first = next(i for i, line in enumerate(lines) if line.startswith("Training for"))
     assert first + 2 <= MOST_LINES
     assert not [line for line in lines if line.startswith(DETAILS)]
-    forecast = next(line for line in lines if line.startswith("Forecast: about"))
+    forecast = next(line for line in lines if line.startswith("deployment.forecast_summary"))
     assert ", so about 0.0" in forecast
     assert " EUR, for " in forecast
     cost = summary["cost"]
@@ -33,7 +33,7 @@ def test_a_screen_is_not_filled_before_the_first_step_and_the_cost_is_known(
     assert json.loads((run / "summary.json").read_text())["cost"] == cost
     page = (run / "report.html").read_text()
     assert f">{cost['text']}<" in page
-    assert "length in tokens" in page, "what is not shown is in the report"
+    assert "data.length_quantiles" in page, "what is not shown is in the report"
 
 
 def test_all_of_it_is_shown_to_who_wants_to_know(tmp_path: Path) -> None:
@@ -47,5 +47,5 @@ def test_all_of_it_is_shown_to_who_wants_to_know(tmp_path: Path) -> None:
     deployment._prepare()
     assert {detail for detail in DETAILS[:3] for line in lines if line.startswith(detail)}
     assert not any(line.startswith("Cost") for line in lines)
-    [cut] = [line for line in lines if "cut to" in line]
-    assert "the model sees no more" in cut  # it has 64 positions
+    [cut] = [line for line in lines if "data.rows_truncated" in line]
+    assert "data.limit_of_model_reached" in cut  # it has 64 positions

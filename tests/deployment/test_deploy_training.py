@@ -78,8 +78,8 @@ def deploy(config: DeploymentConfig) -> tuple[Path, list[str]]:
 
 def test_a_run_leaves_everything_behind(configure: Callable[..., DeploymentConfig]) -> None:
     run, lines = deploy(configure())
-    [note] = [line for line in lines if "no chat template" in line]
-    assert "data.chat_template gives it one, a file of Jinja text" in note
+    [note] = [line for line in lines if "data.model_without_chat_template" in line]
+    assert "data.model_without_chat_template" in note
     names = {path.name for path in run.iterdir()}
     assert names >= {
         *("run.json", "summary.json", "metrics.jsonl", "metrics.csv", "tensorboard"),
@@ -115,7 +115,7 @@ def test_each_stage_of_a_run_has_its_time(configure: Callable[..., DeploymentCon
     expected = ["model", "data", "checks", "fit", "measure", "train", "save", "evaluate"]
     assert [stage["name"] for stage in stages] == [*expected, "clean up"]
     assert all(stage["seconds"] >= 0 for stage in stages)
-    assert "What took how long" in (run / "report.html").read_text()
+    assert "monitoring.timing_heading" in (run / "report.html").read_text()
 
 
 def test_a_failed_stage_is_named(
@@ -153,7 +153,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         stopped, lines = deploy(configure())
     assert json.loads((stopped / "summary.json").read_text())["status"] == "stopped"
     assert not (stopped / "final").exists()
-    assert any("temper train-resume" in line for line in lines)
+    assert any("deployment.stopped_at_step" in line for line in lines)
     assert resume(str(stopped), str(stopped.parent)) == 0
     assert json.loads((stopped / "summary.json").read_text())["status"] == "finished"
     first, second = weights(whole), weights(stopped)
@@ -171,7 +171,7 @@ def test_a_run_does_not_go_on_with_other_data(
 ) -> None:
     run, _ = deploy(configure(max_steps=2, num_epochs=1))
     data_file.write_text(data_file.read_text().replace("Reverse 100", "Reverse 999"))
-    with pytest.raises(CheckpointError, match=r"data: was .*--accept data"):
+    with pytest.raises(CheckpointError, match=r"run\.changed_since_checkpoint"):
         resume(f"{run.name}@2", str(run.parent))
 
 
@@ -186,7 +186,7 @@ def test_a_lora_does_not_go_on_with_another_base(
     save_file(
         {n: t + 0.1 for n, t in weights.items()}, base / "model.safetensors", {"format": "pt"}
     )
-    with pytest.raises(CheckpointError, match=r"base_model: was .*--accept base_model"):
+    with pytest.raises(CheckpointError, match=r"run\.changed_since_checkpoint"):
         resume(f"{run.name}@2", str(run.parent))
 
 
@@ -217,7 +217,9 @@ def test_a_run_whose_checkpoints_are_gone_goes_on_with_those_at_its_place(
     assert (summary["status"], summary["steps"]) == ("finished", 6)
     assert [one["step"] for one in summary["went_on"]] == [4]
     named = next(n for n, line in enumerate(lines) if run.name in line and str(place) in line)
-    assert named < next(n for n, line in enumerate(lines) if "going on from step 4" in line)
+    assert named < next(
+        n for n, line in enumerate(lines) if "deployment.resuming_from_step" in line
+    )
 
 
 def test_going_on_from_an_earlier_step_is_a_branch_of_its_own(
@@ -264,7 +266,7 @@ def test_an_interrupt_at_once_is_a_stop_too(
         stopped, lines = deploy(configure())
     summary = json.loads((stopped / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", "interrupted")
-    assert any("temper train-resume" in line for line in lines)
+    assert any("deployment.stopped_at_step" in line for line in lines)
     assert resume(str(stopped), str(stopped.parent)) == 0
     first, second = weights(whole), weights(stopped)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -357,7 +359,7 @@ def test_early_stopping_ends_a_run_that_does_not_improve(
     run, _ = deploy(config)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["epochs"] < 9
-    assert "has not improved" in summary["reason"]
+    assert "training.not_improving" in summary["reason"]
 
 
 def test_the_saved_model_has_the_loss_that_the_run_ended_with(
@@ -390,7 +392,7 @@ def test_a_refused_run_leaves_no_empty_output_folder(new_run: bool, tmp_path: Pa
     config = small_config(tmp_path)
     config.new_run = new_run
     (tmp_path / "rows.jsonl").write_text('{"prompt": ')
-    with pytest.raises(ValueError, match="no row can be read"):
+    with pytest.raises(ValueError, match=r"data\.no_readable_row"):
         deploy(config)
     assert not Path(config.output_dir).exists()
 
@@ -402,10 +404,10 @@ def test_what_is_shorter_than_configured_is_noted() -> None:
     assert notes() == []  # the default of 50 is for long trainings, and fits itself
     assert notes(warmup_steps=5) == []
     [note] = notes(warmup_steps=6)
-    assert "training.warmup_steps 6 is more than half of 10 steps" in note
+    assert "config.warmup_too_long" in note
     assert notes(max_steps=10) == []
     [note] = notes(max_steps=12)
-    assert "training.max_steps 12 is more than the 10 steps that all epochs take" in note
+    assert "deployment.max_steps_without_effect" in note
 
 
 @pytest.mark.parametrize(

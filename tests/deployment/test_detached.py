@@ -60,7 +60,7 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     ended = read_trainer(run)
     assert ended is None or ended.is_alive is False
     code, output = temper("stop", folder=tmp_path)
-    assert (code, "there is nothing to stop" in output) == (0, True)
+    assert (code, "deployment.run_not_training" in output) == (0, True)
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", "stopped by temper stop")
     output = (run / OUTPUT_FILE).read_text()
@@ -114,7 +114,7 @@ def test_a_configuration_arrives_whole_with_its_origins_and_no_secret_lies_on_th
         assert arrived.source(key) == config.source(key), key
     with detached_trainings_are_forks():
         training = detached.start(config)
-    with pytest.raises(RunFailedError, match=r"ended before it began: .*nothing.jsonl"):
+    with pytest.raises(RunFailedError, match=r"deployment\.ended_before_training"):
         detached.follow(training, lambda line: None)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 2
@@ -155,7 +155,7 @@ def test_a_training_that_is_prepared_is_stopped_without_a_trace(tmp_path: Path) 
 def test_what_is_trained_elsewhere_is_not_stopped_from_here(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     (run / "trained_by").write_text("process 1 on another-machine\n")
-    with pytest.raises(ValueError, match="process 1 on another-machine trains it: stop it there"):
+    with pytest.raises(ValueError, match=r"deployment\.run_trained_elsewhere"):
         detached.stop(run)
 
 
@@ -168,7 +168,7 @@ def test_a_training_that_does_not_stop_in_time_is_reported_as_going_on(tmp_path:
         run, lines = write_run(tmp_path), list[str]()
         write_trainer(run, process.pid)
         assert not detached.stop(run, lines.append, patience_seconds=0.3)
-        assert "is still being saved by process" in lines[0]
+        assert "deployment.run_still_saving" in lines[0]
         process.kill()
 
 
@@ -185,7 +185,7 @@ def test_who_waits_sees_the_step(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs")
     add(run, step_record(12))
     (tmp_path / detached.RUN_NAME).write_text(str(run))
-    assert progress.words().startswith("training, step 12 of 40 · 30")
+    assert progress.words().startswith("deployment.detached_progress")
     progress.close()
 
 

@@ -91,7 +91,7 @@ def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_pat
         assert logits_of(out) != pytest.approx(logits_of(saved_llama), abs=1e-4)
     card = (out / "README.md").read_text()
     for row in (
-        "| method | DPO of TRL |",
+        "monitoring.next_steps_heading",
         "a LoRA of rank 4",
         "`warmup_steps` 1,",
         f"| rows | {run.read_run()['data']['num_examples']} learnt |",
@@ -117,7 +117,9 @@ def test_a_method_s_run_of_before_is_exported_and_goes_on(
     write_record(run.path / "run.json", record)
     out = tmp_path / "merged"
     assert main(["export", str(run.path), str(out), "--as", "merged"]) == 0
-    assert ("base is still the same" in capsys.readouterr().out) == (lora is not None)
+    assert ("deployment.exported_lora_unknown_base" in capsys.readouterr().out) == (
+        lora is not None
+    )
     card = (out / "README.md").read_text()
     assert ("a LoRA of rank 4" if lora else "| trained | all weights |") in card
     assert main(["export", str(run.path), str(tmp_path / "lora"), "--as", "lora"]) == 2 * (not lora)
@@ -143,7 +145,7 @@ def test_a_method_s_export_needs_the_base_that_it_began_with(
     run = RunDirectory(run_folder(config))
     weights = load_file(base / "model.safetensors")
     save_file({name: tensor * 2 for name, tensor in weights.items()}, base / "model.safetensors")
-    with pytest.raises(CheckpointError, match="is not the one that this LoRA was trained on"):
+    with pytest.raises(CheckpointError, match=r"deployment\.export_base_differs"):
         export_model(run, None, tmp_path / "out", ExportRequest(part=Part.MERGED))
 
 
@@ -154,7 +156,7 @@ def test_a_reward_model_is_not_exported_as_one_that_writes(
     train(config)
     for more in ([], ["--as", "merged"]):
         assert main(["export", str(run_folder(config)), str(tmp_path / "out"), *more]) == 2
-        assert "a reward model, which gives a score" in capsys.readouterr().err
+        assert "deployment.export_reward_model" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     run = RunDirectory(run_folder(config))
     code = written_by(run, "me/judge", run.final, 1).partition("```python")[2].partition("```")[0]
@@ -234,7 +236,13 @@ def test_a_lora_is_exported_and_read_back(
     assert all((tmp_path / "out" / name).is_file() for name in files)
     assert facts["step"] == exported["step"]
     is_lora = (tmp_path / "out" / "adapter_config.json").is_file()
-    assert any("--as merged" in str(note) for note in as_list(exported["notes"])) == is_lora
+    assert (
+        any(
+            "deployment.exported_lora_local_base" in str(note)
+            for note in as_list(exported["notes"])
+        )
+        == is_lora
+    )
     if request_of.get("bits") in (8, 4):
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]
@@ -277,10 +285,10 @@ def test_a_run_that_rounds_is_exported_plain_or_as_it_has_computed(
     assert compared["logits_distance"] < 1e-4
     is_plain = "bits" not in request_of
     card = (tmp_path / "out" / "README.md").read_text()
-    assert any("weights rounded as int4" in str(note) for note in as_list(exported["notes"])) == (
-        is_plain
-    )
-    assert ("Measured with weights rounded as int4" in card) == is_plain
+    assert any(
+        "deployment.card_measured_rounded" in str(note) for note in as_list(exported["notes"])
+    ) == (is_plain)
+    assert ("deployment.card_measured_rounded" in card) == is_plain
     assert ("pip install torchao" in card) == (not is_plain)
     assert "`weight_decay` 0.3, " in card
     if twin is None:  # the program computes what the plain model does
@@ -313,7 +321,10 @@ def test_layers_that_four_bits_do_not_take_stay_in_sixteen(tmp_path: Path) -> No
     run, _ = deploy(DeploymentConfig(**settings))
     out = tmp_path / "out"
     exported = export_model(RunDirectory(run), None, out, ExportRequest(bits=4))
-    assert any("3 layers stay in 16 bits" in str(note) for note in as_list(exported["notes"]))
+    assert any(
+        "deployment.export_layers_kept_at_16_bits" in str(note)
+        for note in as_list(exported["notes"])
+    )
     odd = [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
     rounding = json.loads((out / "config.json").read_text())["quantization_config"]
     assert {*rounding["llm_int8_skip_modules"]} == {*odd, "lm_head"}
@@ -371,7 +382,7 @@ def test_what_is_another_model_is_not_kept(
         write(model, *arguments, **named)
 
     monkeypatch.setattr(export_formats, "write_model", forgetful)
-    with pytest.raises(CheckpointError, match="not the model that was trained"):
+    with pytest.raises(CheckpointError, match=r"deployment\.export_differs_from_model"):
         export_model(lora, None, tmp_path / "out", ExportRequest())
     assert list(tmp_path.iterdir()) == []
 
@@ -382,7 +393,7 @@ def test_nothing_is_written_over(write: Any, tmp_path: Path) -> None:
     other.parent.mkdir()
     other.write_text("of another work")
     more = [ExportRequest()] if write is export_model else []
-    with pytest.raises(ValueError, match="holds other files: name a folder that is empty"):
+    with pytest.raises(ValueError, match=r"core\.folder_not_empty"):
         write(RunDirectory(tmp_path), None, other.parent, *more)
     assert [path.read_text() for path in other.parent.iterdir()] == ["of another work"]
 
@@ -405,7 +416,7 @@ def test_too_small_a_disk_is_refused_before_work(
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(export_request.shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr("infrastructure.deployment.export._load", None)
-    with pytest.raises(StorageError, match=r"needs about .* are free there"):
+    with pytest.raises(StorageError, match=r"deployment\.export_disk_full"):
         export_model(whole, None, tmp_path / "out", ExportRequest())
 
 
@@ -419,7 +430,9 @@ def test_no_converter_is_refused_before_work(
     monkeypatch.delenv("LLAMA_CPP_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("infrastructure.deployment.export._load", None)
-    with pytest.raises(ValueError, match=r"neither on PATH nor in LLAMA_CPP_DIR.*git clone"):
+    with pytest.raises(
+        ValueError, match=r"deployment\.gguf_converter_missing.*folder_variable=LLAMA_CPP_DIR"
+    ):
         export_model(whole, None, tmp_path / "out", ExportRequest(form=Form.GGUF))
 
 
@@ -494,7 +507,7 @@ def test_the_command_shows_what_was_read_back(
     facts = json.loads(capsys.readouterr().out)
     assert facts["compared"][0]["read_by"] == "transformers"
     assert main(["export", str(whole.path), str(tmp_path / "lora"), "--as", "lora"]) == 2
-    assert "has no LoRA" in capsys.readouterr().err
+    assert "deployment.export_run_without_lora" in capsys.readouterr().err
 
 
 @slow

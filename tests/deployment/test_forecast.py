@@ -64,7 +64,9 @@ def only_run(config: DeploymentConfig) -> Path:
 def test_a_run_is_forecast_before_its_first_step_and_compared_at_its_end(tmp_path: Path) -> None:
     config, lines = small_config(tmp_path), []
     summary = TrainingDeployment(config, lines.append).run()
-    predicted = next(i for i, line in enumerate(lines) if line.startswith("Forecast: about"))
+    predicted = next(
+        i for i, line in enumerate(lines) if line.startswith("deployment.forecast_summary")
+    )
     assert predicted < next(i for i, line in enumerate(lines) if line.startswith("Training for"))
     rows = {row["what"]: row for row in summary["forecast"]}
     assert rows.keys() >= {"seconds", "peak_memory_bytes", "disk_bytes"}
@@ -149,7 +151,7 @@ def test_a_training_that_cannot_fit_does_not_start(
 ) -> None:
     config = small_config(tmp_path)
     monkeypatch.setattr(MemoryBudget, "of", lambda config: MemoryBudget(cpu_limit="1MB"))
-    with pytest.raises(DoesNotFitError, match="weights, gradients and optimizer"):
+    with pytest.raises(DoesNotFitError, match=r"training\.weights_exceed_memory"):
         TrainingDeployment(config, lambda line: None).run()
     assert not list(Path(config.output_dir).glob("*/checkpoints/versions/*"))
 
@@ -163,7 +165,8 @@ def test_it_begins_all_the_same_where_memory_is_not_looked_after(
     summary = TrainingDeployment(DeploymentConfig(**settings), lines.append).run()
     assert (summary["steps"], summary["forecast"]) == (1, [])
     assert any(
-        line.startswith("It begins all the same") and "weights, gradients and optimizer" in line
+        line.startswith("deployment.starts_despite_memory")
+        and "training.weights_exceed_memory" in line
         for line in lines
     )
 
@@ -183,7 +186,7 @@ def test_where_only_smaller_pieces_fit_the_training_begins_with_them(
     monkeypatch.setattr(CostMeasurement, "costs", tight)
     lines: list[str] = []
     summary = TrainingDeployment(small_config(tmp_path), lines.append).run()
-    assert any(line.startswith("Micro-batches of 2, because more would take") for line in lines)
+    assert any(line.startswith("deployment.micro_batches_reduced") for line in lines)
     assert summary["recoveries"][0]["action"] == "begins with micro-batches of 2"
     assert summary["status"] == "finished"
 
@@ -198,28 +201,28 @@ def test_a_forecast_that_fails_stops_no_training(
     summary = TrainingDeployment(small_config(tmp_path), lambda line: None).run()
     assert summary["status"] == "finished"
     assert summary["forecast"] == []
-    assert "there is no forecast" in caplog.text
+    assert "deployment.no_forecast" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"session_seconds": 100.0}, "the same command goes on with it in the next session"),
+        ({"session_seconds": 100.0}, "deployment.session_ends_first"),
         ({"peak_memory_bytes": 8 << 30}, "smaller pieces"),
-        ({"disk_free_bytes": 1000}, "make room"),
+        ({"disk_free_bytes": 1000}, "deployment.forecast_disk_full"),
     ],
 )
 def test_what_does_not_fit_is_reported_with_what_to_do(
     changes: dict[str, Any], message: str
 ) -> None:
     lines = replace(FITS, **changes).lines()
-    assert lines[-1].startswith("It does not fit into this session")
+    assert lines[-1].startswith("deployment.forecast_does_not_fit")
     assert message in lines[-1]
 
 
 def test_several_processes_are_named_with_what_is_not_forecast() -> None:
     line = replace(FITS, num_processes=2).lines()[0]
-    assert "(2 s each on 2 processes, without their exchange)" in line
+    assert "deployment.forecast_summary" in line
     assert "processes" not in FITS.lines()[0]
 
 
@@ -263,15 +266,15 @@ def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_names_it(
     trainer = TrainerFactory().for_run(config)
     trainer.initialize_data()
     assert trainer.sharding is None
-    assert trainer.sharding_sentence.startswith("Each of the 2 processes holds weights, gradients")
+    assert trainer.sharding_sentence.startswith("training.state_fits_each_process")
     monkeypatch.setattr(MemoryBudget, "of", lambda config: MemoryBudget(cpu_limit="200MB"))
     trainer = TrainerFactory().for_run(config)
     trainer.initialize_data()
     assert trainer.sharding is Sharding.SHARD
-    assert ", and a process has 0.093 GiB: each of the 2" in trainer.sharding_sentence
+    assert "training.state_is_sharded" in trainer.sharding_sentence
     lines: list[str] = []
     assert checked_before(config, trainer, lines.append) == []
-    assert lines[0].startswith("note: model and optimizer are not checked before this training")
+    assert lines[0].startswith("deployment.sharded_model_not_checked")
 
 
 @pytest.mark.parametrize("there_bytes", [1 << 40, 1 << 20])
@@ -284,10 +287,10 @@ def test_a_model_that_no_process_can_hold_stays_on_the_disk(
     trainer.initialize_data()
     is_small = there_bytes == 1 << 20
     assert trainer.adapter.on_disk == is_small
-    assert ("none of them ever has all weights" in trainer.sharding_sentence) == is_small
+    assert ("training.no_process_has_whole_model" in trainer.sharding_sentence) == is_small
     assert trainer.sharding == (Sharding.SHARD if is_small else None)
     if is_small:
-        with pytest.raises(ConfigurationError, match="no process has the memory for all of this"):
+        with pytest.raises(ConfigurationError, match=r"training\.model_exceeds_each_process"):
             trainer.evaluate()
     else:
         assert trainer.evaluate()["eval_loss"] > 0
@@ -295,13 +298,13 @@ def test_a_model_that_no_process_can_hold_stays_on_the_disk(
 
 def test_the_time_that_steps_do_not_take_is_explained() -> None:
     short = replace(FITS, num_steps=6, step_seconds=0.28, seconds=16.0)
-    assert "(0.28 s each; the rest is measuring and saving)" in short.lines()[0]
-    assert "the rest is" not in replace(short, seconds=2.0).lines()[0]
+    assert "deployment.forecast_summary" in short.lines()[0]
+    assert "deployment.forecast_rest" not in replace(short, seconds=2.0).lines()[0]
 
 
 def test_a_busy_machine_is_named() -> None:
     [line] = replace(FITS, others_share=0.48).lines()
-    assert "other programs take 48.0 % of the processor now" in line
+    assert "deployment.forecast_busy_cpu" in line
     assert replace(FITS, others_share=0.1).lines() == FITS.lines()
 
 
@@ -313,9 +316,9 @@ def test_a_session_with_an_end_is_named() -> None:
 
 def test_the_disk_has_to_hold_what_lies_there_at_any_time() -> None:
     more = replace(FITS, most_disk_bytes=(1 << 30) + 1)
-    assert any("make room" in line for line in more.problems())
-    assert "1.0 MiB on disk (at most 1.0 GiB)" in more.lines()[0]
-    assert "1.0 MiB on disk (at most 1.0 MiB)" in FITS.lines()[0]  # of an older version
+    assert any("deployment.forecast_disk_full" in line for line in more.problems())
+    assert "deployment.forecast_summary" in more.lines()[0]
+    assert "deployment.forecast_summary" in FITS.lines()[0]  # of an older version
 
 
 def test_the_disk_of_a_run_is_forecast(tmp_path: Path) -> None:
@@ -438,7 +441,7 @@ def test_what_was_forecast_is_compared_with_what_was(tmp_path: Path) -> None:
 
 
 def test_the_price_of_a_forecast_is_that_of_its_time() -> None:
-    assert "about 4 min 00 s, so about $0.20, for" in replace(FITS, price_per_hour="$3").lines()[0]
+    assert "deployment.forecast_summary" in replace(FITS, price_per_hour="$3").lines()[0]
 
 
 def test_a_run_that_goes_on_is_forecast_for_the_steps_that_are_left(

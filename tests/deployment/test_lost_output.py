@@ -61,7 +61,7 @@ def test_a_closed_terminal_saves_and_ends_with_129(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["signal"]) == ("stopped", "SIGHUP")
     assert newest_step(run) == summary["steps"] >= 3
-    assert "Go on with: temper train-resume" in (run / OUTPUT_FILE).read_text()
+    assert "deployment.stopped_at_step" in (run / OUTPUT_FILE).read_text()
 
 
 @slow

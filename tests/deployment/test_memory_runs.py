@@ -77,20 +77,20 @@ def test_a_checkpoint_is_exported_with_it_and_in_no_other_format(
     assert main(["export", finished.name, str(folder), *out]) == 0
     card = (folder / "README.md").read_text()
     assert "| trained | all weights, with what the extension memory has added |" in card
-    assert "temper ask FOLDER" in card
+    assert "deployment.card_load_extensions" in card
     assert "AutoModelForCausalLM" not in card  # which would leave the memory out
     exported, kept = (load_file(one / ADDED_WEIGHTS) for one in (folder, finished / "final"))
     assert exported.keys() == kept.keys()
     assert all(bool((exported[name] == kept[name]).all()) for name in kept)
     for words, sentence in (
-        (["--as", "merged"], "has weights of extensions (memory), which no other format holds"),
-        (["--bits", "16"], "without --as, --bits and --format"),
+        (["--as", "merged"], "deployment.export_extension_weights"),
+        (["--bits", "16"], "deployment.export_extension_weights"),
     ):
         capsys.readouterr()
         assert main(["export", finished.name, str(tmp_path / "x"), *words, *out]) == 2
         assert sentence in " ".join(capsys.readouterr().err.split())
     assert main(["export", finished.name, "--push-to-hub", "me/it", *out]) == 2
-    assert "would get the model without them" in " ".join(capsys.readouterr().err.split())
+    assert "deployment.publish_extension_weights" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_next_training_begins_with_it(finished: Path, tmp_path: Path) -> None:
@@ -111,6 +111,8 @@ def test_a_forecast_counts_its_weights(tmp_path: Path) -> None:
 
 def test_several_processes_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     config = DeploymentConfig(**small_settings(tmp_path, **MEMORY), num_processes=2)
-    with pytest.raises(ValueError, match=r"num_processes = 2: memory .* give num_processes = 1"):
+    with pytest.raises(
+        ValueError, match=r"config\.added_weights_on_processes.*count=2.*names=memory"
+    ):
         deploy(config)
     assert not (tmp_path / "runs").exists()

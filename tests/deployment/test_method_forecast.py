@@ -38,11 +38,11 @@ def test_a_run_by_trl_is_forecast_before_its_first_step_and_compared_at_its_end(
     assert in_fork(trained) == 0
     lines = (tmp_path / "lines.txt").read_text().splitlines()
     line, fits = next(two for two in pairwise(lines) if "Forecast" in two[0])
-    assert "for 20 steps" in line
+    assert "deployment.training_starts" in line
     assert " EUR, for" in line
-    assert "on disk" in line
-    assert fits.startswith("It fits into this session, which ends in 2 h")
-    assert lines.index(line) < lines.index("Training for 20 steps; Ctrl-C saves and stops")
+    assert "deployment.forecast_summary" in line
+    assert fits.startswith("deployment.forecast_fits")
+    assert lines.index(line) < lines.index("deployment.training_starts")
     run = run_folder(config)
     summary = read_summary(RunDirectory(run))
     rows = {row["what"]: row for row in summary["forecast"]}
@@ -63,7 +63,7 @@ def test_it_is_measured_without_a_run(tmp_path: Path, saved_llama: Path) -> None
         measured = forecast(config)
         assert measured.num_steps == 8
         assert measured.has_growing_answers
-        assert "longer answers than the first ones" in measured.lines()[0]
+        assert "deployment.forecast_growing_answers" in measured.lines()[0]
         assert not (tmp_path / "runs").exists()
 
     assert in_fork(measured_alone) == 0
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     config = configuration("dpo", tmp_path, saved_llama)
 
     def refused() -> None:
-        with pytest.raises(DoesNotFitError, match=r"a micro-batch takes .* GiB"):
+        with pytest.raises(DoesNotFitError, match=r"methods\.micro_batch_too_large"):
             TrainingDeployment(config, lambda line: None).run()
 
     assert in_fork(refused) == 0

@@ -53,9 +53,9 @@ def test_what_was_measured_before_and_after_is_kept(tmp_path: Path) -> None:
         measured.eval_end(state)
     summary = measured.summary()
     assert (summary["before"], summary["after"]) == ({"eval_loss": 2.0}, {"eval_loss": "NaN"})
-    assert "8 steps are few" in summary["advice"][0]["text"]
+    assert "run.advice_few_steps" in summary["advice"][0]["text"]
     measured.config = DeploymentConfig(training={"max_steps": 8})
-    assert "8 steps are few, less than one epoch" in measured.summary()["advice"][0]["text"]
+    assert "run.advice_less_than_one_epoch" in measured.summary()["advice"][0]["text"]
     state.is_interrupted, state.total_steps = True, 9  # there is more to train
     assert "advice" not in measured.summary()
     other = _Measured(RunDirectory(tmp_path), DeploymentConfig(), began.append)

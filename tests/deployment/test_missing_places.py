@@ -166,7 +166,7 @@ def test_a_finished_run_that_lies_at_the_place_alone_is_not_trained_again(
     shutil.rmtree(run)
     (disk / run.name / "final/SHA256SUMS").unlink()  # killed before the copy's last byte
     _, lines = deploy(config())
-    assert any("going on from step 2" in line for line in lines)
+    assert any("deployment.resuming_from_step" in line for line in lines)
     assert is_whole_at(disk, run)
     assert file_sha256(disk / run.name / "final/model.safetensors") == weights
 
@@ -180,7 +180,7 @@ def test_a_typing_mistake_is_found_before_the_first_step(
     arguments = ["train", "--config", str(tmp_path / "config.yaml"), "--backup-place", str(place)]
     assert main([*arguments, *flags]) == ExitCode.WRONG_INPUT
     (line,) = capsys.readouterr().err.splitlines()
-    assert "dsik is not there (check the path, mount the disk" in line
+    assert "backup.destination_unusable" in line
     assert "--allow-missing-place" in line
     assert runs_of(tmp_path) == []
 
@@ -213,7 +213,7 @@ def test_a_resumed_run_notices_that_its_place_is_another_one(
     (run / "summary.json").unlink()  # as if it were not finished
     disk.rename(tmp_path / "away")
     disk.mkdir()
-    with pytest.raises(Exception, match="without its marker"):
+    with pytest.raises(Exception, match=r"backup\.folder_without_marker"):
         deploy(config())
     monkeypatch.chdir(tmp_path)
     named = ["backup", "create", run.name, "--place", str(disk)]
@@ -227,10 +227,10 @@ def test_a_status_whose_copier_was_killed_names_that(tmp_path: Path) -> None:
         "p", "copying", newest_step=4, newest_name="b", in_flight_step=4, total_bytes=9
     )
     write_status(path, copying)
-    assert "on its way, 0 %" in copying.possible_loss(time.time()).text
+    assert "backup.step_in_flight" in copying.possible_loss(time.time()).text
     found = live_status(path)
     assert found.state == GONE
-    assert "on its way" not in (text := found.possible_loss(time.time()).text)
+    assert "backup.step_in_flight" not in (text := found.possible_loss(time.time()).text)
     assert "(step 4 waits); nobody copies at present: the same command goes on" in text
 
 
@@ -246,10 +246,10 @@ def test_a_signal_ends_the_wait_for_a_place_that_went_away(
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("Waiting for the backup"):
+        if line.startswith("run.waiting_for_backup"):
             break
     process.send_signal(number)
     out, _ = process.communicate(timeout=120)  # of the 600 s that it would wait
     assert process.returncode == ExitCode.NOT_CONFIRMED
-    assert "Not waiting any longer" in out
+    assert "run.backup_continues_unattended" in out
     assert "NOT SAFE YET" in out

@@ -86,7 +86,10 @@ def test_a_run_whose_disk_is_gone_comes_back_from_its_place_and_goes_on(
     place = str(tmp_path / "place")
     run = Path(temper.train(**settings, backup_place=place)["paths"]["run"])
     shutil.rmtree(run.parent)
-    with pytest.raises(ValueError, match=r"'nobody' is not in runs, and at .*known: " + run.name):
+    with pytest.raises(
+        ValueError,
+        match=r"deployment\.named_run_not_found.*name=nobody.*output_dir=runs" + run.name,
+    ):
         temper.resume("nobody", backup_place=place)
     temper.resume(run.name, backup_place=place, max_steps=5, accept=["max_steps"])
     assert [step for step, _ in losses(run)] == [1, 2, 3, 4, 5]
@@ -105,14 +108,17 @@ def test_a_run_whose_disk_is_gone_comes_back_from_its_place_and_goes_on(
         (lambda: temper.train("nothing.jsonl"), "nothing.jsonl"),
         (lambda: temper.train(preset="quik"), "quick"),
         (lambda: temper.train(lerning_rate=1e-3), "unknown keyword .* did you mean 'learning_rate"),
-        (lambda: temper.resume(data="rows.jsonl"), "no run in runs"),
+        (lambda: temper.resume(data="rows.jsonl"), "monitoring.no_runs"),
         (
             lambda: temper.resume("any", accept=["max_stepz"]),
             r'^accept=\["max_stepz"\]: .*max_steps',
         ),
         (lambda: temper.resume("nothing"), "nothing"),
         (lambda: temper.evaluate("nothing", "nothing.jsonl"), "nothing"),
-        (lambda: temper.evaluate("embedded", "nothing.jsonl", max_steps=3), "max_steps has no eff"),
+        (
+            lambda: temper.evaluate("embedded", "nothing.jsonl", max_steps=3),
+            "evaluation.flag_no_effect",
+        ),
     ],
     ids=["data", "preset", "setting", "newest", "accepted", "run", "model", "unused"],
 )
@@ -134,13 +140,13 @@ def test_what_it_is_to_be_given_can_be_typed(
         lambda: temper.train("faq.csv", max_steps=4),
         lambda: temper.evaluate("embedded", "faq.csv"),
     ):
-        with pytest.raises(ValueError, match="no known shape") as raised:
+        with pytest.raises(ValueError, match=r"data\.in_no_known_shape") as raised:
             call()
         sentence = str(raised.value)
         assert 'set prompt_column="customer says" and answer_column="we_reply"' in sentence
         assert not _OF_OTHERS.search(sentence)
     given = {"prompt_column": "customer says", "answer_column": "we_replied"}
-    with pytest.raises(ValueError, match=r"answer_column: unknown column") as raised:
+    with pytest.raises(ValueError, match=r"data\.message") as raised:
         temper.train("faq.csv", max_steps=4, **given)
     assert not _OF_OTHERS.search(str(raised.value))
 

@@ -38,5 +38,5 @@ def test_a_folder_of_runs_that_is_no_utf8_is_refused_before_anything(
     write_rows(folder / "rows.jsonl")
     monkeypatch.chdir(folder)
     assert main(["train", "rows.jsonl", "--no-testing"]) == 2
-    assert "no path of UTF-8 text" in capsys.readouterr().err
+    assert "run.output_dir_not_utf8" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["rows.jsonl"]

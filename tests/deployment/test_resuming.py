@@ -210,7 +210,7 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_directory(tmp_path: Path
 def test_a_run_that_is_trained_right_now_is_not_taken(stopped: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     with only_trainer_of(stopped):
-        with pytest.raises(ValueError, match=r"being trained by process .*--new-run"):
+        with pytest.raises(ValueError, match=r"run\.run_is_being_trained"):
             TrainingDeployment(small_config(tmp_path), say=lines.append).run()
         assert [line for line in lines if "goes on" in line] == []
         other, _ = deploy(small_config(tmp_path, seed=1, max_steps=1))
@@ -224,7 +224,7 @@ def test_a_damaged_run_is_passed_over(
     shutil.rmtree(broken / "checkpoints")  # nothing is left that it could be brought back from
     (broken / "run.json").write_text("{")
     assert deploy(small_config(tmp_path))[0] == stopped
-    assert "broken is passed over" in caplog.text
+    assert "run.unreadable_run_skipped" in caplog.text
 
 
 def test_a_run_that_was_moved_with_its_data_goes_on(
@@ -326,18 +326,18 @@ def test_a_new_run_beside_an_unfinished_one_names_it(
         fresh, lines = deploy(small_config(tmp_path, learning_rate=0.25))
     [named] = [line for line in lines if f"run {stopped.name} of the same data" in line]
     assert fresh != stopped
-    assert "it differs in learning_rate (auto there, 0.25 here): temper train-resume" in named
+    assert "deployment.similar_run_unfinished" in named
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
         other = small_config(tmp_path, learning_rate=0.5)
         other.data.path = str(write_rows(tmp_path / "other.jsonl"))
         _, lines = deploy(other)
-    assert not [line for line in lines if "of the same data" in line]
+    assert not [line for line in lines if "deployment.similar_run_unfinished" in line]
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
         _, lines = deploy(small_config(tmp_path, learning_rate=0.25, mixed_precision="fp32"))
     [named] = [line for line in lines if f"run {fresh.name} of the same data" in line]
-    assert "it differs in mixed_precision (true there, fp32 here): temper" in named
+    assert "deployment.similar_run_unfinished" in named
 
 
 def test_what_is_wrong_with_the_device_comes_before_a_run_that_goes_on(

@@ -119,7 +119,7 @@ def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
     record = json.loads((path / "run.json").read_text())
     assert (record["precision"], record["attention"]) == ("fp32", ATTENTION_NAME)
     assert record["decided"]["training.mixed_precision"]["value"] == "fp32"
-    assert any(line.startswith("training.mixed_precision: fp32 (measured: ") for line in lines)
+    assert any(line.startswith("training.compute_choice_measured") for line in lines)
     measured["bf16", 1] = 0.1  # now it would be the other one
     again, lines = deploy(small_config(tmp_path, num_epochs=1))
     assert again == path
@@ -178,7 +178,7 @@ def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(
         path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
         record = json.loads((path / "run.json").read_text())
         assert record["num_threads"] == record["decided"]["num_threads"]["value"] == 1
-        assert any(line.startswith("CPU threads: 1 of 2 (") for line in lines)
+        assert any(line.startswith("training.compute_choice_measured") for line in lines)
         assert torch.get_num_threads() == 2
         again, _ = deploy(small_config(tmp_path, num_epochs=1))
         assert (again, torch.get_num_threads()) == (path, 2)

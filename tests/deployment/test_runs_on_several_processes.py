@@ -218,7 +218,9 @@ def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
     (tmp_path / "hold").unlink()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    (note,) = (line for line in err.splitlines() if line.startswith("note: the process"))
+    (note,) = (
+        line for line in err.splitlines() if line.startswith("training.restarting_after_loss")
+    )
     assert note == (
         f"note: the process of rank 1 (of 2, pid {ranks['1']}) is gone: it was killed by SIGKILL;"
         f" run {run.name} goes on (restart 1)"
@@ -247,9 +249,11 @@ def test_a_rank_that_is_stopped_is_given_up_and_started_again(
     ranks[rank].send_signal(signal.SIGSTOP)
     _, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
-    (note,) = (line for line in err.splitlines() if line.startswith("note: the process"))
+    (note,) = (
+        line for line in err.splitlines() if line.startswith("training.restarting_after_loss")
+    )
     assert f"the process of rank {rank} (of 2" in note
-    assert note.endswith("goes on (restart 1)")
+    assert note.endswith("training.restarting_after_loss")
     assert "Stopped at" not in err
     (run,) = runs_of(tmp_path)
     assert [step for step, _ in losses(run)] == [*range(1, 49)]

@@ -70,10 +70,10 @@ def test_a_range_has_the_values_between_its_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("train_on=answers,all", "which tokens are measured"),
-        ("embedded_vocab_size=300,400", "which tokens are measured"),
-        ("validation_split=0.1,0.2", "which rows are held out"),
-        ("data_path=a.jsonl,b.jsonl", "which rows are held out"),
+        ("train_on=answers,all", "deployment.search_changes_measured_tokens"),
+        ("embedded_vocab_size=300,400", "deployment.search_changes_measured_tokens"),
+        ("validation_split=0.1,0.2", "deployment.search_changes_held_out_rows"),
+        ("data_path=a.jsonl,b.jsonl", "deployment.search_changes_held_out_rows"),
     ],
 )
 def test_losses_that_cannot_be_compared_are_not_searched(text: str, words: str) -> None:

@@ -55,7 +55,7 @@ def test_a_run_that_gets_a_tower_is_used_like_any_other(
     assert record["model"]["sees"] is True
     assert record["model"]["vision_tower"]["sha256"]
     summary = json.loads((run / "summary.json").read_text())
-    assert "Forecast: about" in out
+    assert "deployment.forecast_summary" in out
     assert summary["after"]["exact_match"]["all"] > summary["before"]["exact_match"]["all"]
     forecast = {row["what"]: row for row in summary["forecast"]}
     assert forecast.keys() >= {"seconds", "peak_memory_bytes", "disk_bytes"}

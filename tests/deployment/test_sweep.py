@@ -120,7 +120,7 @@ def test_the_deadline_ends_the_sweep_and_another_search_is_not_mixed_in(folder: 
     (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
     code, _, error = outcome(folder, *words, *more)
     assert code == 2
-    assert "the data has changed" in error
+    assert "deployment.sweep_data_changed" in error
 
 
 def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
@@ -133,7 +133,7 @@ def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
     assert code == 0, error
     trials = json.loads(output)["trials"]
     assert [one["state"] for one in trials] == ["complete", "complete", "fail", "fail"]
-    assert "even multiple of" in trials[2]["reason"]
+    assert "config.hidden_size_not_divisible" in trials[2]["reason"]
     assert trials[0]["value"] is not None
 
 

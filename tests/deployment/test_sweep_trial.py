@@ -58,7 +58,7 @@ def test_a_trial_that_is_behind_is_pruned_and_a_good_one_is_not(folder: Path) ->
     study.ask(RATE)
     TrialObserver(folder, 6, GOAL).eval_end(evaluated(bad, 5, 3.0))
     assert bad.is_interrupted
-    assert "pruned: held-out loss 3 after 50 % of its training" in str(bad.stop_message)
+    assert "deployment.trial_pruned" in str(bad.stop_message)
     assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 50}
 
 
@@ -82,7 +82,7 @@ def test_a_half_line_of_a_power_cut_is_taken_away(folder: Path) -> None:
     assert path.read_bytes() == whole
     assert len(open_study(folder, GOAL).trials) == 6
     path.write_bytes(whole.replace(b"{", b"[", 1))
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"deployment\.sweep_journal_unreadable"):
         open_study(folder, GOAL)
 
 
@@ -110,9 +110,7 @@ def test_without_optuna_the_command_that_installs_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
-    with pytest.raises(
-        MissingPackageError, match=r"temper sweep needs the package optuna: pip install optuna$"
-    ):
+    with pytest.raises(MissingPackageError, match=r"core\.package_not_installed.*package=optuna"):
         open_study(tmp_path, GOAL)
 
 

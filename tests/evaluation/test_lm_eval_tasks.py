@@ -38,17 +38,17 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 
 def test_the_harness_is_named_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional, "is_installed", lambda package: False)
-    with pytest.raises(MissingPackageError, match=r'lm_eval: pip install "lm_eval>=0\.4'):
+    with pytest.raises(MissingPackageError, match=r"core\.package_not_installed.*package=lm_eval"):
         TaskRequest(("gsm8k",))
 
 
 @pytest.mark.parametrize(
     ("request_of", "words"),
     [
-        ({"names": ()}, "at least one"),
-        ({"names": ("a",), "folder": Path("nowhere")}, "no such folder"),
-        ({"names": ("a",), "limit": 0}, "at least 1 row"),
-        ({"names": ("a",), "num_fewshot": -1}, "0 or more"),
+        ({"names": ()}, "evaluation.no_tasks"),
+        ({"names": ("a",), "folder": Path("nowhere")}, "evaluation.tasks_path_missing"),
+        ({"names": ("a",), "limit": 0}, "evaluation.task_limit_too_small"),
+        ({"names": ("a",), "num_fewshot": -1}, "evaluation.num_fewshot_negative"),
     ],
 )
 def test_what_is_no_request_for_tasks(request_of: dict, words: str) -> None:

@@ -67,7 +67,7 @@ def test_a_write_that_lies_is_found_at_once(lie: str) -> None:
     num_writes = 0
     while (message := error_of(lying := LyingFiles(TWO_VERSIONS, num_writes, lie))) is not None:
         num_writes += 1
-        assert "does not hold what was just written" in message
+        assert "backup.write_not_kept" in message
         assert step_that_loads(lying) == 2
         assert next_save_works(lying)
     assert num_writes == 4  # three classes that changed, and the manifest
@@ -87,7 +87,7 @@ def test_too_little_room_is_reported_before_anything_is_written() -> None:
             return 1000
 
     full = Full(TWO_VERSIONS)
-    assert "make room" in str(error_of(full))
+    assert "backup.no_space_for_checkpoint" in str(error_of(full))
     assert full.files == TWO_VERSIONS
 
 

@@ -321,16 +321,19 @@ def test_h105_what_the_tokenizer_cannot_read_of_a_question_is_named(
             settings = {"path": str(path), "validation_split": 0.0}
             config = DeploymentConfig(data=settings, training={"method": method})
             notes = read_data(config, tokenizer, tmp_path / "bad.jsonl").notes
-        found = [line for line in notes if "no tokens for" in line]
+        found = [line for line in notes if "data.text_without_tokens" in line]
         assert len(found) == bool(number)
-        assert all(line.startswith(f"{number} rows") and "'What is\\n2?'" in line for line in found)
+        assert all(
+            line.startswith(f"{number} rows") and "data.text_decoded_differently" in line
+            for line in found
+        )
     assert TokenSurvival(byte_level_tokenizer(CHATML)).lost_of(["字\n"], "字\n", []) == ""
     ids = tokenizer("What is\n2?")["input_ids"]  # as a template that strips has written it
     assert TokenSurvival(tokenizer).lost_of([" What is\n2? \n"], "What is\n2?", ids)
 
 
 def test_h115_where_no_row_is_left_the_reason_is_given(tmp_path: Path) -> None:
-    reason = r"12 wrong type \(rows.jsonl:1"
+    reason = "data.no_rows_left"
     tokenizer = byte_level_tokenizer(CHATML)
     pairs = [{"prompt": f"{n}?", "chosen": n + 0.5, "rejected": "no"} for n in range(12)]
     path = write_jsonl(tmp_path / "rows.jsonl", pairs)

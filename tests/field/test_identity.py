@@ -207,7 +207,7 @@ def test_what_cannot_be_compared_is_noted_at_the_start(tmp_path: Path) -> None:
         callback = TemperCallback("tiny", settings(tmp_path / name), say=lines.append)
         trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=callback.resume_from())
-        noted[name] = [line for line in lines if "cannot be compared" in line]
+        noted[name] = [line for line in lines if "run.not_compared_on_resume" in line]
         assert bool(facts_of(tmp_path / name / "runs/tiny")["unseen"]) is (name == "unseen")
     assert noted["healthy"] == []
     [line] = noted["unseen"]

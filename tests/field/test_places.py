@@ -107,7 +107,7 @@ def test_f8_a_loss_that_cannot_be_repaired_is_named_and_the_version_before_count
     status = rig.copier.status()
     assert status.confirmed_name == first
     assert second[:12] in str(status.error)
-    assert "does not hold it any more" in str(status.error)
+    assert "backup.cannot_be_copied_again" in str(status.error)
     rig.place.removed.clear()
     third = rig.copy(3)
     assert rig.copier.status().confirmed_name == third
@@ -356,7 +356,7 @@ def test_p3_what_was_not_delivered_stands_in_the_report_and_the_summary(tmp_path
     records = [json.loads(line) for line in (tmp_path / ALERTS_FILE).read_text().splitlines()]
     last = [record for record in records if record["rule"] == "lost_alerts"][-1]
     assert (last["value"], "404" in last["message"]) == (num_lost, True)
-    assert any("did not get to the webhook" in line for line in lines)
+    assert any("monitoring.alert_not_delivered" in line for line in lines)
     assert "SECRET" not in (tmp_path / ALERTS_FILE).read_text()
 
 

@@ -85,7 +85,7 @@ def test_r5_a_stray_quote_joins_no_rows(tmp_path: Path, delimiter: str) -> None:
     good, bad = read(path)
     assert [tuple(row.values.values()) for row in good] == [QUESTIONS[0], *QUESTIONS[4:20]]
     assert [row.line for row in bad] == [3, 3, 3]
-    with pytest.raises(ValueError, match=r"rows\.csv:3.*line 5"):
+    with pytest.raises(ValueError, match=r"data\.quote_spans_rows.*line=5.*num_lines=3"):
         learnt(path, tmp_path / "cache")
     taught, _, _ = learnt(path, tmp_path / "cache", max_bad_rows_percent=50, validation_split=0)
     assert len(taught) == 17
@@ -237,7 +237,7 @@ def test_r5_a_json_line_is_one_row_or_none(
 )
 def test_r5_rows_that_a_document_would_lose_are_refused(tmp_path: Path, document: str) -> None:
     (tmp_path / "rows.json").write_text(document)
-    with pytest.raises(ValueError, match=r"rows\.json:\d+: broken JSON"):
+    with pytest.raises(ValueError, match=r"data\.json_broken.*file=rows\.json"):
         read(tmp_path / "rows.json")
 
 
@@ -390,7 +390,7 @@ def test_r6_of_several_configurations_one_has_to_be_named(tmp_path: Path) -> Non
     (folder / "README.md").write_text(CARD.format(configs=ONE.replace("default", "main") + OTHER))
     files = {"first/a.jsonl": range(10), "second/a.jsonl": range(10, 14)}
     numbered(folder, files | {"third/a.jsonl": range(20, 24), "fourth/a.jsonl": range(30, 40)})
-    with pytest.raises(ValueError, match=r"main.*other \(.*fourth\)"):
+    with pytest.raises(ValueError, match=r"data\.several_configurations"):
         discover(str(folder))
     assert len(values(folder / "fourth")) == 10
     (folder / "README.md").write_text(CARD.format(configs=ONE + OTHER))
@@ -609,7 +609,7 @@ def test_r7_a_cell_of_excel_without_a_value_is_named(tmp_path: Path, cell: str) 
     taught, _, _ = learnt(path, tmp_path / "cache", **settings)
     assert len(taught) == 9
     assert not any(cell in text for text in taught)
-    with pytest.raises(ValueError, match=r"error of Excel|formula"):
+    with pytest.raises(ValueError, match=r"data\.excel_error"):
         learnt(path, tmp_path / "cache", max_bad_rows_percent=1)
 
 
@@ -703,7 +703,7 @@ def test_r15_what_is_no_list_of_literals_is_set_aside(tmp_path: Path, text: str)
 
 
 def test_r15_the_size_of_what_is_printed_is_bounded() -> None:
-    with pytest.raises(ValueError, match="more than"):
+    with pytest.raises(ValueError, match=r"data\.python_text_too_long"):
         parse_python("['" + "a" * 300_000 + "']")
 
 
@@ -742,7 +742,7 @@ def test_r15_an_unknown_ending_is_named_before_anything_is_loaded(tmp_path: Path
         check=False,
     )
     assert done.stdout.split() == ["2", "False"], done.stderr
-    assert "server.log has no ending" in done.stderr
+    assert "data.unknown_file_extension" in done.stderr
 
 
 def test_healthy_rows_are_read_as_before(tmp_path: Path) -> None:
@@ -812,7 +812,7 @@ def test_r5_lists_of_a_document_that_nothing_reads_are_named(
     assert lists_of(path).unread == unread
     notes = about_splits(discover(str(path)), [])
     assert [f"`{key}`" in " ".join(notes) for key in unread] == [True] * len(unread)
-    assert any("not read" in note for note in notes) == bool(unread)
+    assert any("data.rows_of_other_lists_unread" in note for note in notes) == bool(unread)
     path.write_text(f'{{"data": [{PAIR}]}}')
     assert lists_of(path).unread == ()  # it is read again
 

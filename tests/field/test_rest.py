@@ -74,7 +74,7 @@ def test_f15_a_bound_that_nobody_gave_makes_the_question_small(
     trainer.train()
     for record in records(trainer):
         assert record["outcome"] == "answered"
-        assert "of the 16 that were looked at" in record["chosen"]
+        assert "quantum.selected_of_examined" in record["chosen"]
 
 
 def stack_trainings(
@@ -244,7 +244,7 @@ def test_f20_a_change_without_a_step_left_is_named_and_not_recorded(tmp_path: Pa
     ]
     chosen = find_to_resume(run.name, str(run.parent), changes, ["learning_rate"], print)
     resume_run(chosen, ["learning_rate"], lines.append)
-    assert any("learning_rate changes nothing" in line for line in lines)
+    assert any("deployment.accepted_change_without_effect" in line for line in lines)
     assert model_bytes(run / "final") == trained
     assert not json.loads((run / "summary.json").read_text()).get("history")
     again = find_to_resume(run.name, str(run.parent), [], [], print)

@@ -59,10 +59,10 @@ def test_a_frame_shows_everything_that_matters_now(tmp_path: Path) -> None:
         "GPU 0 memory",
         "14.0 of 15.0 GiB",
         "97 % · 71 °C · 65 W",
-        "Checkpoints lie on this machine only",
+        "monitoring.checkpoints_not_backed_up",
         "step 29: 93 % is above 90 %",
         "step 12: spike; went back to step 10 (loss 9)",
-        "Ctrl-C leaves; the training goes on",
+        "monitoring.ctrl_c_exits_watch",
     ):
         assert part in text, part
 
@@ -152,7 +152,7 @@ def test_a_run_that_was_broken_off_is_waited_for_by_who_is_patient_only(tmp_path
         watch(directory, console=console, sleep=enough)
     last = out.getvalue().splitlines()[-1]
     assert last.startswith("Go on where it stopped: temper train-resume")
-    assert last.endswith("; waiting until it does")
+    assert last.endswith("monitoring.waiting_for_resume")
 
 
 def test_a_run_that_was_broken_off_is_shown_with_what_goes_on_with_it(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_run_that_was_broken_off_is_shown_with_what_goes_on_with_it(tmp_path: 
     record = json.loads((directory / "run.json").read_text())
     (directory / "run.json").write_text(json.dumps({**record, "trainer": {}}))
     text = shown(read_view(directory))
-    assert "its own script goes on where it stopped" in text
+    assert "monitoring.next_run_own_script" in text
     assert "train-resume" not in text
 
 
@@ -184,7 +184,7 @@ def test_a_run_without_a_step_is_shown_as_one(tmp_path: Path) -> None:
 
 
 def test_looks_must_have_time_between_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--every must be more than 0"):
+    with pytest.raises(ValueError, match=r"monitoring\.watch_interval_not_positive.*seconds=0"):
         watch(write_run(tmp_path), interval_seconds=0)
 
 

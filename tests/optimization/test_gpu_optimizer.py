@@ -75,7 +75,10 @@ def test_the_precision_is_the_one_requested_or_the_best(
     assert create_gpu_optimizer([], mixed_precision).precision == expected
 
 
-@pytest.mark.parametrize(("wrong", "sentence"), [("fp16", "needs a GPU"), ("fp64", "not 'fp64'")])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [("fp16", "needs a GPU"), ("fp64", "optimization.invalid_mixed_precision")],
+)
 def test_a_precision_that_cannot_be_is_refused(wrong: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         create_gpu_optimizer([], wrong)
@@ -160,7 +163,7 @@ def test_one_process_explains_how_several_gpus_are_used(caplog: pytest.LogCaptur
     caplog.set_level(logging.WARNING)
     optimizer = module.GPUOptimizer([torch.device("cpu"), torch.device("cpu")], "fp32", False)
     optimizer.optimize_model(layers())
-    assert "accelerate launch --multi_gpu" in caplog.text
+    assert "optimization.one_gpu_of_several_used" in caplog.text
 
 
 DISTRIBUTED = """

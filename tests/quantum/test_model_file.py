@@ -68,16 +68,16 @@ def test_the_plain_form_of_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "holds no model as .json files do: Expecting property name"),
-        ("[1]", "it is no JSON object"),
-        ('{"lineer": {}}', "unknown key 'lineer'"),
+        ("{", "quantum.unreadable_model_file"),
+        ("[1]", "quantum.not_a_json_object"),
+        ('{"lineer": {}}', "quantum.unknown_key"),
         ('{"quadratic": [[0, 1]]}', r"\[0, 1\] is no \[variable, variable, number\]"),
-        ('{"linear": {"a": "1"}}', '"1" is no finite number'),
-        ('{"linear": {"a": NaN}}', "NaN is no finite number"),
+        ('{"linear": {"a": "1"}}', "quantum.value_not_finite"),
+        ('{"linear": {"a": NaN}}', "quantum.value_not_finite"),
         ('{"quadratic": [["a", "a", 1]]}', "'a'"),
-        ('{"vartype": "TERNARY"}', "vartype 'TERNARY': give one of BINARY, SPIN"),
-        ('{"type": "BinaryQuadraticModel"}', "holds no model"),
-        ('{"linear": 3}', "holds no model"),
+        ('{"vartype": "TERNARY"}', "quantum.unknown_vartype"),
+        ('{"type": "BinaryQuadraticModel"}', "quantum.unreadable_model_file"),
+        ('{"linear": 3}', "quantum.unreadable_model_file"),
     ],
 )
 def test_wrong_json_is_a_sentence(text: str, sentence: str, tmp_path: Path) -> None:
@@ -92,13 +92,16 @@ def test_wrong_json_is_a_sentence(text: str, sentence: str, tmp_path: Path) -> N
         ({"linear": [1.0]}, "quadratic"),
         ({"quadratic": np.zeros((2, 3))}, r"shape \(2, 3\), not \(n, n\) or \(m,\)"),
         ({"quadratic": [1.0]}, "rows"),
-        ({"quadratic": [1.0], "rows": [0, 1], "columns": [1]}, "different lengths"),
-        ({"quadratic": [1.0], "rows": [0.5], "columns": [1]}, "whole numbers"),
+        ({"quadratic": [1.0], "rows": [0, 1], "columns": [1]}, "quantum.quadratic_lengths_differ"),
+        ({"quadratic": [1.0], "rows": [0.5], "columns": [1]}, "quantum.indices_not_whole_numbers"),
         ({"quadratic": [1.0], "rows": [-1], "columns": [1]}, "from 0"),
         ({"quadratic": np.zeros((2, 2)), "linear": [1.0, 2.0, 3.0]}, r"shape \(3,\)"),
-        ({"quadratic": np.zeros((2, 2)), "variables": ["a", "a"]}, "1 labels for 2"),
-        ({"quadratic": np.full((2, 2), np.inf)}, "no finite number"),
-        ({"quadratic": np.zeros((2, 2)), "lineer": [1.0]}, "unknown array 'lineer'"),
+        (
+            {"quadratic": np.zeros((2, 2)), "variables": ["a", "a"]},
+            "quantum.labels_do_not_match_variables",
+        ),
+        ({"quadratic": np.full((2, 2), np.inf)}, "quantum.coefficient_not_finite"),
+        ({"quadratic": np.zeros((2, 2)), "lineer": [1.0]}, "quantum.unknown_array"),
         ({"quadratic": np.array([[object()]])}, "allow_pickle=False"),
     ],
 )
@@ -125,14 +128,14 @@ def test_a_file_that_was_cut_is_a_sentence_and_never_another_model(tmp_path: Pat
         if whole[end:].strip() == b"":  # only blanks are gone, with which dimod fills up
             assert_same(read_model(tmp_path / "a.bqm"), bqm)
         else:
-            with pytest.raises(ValueError, match="holds no model"):
+            with pytest.raises(ValueError, match=r"quantum\.unreadable_model_file"):
                 read_model(tmp_path / "a.bqm")
 
 
 def test_other_endings_and_no_file_are_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"endings \.bqm, \.npz, \.json"):
+    with pytest.raises(ValueError, match=r"quantum\.unknown_model_file_ending"):
         read_model(tmp_path / "a.pickle")
-    with pytest.raises(ValueError, match="there is no such file"):
+    with pytest.raises(ValueError, match=r"quantum\.model_file_missing"):
         read_model(tmp_path / "a.bqm")
 
 
@@ -142,12 +145,12 @@ def test_numbers_that_are_none_are_refused_in_every_form(name: str, tmp_path: Pa
     with (tmp_path / "a.bqm").open("wb") as file, bqm.to_file() as written:
         file.write(written.read())
     (tmp_path / "a.json").write_text(json.dumps(bqm.to_serializable()))
-    with pytest.raises(ValueError, match="no finite number"):
+    with pytest.raises(ValueError, match=r"quantum\.file_coefficient_not_finite"):
         read_model(tmp_path / name)
 
 
 def test_nobody_is_advised_to_unpickle_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK nothing")
-    with pytest.raises(ValueError, match="no archive of arrays") as refused:
+    with pytest.raises(ValueError, match=r"quantum\.not_a_numpy_archive") as refused:
         read_model(tmp_path / "a.npz")
     assert "pickle" not in str(refused.value)

@@ -31,7 +31,7 @@ def test_a_run_that_has_overfitted_names_the_better_step(tmp_path: Path) -> None
     config = small_config(tmp_path, validation_frequency=2, learning_rate=0.01, num_epochs=8)
     config.data.eval_path = str(tmp_path / "held_out.jsonl")
     run, lines = deploy(config)
-    [line] = [line for line in lines if "has the best held-out" in line]
+    [line] = [line for line in lines if "run.advice_earlier_step_better" in line]
     assert line == lines[-1]
     assert f"temper export {run}@best FOLDER" in line
     assert "@best FOLDER" in (run / "report.html").read_text()
@@ -40,7 +40,7 @@ def test_a_run_that_has_overfitted_names_the_better_step(tmp_path: Path) -> None
 def test_a_run_whose_answers_are_all_wrong_ends_with_advice(tmp_path: Path) -> None:
     config = small_config(tmp_path, num_epochs=4, learning_rate=0.003, validation_prompts=4)
     _, lines = deploy(config)
-    assert lines[-1].startswith("No held-out answer is exactly right after 24 steps; to learn more")
+    assert lines[-1].startswith("run.advice_no_exact_answer")
 
 
 def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_only_a_loss_that_is_clearly_lower_counts(
 ) -> None:
     Store(tmp_path / "checkpoints").commit({}, {}, step=40, score=score)
     text = suggested(tmp_path, 9.0, 4.0)
-    assert ("step 40 has the best held-out loss (3), and the last one 4;" in text) == is_named
+    assert ("run.advice_earlier_step_better" in text) == is_named
     assert suggested(tmp_path, 9.0, 4.0, best_metric="exact_match") == ""
     assert suggested(tmp_path, 9.0, 4.0, num_steps=40) == ""  # it is the end itself
 
@@ -122,7 +122,7 @@ def test_a_number_below_zero_keeps_its_sign(tmp_path: Path) -> None:
         store.commit({}, {}, step=step, score=score)
     for is_greater, words in (
         (True, "(-0.5000), and the last one -2"),
-        (False, "(0.5000), and the last one 2"),
+        (False, "run.advice_earlier_step_better"),
     ):
         text = suggested(tmp_path, 9.0, 4.0, best_metric="my:own", best_is_greater=is_greater)
         assert f"step 40 has the best held-out own {words}" in text

@@ -114,7 +114,7 @@ def test_a_disk_that_refuses_the_seal_costs_nothing(
 ) -> None:
     run.summary_file.mkdir()
     seal(run, {"status": "finished"})
-    assert "was not written again" in caplog.text
+    assert "run.summary_not_updated" in caplog.text
 
 
 def test_a_report_that_cannot_be_drawn_costs_nothing(
@@ -199,7 +199,7 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
     went_on = [{"step": step, "was_killed": step < 80} for step in (0, 60, 80)]
     assert read_summary(run)["went_on"] == went_on
-    words = "; gone on 3 times, last after a stop, from its checkpoint of step 80."
+    words = "monitoring.resumed_times"
     last = f"Finished at step 100, 9.3 s after it last went on{words}"
     assert words_of(run) == last
     steps = [f'{{"step": {step}, "loss": 1.0, "seconds": 30}}\n' for step in (40, 100)]

@@ -86,7 +86,7 @@ def test_a_second_equal_command_is_refused_until_others_find_the_run(tmp_path: P
 def test_another_training_begins_beside_it(tmp_path: Path) -> None:
     first = Beginning(small_config(tmp_path))
     Beginning(small_config(tmp_path, seed=2)).end()
-    with pytest.raises(ValueError, match="is begun by process"):
+    with pytest.raises(ValueError, match=r"run\.same_run_is_starting"):
         Beginning(small_config(tmp_path))
     first.end()
     first.end()

@@ -146,7 +146,7 @@ def pack_path(run: Path, tensor_class: str) -> Path:
 def test_a_damaged_copy_of_run_files_ends_nothing(made: Path, stopped: Path) -> None:
     flip(pack_path(stopped, "files/tokenizer/"))
     output = same_command(made)
-    assert "no training needs it to go on" in output
+    assert "backup.object_not_needed_to_resume" in output
     assert f"going on from step {STOPPED_AT}" in output
     assert_end(made, stopped)
 
@@ -184,7 +184,7 @@ def test_a_record_that_is_nowhere_is_written_anew(made: Path, stopped: Path) -> 
         store.objects.path_of(pack.hash).unlink(missing_ok=True)
     (stopped / "run.json").unlink()
     output = same_command(made)
-    assert "run.json was lost: written anew" in output
+    assert "deployment.run_record_rewritten" in output
     assert_end(made, stopped)
 
 
@@ -204,7 +204,7 @@ def test_a_report_that_a_kill_prevented_is_written(made: Path, finished: Path) -
     del summary["files"]
     write_record(finished / "summary.json", summary)
     (finished / "report.html").write_text("<p>running")
-    assert "report.html was missing, old or damaged: written anew" in same_command(made)
+    assert "deployment.report_rewritten" in same_command(made)
     assert "finished" in (finished / "report.html").read_text()
     assert "note: " not in same_command(made)
 
@@ -226,8 +226,11 @@ def test_what_cannot_be_brought_back_is_named(made: Path, finished: Path) -> Non
     shutil.rmtree(finished / "checkpoints" / "objects")
     flip(finished / "final" / "model.safetensors")
     output = same_command(made)
-    assert "final/model.safetensors was damaged, and cannot be made anew" in output
-    with pytest.raises(DamagedFileError, match=r"model\.safetensors is not what SHA256SUMS"):
+    assert "deployment.model_not_rebuilt" in output
+    with pytest.raises(
+        DamagedFileError,
+        match=r"models\.checksum_mismatch.*files=model\.safetensors.*sums=SHA256SUMS",
+    ):
         answer_questions(finished, ["Reverse 101"])
 
 
@@ -237,7 +240,7 @@ def test_a_damaged_model_is_repaired_before_it_is_read(
     intact = (finished / "final" / "model.safetensors").read_bytes()
     flip(finished / "final" / "model.safetensors")
     repair_model(finished)
-    assert "final/model.safetensors was damaged: made anew" in caplog.text
+    assert "deployment.model_rebuilt" in caplog.text
     assert (finished / "final" / "model.safetensors").read_bytes() == intact
 
 
@@ -246,7 +249,7 @@ def test_train_resume_finds_a_run_without_its_record(
 ) -> None:
     (stopped / "run.json").unlink()
     assert resume(stopped.name, str(made / "runs")) == 0
-    assert "run.json is missing: brought back" in capsys.readouterr().out
+    assert "backup.run_file_restored" in capsys.readouterr().out
     assert_end(made, stopped)
 
 
@@ -256,7 +259,7 @@ def test_exporting_takes_the_tokenizer_that_was_written(
     flip(stopped / "tokenizer" / "tokenizer.json")
     out = str(tmp_path / "out")
     assert main(["export", stopped.name, out, "--output", str(made / "runs")]) == 0
-    assert "tokenizer/tokenizer.json is not what was written" in capsys.readouterr().err
+    assert "backup.run_file_restored" in capsys.readouterr().err
     whole = (made / "finished" / "final" / "tokenizer.json").read_bytes()
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == whole
 

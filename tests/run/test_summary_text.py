@@ -62,7 +62,7 @@ def test_the_end_before_the_last_step_has_its_reason(tmp_path: Path) -> None:
     early = closing_lines(tmp_path, a_summary(tmp_path, **more))
     assert early[0] == "Finished early, at step 126 of 840: it is enough"
     whole = closing_lines(tmp_path, a_summary(tmp_path, **{**more, "steps": 840}))
-    assert not [line for line in whole if "Finished early" in line]
+    assert not [line for line in whole if "run.finished_early" in line]
 
 
 def test_where_the_result_is_shown_already_only_places_follow(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_in_a_notebook_one_is_shown_what_to_do_in_a_cell(
     (tmp_path / "r" / "final").mkdir(parents=True)
     monkeypatch.setattr("infrastructure.run.summary_text.in_notebook_kernel", lambda: True)
     text = "\n".join(closing_lines(tmp_path / "r", a_summary(tmp_path / "r"), True))
-    assert "colab.show_report('r') in a cell" in text
-    assert "colab.ask('r/final', [" in text
+    assert "run.show_report_in_a_cell" in text
+    assert "run.ask_in_a_cell" in text
     assert "temper ask" not in text
     assert "in a browser" not in text
 
@@ -97,10 +97,8 @@ def test_questions_come_with_the_system_prompt_of_the_rows(
     assert [each for each in about if each.endswith(f"{tmp_path / 'final'} --context TEXT")]
     monkeypatch.setattr("infrastructure.run.summary_text.in_notebook_kernel", lambda: True)
     about = closing_lines(tmp_path, a_summary(tmp_path, has_context=True))
-    assert [each for each in about if '["your question\\n\\nits context"]) in a cell' in each]
-    assert """["your question"], system="It's a calculator.") in a cell""" in "\n".join(
-        closing_lines(tmp_path, summary)
-    )
+    assert [each for each in about if "run.ask_in_a_cell" in each]
+    assert "run.ask_in_a_cell" in "\n".join(closing_lines(tmp_path, summary))
 
 
 def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> None:
@@ -109,7 +107,7 @@ def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> No
     lines = closing_lines(tmp_path, a_summary(tmp_path, example=example))
     assert "            h" in lines
     assert "            i" not in lines
-    assert "            … (3 more lines; the report has all)" in lines
+    assert "run.example_lines_omitted" in lines
     assert "  prompt    … (3 more lines; the report has all)" in lines  # the question is its end
     assert "            K" in lines
     assert "            C" not in lines
@@ -122,7 +120,7 @@ def test_a_text_without_line_breaks_is_cut_too(tmp_path: Path) -> None:
     assert max(map(len, lines)) < 500
     assert any("prompt" in line and line.endswith("end") for line in lines)
     assert any("after" in line and "begin" in line for line in lines)
-    assert "            … (2 more lines; the report has all)" in lines
+    assert "run.example_lines_omitted" in lines
 
 
 def test_a_note_never_stands_for_one_line(tmp_path: Path) -> None:
@@ -134,7 +132,7 @@ def test_a_note_never_stands_for_one_line(tmp_path: Path) -> None:
 
 def test_without_held_out_data_nothing_is_claimed(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, before={}, after={}, example=None, num_questions=0)
-    assert "Nothing is held out" in closing_lines(tmp_path, summary)[1]
+    assert "run.nothing_held_out" in closing_lines(tmp_path, summary)[1]
 
 
 def test_only_what_is_there_has_a_place(tmp_path: Path) -> None:

@@ -248,17 +248,17 @@ def test_parts_of_different_configurations_are_refused(
 ) -> None:
     other = config.changed([])
     other.data.max_length = 32
-    with pytest.raises(ValueError, match="trainer and pipeline have different data"):
+    with pytest.raises(ValueError, match=r"training\.pipeline_of_other_data"):
         TrainingContext(context.trainer, DataPipeline(other))
-    with pytest.raises(ValueError, match="trainer and manager have different models"):
+    with pytest.raises(ValueError, match=r"training\.manager_of_other_model"):
         TrainingContext(context.trainer, None, ModelManager(small_config(tmp_path)))
 
 
 def test_without_a_context_it_must_be_clear_which_is_meant(config: DeploymentConfig) -> None:
-    with pytest.raises(ValueError, match="no training is prepared in this process"):
+    with pytest.raises(ValueError, match=r"quantum\.own_loop_ambiguous"):
         should_checkpoint()
     one, other = initialize_training(config), initialize_training(config.changed([]))
-    with pytest.raises(ValueError, match="2 trainings are prepared in this process"):
+    with pytest.raises(ValueError, match=r"quantum\.own_loop_ambiguous"):
         should_optimize()
     assert should_optimize(one) is should_checkpoint(other) is False
 
@@ -668,18 +668,18 @@ def test_the_make_targets_of_003(here: Path, capsys: pytest.CaptureFixture[str])
     (run,) = (here / "output/training").glob("*/run.json")
     capsys.readouterr()
     assert main(["train-resume", "output/training/checkpoint-1", "--run-name", "x"]) == 0
-    assert "going on from step 1" in capsys.readouterr().out
+    assert "deployment.resuming_from_step" in capsys.readouterr().out
     assert main(["train-resume", "output/training/checkpoint-1000"]) == 2
-    assert "has no checkpoint at step '1000'; it has: 0, 1, 2" in capsys.readouterr().err
+    assert "run.no_such_checkpoint" in capsys.readouterr().err
     assert main(["train-resume", "elsewhere/training/checkpoint-1000"]) == 2
-    assert "RUN@1000 names the checkpoint of a run at step 1000" in capsys.readouterr().err
+    assert "run.checkpoint_folder_missing" in capsys.readouterr().err
     assert main(["train-eval", "output/training/final", str(rows)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (heading,) = (line for line in lines if "95 % interval" in line)
     assert run.parent.name.endswith(heading.split()[0])  # the table is of the model that was named
     assert f"Measured on {rows}" in lines
     assert main(["train-eval", "elsewhere/training/final", str(rows)]) == 2
-    assert "a run's model lies in its own folder: runs/RUN/final" in capsys.readouterr().err
+    assert "models.hint_run_model_folder" in capsys.readouterr().err
 
 
 @runs("003 CLI Commands")
@@ -813,7 +813,7 @@ def test_resource_recovery_of_003(tmp_path: Path) -> None:
     (run / "checkpoints/versions" / f"{newest}.json").unlink()
     lines: list[str] = []
     TrainingDeployment(small_config(tmp_path, max_steps=2), say=lines.append).run()
-    assert any("going on from step 1" in line for line in lines)
+    assert any("deployment.resuming_from_step" in line for line in lines)
 
 
 @elsewhere("003 Resource Monitoring", "ResourceMonitor")

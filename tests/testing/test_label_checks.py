@@ -108,10 +108,10 @@ def test_sentences_about_one_example_are_of_one(
     data = subject(folder, tmp_path, "template", rows, validation_split=0)
     texts = {check(data).text for check in (check_isolation, check_accumulation)}
     if num_rows == 1:
-        alone = "the only example has no other one to see"
+        alone = "testing.only_one_example"
         assert texts == {alone, "there is one example, which cannot be split"}
     else:
-        apart = "4 examples in one row do not see each other"
+        apart = "testing.examples_are_isolated"
         assert texts == {apart, "4 examples at once and one by one give the same gradient"}
 
 
@@ -151,7 +151,7 @@ def test_the_largest_token_is_one_that_the_model_knows(
 def test_prompts_that_were_cut_are_not_looked_for(folder: Path, tmp_path: Path) -> None:
     results = found(subject(folder, tmp_path, "template", LONG, over_length="truncate"))
     assert results["prompts"].status == "pass"
-    assert "a question has the same tokens" in results["prompts"].text
+    assert "testing.question_matches" in results["prompts"].text
 
 
 def test_answers_that_were_cut_are_reported(folder: Path, tmp_path: Path) -> None:
@@ -159,12 +159,12 @@ def test_answers_that_were_cut_are_reported(folder: Path, tmp_path: Path) -> Non
     given = subject(folder, tmp_path, "plain", rows, over_length="truncate", max_length=32)
     result = check_ends(given)
     assert result.status == "warn"
-    assert "answers end without '</s>'" in result.text
-    assert "raise data.max_length" in result.remedy
+    assert "testing.answers_without_end" in result.text
+    assert "testing.answers_truncated" in result.remedy
     answers = check_answers(given)
     assert answers.status == "pass"
     assert answers.numbers["num_without_end"] == 32 - round(32 * result.numbers["ended_share"])
-    assert "were cut and have no end" in answers.text
+    assert "testing.answers_trained_some_truncated" in answers.text
 
 
 def long_answers(turns: int = 1) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ def test_where_every_answer_was_cut_the_end_is_never_learnt(folder: Path, tmp_pa
     result = check_ends(subject(folder, tmp_path, "plain", rows, max_length=32))
     assert (result.status, result.numbers["ended_share"]) == ("fail", 0)
     assert result.text == "every answer is cut before its end ('</s>') by data.max_length=32"
-    assert "never learn to stop: raise data.max_length" in result.remedy
+    assert "testing.fit_answer_ends" in result.remedy
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_where_every_answer_was_cut_the_end_is_never_learnt(folder: Path, tmp_pa
         (long_answers(2), {"max_length": 64}),
         ([{"prompt": f"{n}", "completion": "y z " * (40 if n else 2)} for n in range(40)], {}),
     ],
-    ids=["plain text", "all learnt", "an answer before it ends", "one answer ends"],
+    ids=["data.recognized_plain_text", "all learnt", "an answer before it ends", "one answer ends"],
 )
 def test_where_an_end_is_learnt_or_none_is_needed_cut_answers_only_warn(
     folder: Path, tmp_path: Path, rows: list[dict[str, Any]], data: dict[str, Any]
 ) -> None:
     result = check_ends(subject(folder, tmp_path, "template", rows, **{"max_length": 32, **data}))
     assert result.status == "warn", result
-    assert "raise data.max_length" in result.remedy
+    assert "testing.answers_truncated" in result.remedy
 
 
 def with_the_next_token(given: Any) -> Any:
@@ -232,7 +232,7 @@ def test_a_token_after_the_end_of_an_answer_is_seen(
     settings["cache"] = {"directory": str(tmp_path / "other")}
     result = check_answers(Subject(trainer_of(DeploymentConfig(**settings))))
     assert result.status == "fail"
-    assert "'<|user|>' is learnt and not marked by the chat template" in result.text
+    assert "testing.marks_differ_from_template" in result.text
 
 
 @needs_templates
@@ -289,7 +289,7 @@ def test_a_given_template_in_tags_that_the_model_lacks_is_noted_with_what_they_c
     lacking = tokenizer_for("")
     lacking.chat_template = template
     [note] = template_notes(given, lacking)
-    assert "<|im_start|>, <|im_end|>, <think>, </think>, which are no tokens" in note
+    assert "data.template_tags_not_tokens" in note
     knowing, written = tokenizer_for(template), TemplateFormat(lacking)
     text = written.write_whole(Conversation((QUESTION, ANSWER))).text
     more = [len(one(text, add_special_tokens=False)["input_ids"]) for one in (lacking, knowing)]
@@ -298,7 +298,7 @@ def test_a_given_template_in_tags_that_the_model_lacks_is_noted_with_what_they_c
     assert template_notes(given, knowing) == []
     assert template_notes(own, lacking) == []  # the model came with it
     lacking.chat_template = None
-    assert "the model has no chat template" in template_notes(own, lacking)[0]
+    assert "data.model_without_chat_template" in template_notes(own, lacking)[0]
 
 
 def test_rows_that_spell_special_tokens_are_reported_and_stop_nothing(
@@ -307,7 +307,7 @@ def test_rows_that_spell_special_tokens_are_reported_and_stop_nothing(
     rows = [{"prompt": f"{n}", "completion": f"<s> {n} and <s>"} for n in range(40)]
     result = check_answers(subject(folder, tmp_path, "template", rows))
     assert result.status == "warn"
-    assert "40 rows spell special tokens" in result.remedy
+    assert "testing.remove_special_tokens" in result.remedy
 
 
 def test_prompts_are_held_against_the_template_of_the_saved_tokenizer(
@@ -319,7 +319,7 @@ def test_prompts_are_held_against_the_template_of_the_saved_tokenizer(
     tokenizer.chat_template = tokenizer.chat_template.replace("<s>", "<s> ")
     result = check_template(given)
     assert result.status == "fail"
-    assert "up to '<s>' goes on with ' syst" in result.text
+    assert "testing.prompt_differs_after" in result.text
 
 
 def test_a_space_at_the_end_of_the_generation_prompt_is_named(folder: Path, tmp_path: Path) -> None:
@@ -328,12 +328,12 @@ def test_a_space_at_the_end_of_the_generation_prompt_is_named(folder: Path, tmp_
     tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n", "assistant: ")
     result = check_template(given)
     assert result.status == "fail"
-    assert "generation prompt of the chat template ends with a space" in result.text
+    assert "testing.prompt_ends_with_space" in result.text
 
 
 def test_one_answer_is_counted_as_one(folder: Path, tmp_path: Path) -> None:
     row = [{"prompt": "x y", "completion": "z"}]
     results = found(subject(folder, tmp_path, "template", row, validation_split=0.0))
-    assert "of the tokens of 1 example are learnt" in results["labels"].text
-    assert results["end of answers"].text.startswith("the only answer ends with ")
+    assert "testing.trained_token_share" in results["labels"].text
+    assert results["end of answers"].text.startswith("testing.answer_ends_trained")
     assert results["answers"].text == "the only answer is learnt, with its end"

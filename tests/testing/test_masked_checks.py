@@ -82,12 +82,12 @@ def never_hides_the_end(adapter: Any, batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fault", "check", "message"),
     [
-        (shows_what_is_hidden, "labels", "shows tokens that it is to predict"),
-        (predicts_the_next_token, "labels", "not its own or not learnt"),
-        (predicts_the_next_token, "loss", "by the model's logits it is"),
-        (forgets_its_weights, "loss", "by the model's logits it is"),
-        (looks_back_only, "causality", "no token sees those after it"),
-        (never_hides_the_end, "ends", "ends every answer and is never hidden"),
+        (shows_what_is_hidden, "labels", "testing.targets_not_hidden"),
+        (predicts_the_next_token, "labels", "testing.wrong_prediction_targets"),
+        (predicts_the_next_token, "loss", "testing.loss_differs_from_logits"),
+        (forgets_its_weights, "loss", "testing.loss_differs_from_logits"),
+        (looks_back_only, "causality", "testing.attends_to_one_side"),
+        (never_hides_the_end, "ends", "testing.end_token_never_hidden"),
     ],
 )
 def test_a_fault_is_seen(

@@ -108,14 +108,14 @@ def test_each_result_is_reported_as_soon_as_it_is_there(config: DeploymentConfig
 @slow
 def test_a_model_that_became_slower_is_reported(config: DeploymentConfig) -> None:
     subject = subject_of(config)
-    assert "kept as the baseline" in check_speed(subject).text
+    assert "testing.kept_as_baseline" in check_speed(subject).text
     slow_down(subject, SLOW_SECONDS)
     result = check_speed(subject)
     assert result.status == "warn"
     assert "seconds_per_step is" in result.text
     assert "seconds_per_forward is" in result.text
     assert len(earlier_times(subject)) == 1, "a slow measurement became part of the baseline"
-    assert "kept as the baseline" in check_speed(subject, rebaseline=True).text
+    assert "testing.kept_as_baseline" in check_speed(subject, rebaseline=True).text
     (taken,) = earlier_times(subject)
     assert taken["seconds_per_forward"] > SLOW_SECONDS
 
@@ -164,7 +164,7 @@ def test_a_model_without_text_is_checked_as_far_as_it_goes(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("files", "data", "doubt"),
     [
-        ({"rows.jsonl": ROW}, {"path": "rows.jsonl"}, "rows.jsonl holds one row"),
+        ({"rows.jsonl": ROW}, {"path": "rows.jsonl"}, "data.file_has_one_row"),
         ({"README.md": "# Rows"}, {"path": "."}, "holds no data but README.md"),
         ({"rows.jsonl": ROW}, {"path": "rows.jsonl", "accept_small_data": True}, None),
         ({"rows.jsonl": 2 * ROW}, {"path": "rows.jsonl"}, None),

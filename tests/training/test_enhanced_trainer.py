@@ -271,7 +271,7 @@ def test_the_micro_batch_that_fitted_is_begun_with_next_time(
     second.trainer.prepare()
     assert second.trainer.state is not None
     assert second.trainer.state.micro_batch_size == 2
-    assert "micro-batches of 2, not of 4" in caplog.text
+    assert "training.micro_batch_did_not_fit_before" in caplog.text
     other = Training(saved_llama, data_file, lora=True, **settings)
     other.trainer.prepare()
     assert other.trainer.state is not None

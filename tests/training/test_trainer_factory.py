@@ -60,7 +60,7 @@ def test_a_run_takes_what_is_chosen_for_it_and_stays_with_that(
 )
 def test_every_door_refuses_what_cannot_be_carried_out(keywords: dict[str, object]) -> None:
     config = DeploymentConfig(**keywords, device="cpu")
-    sentence = "names none|has no effect"
+    sentence = "config.setting_without_effect"
     with pytest.raises(ValueError, match=sentence):
         TrainerFactory().for_run(config)
     with pytest.raises(ValueError, match=sentence):
@@ -101,7 +101,7 @@ def test_gpus_that_cannot_be_chosen_any_more_are_reported(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
     monkeypatch.setattr(trainer_factory, "_num_gpus", lambda: seen)
-    with pytest.raises(ValueError, match='environment variable CUDA_VISIBLE_DEVICES="1"'):
+    with pytest.raises(ValueError, match=r"training\.visible_devices_too_late.*devices=1"):
         show_gpus(DeploymentConfig(cuda_visible_devices="1"))
     show_gpus(DeploymentConfig())
 
@@ -111,7 +111,7 @@ def test_a_gpu_that_is_not_there_is_no_reason_to_train_on_the_processor(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match="cuda_visible_devices = 3: PyTorch sees no such GPU"):
+    with pytest.raises(ValueError, match=r"config\.visible_device_not_found.*devices=3"):
         show_gpus(DeploymentConfig(cuda_visible_devices="3"))
     show_gpus(DeploymentConfig(cuda_visible_devices="3", device="cpu"))
     show_gpus(load_config())  # the variable is one of all programs

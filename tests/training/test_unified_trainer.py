@@ -190,43 +190,43 @@ def test_targets_that_do_not_count_have_no_influence() -> None:
 @pytest.mark.parametrize(
     ("layers", "batches", "more", "sentence"),
     [
-        ([], None, {}, r"or a list of layers with at least one; this is an empty list"),
-        (Block(), None, {}, "or a list of layers with at least one; this is Block"),
-        ("abc", None, {}, "layer 1 is no torch.nn.Module: str"),
-        ([Block(), 3], None, {}, "layer 2 is no torch.nn.Module: int"),
-        ([Block(), *[Block()] * 2], None, {}, "layer 3 stands in the list twice"),
-        ([torch.nn.ReLU()], None, {}, "the layers have no weights: there is nothing to train"),
-        (None, [], {}, "the data loader gives no batch: there is nothing to train on"),
-        (None, 7, {}, "the data loader is of type int: give a DataLoader, or any list of batches"),
-        (None, ["text"], {}, "a batch of the data loader is a tensor, a pair of .* of type str"),
+        ([], None, {}, "training.invalid_model_layers"),
+        (Block(), None, {}, "training.invalid_model_layers"),
+        ("abc", None, {}, "training.layer_not_a_module"),
+        ([Block(), 3], None, {}, "training.layer_not_a_module"),
+        ([Block(), *[Block()] * 2], None, {}, "training.layer_listed_twice"),
+        ([torch.nn.ReLU()], None, {}, "training.layers_without_weights"),
+        (None, [], {}, "models.data_loader_empty"),
+        (None, 7, {}, "models.not_a_data_loader"),
+        (None, ["text"], {}, "models.batch_type_unknown"),
         (
             [Block(4)],
             None,
             {},
-            r"layer 1 cannot be run on a batch .* \(mat1 .*\): give train_all_layers an embedding",
+            "training.layers_fail_on_batch",
         ),
         (
             None,
             None,
             {"embedding": torch.nn.Embedding(3, WIDTH)},
-            "the embedding cannot be run on a batch of the data loader",
+            "training.layers_fail_on_batch",
         ),
-        (None, None, {"head": torch.nn.Linear(3, 3)}, "the head cannot be run on a batch"),
+        (None, None, {"head": torch.nn.Linear(3, 3)}, "training.layers_fail_on_batch"),
         (
             [torch.nn.Linear(WIDTH, 4), torch.nn.Linear(4, WIDTH)],
             None,
             {},
             r"layer 1 makes \(12, 4\) of \(12, 8\): layers hand hidden states of one shape on;",
         ),
-        ([torch.nn.LSTM(WIDTH, WIDTH)], None, {}, "layer 1 makes .*tuple.* of"),
+        ([torch.nn.LSTM(WIDTH, WIDTH)], None, {}, "training.layer_changes_shape"),
         (
             None,
             [(random(4, WIDTH), random(4, 3))],
             {},
             r"targets of shape \(4, 3\) do not fit what the last layer gives, \(4, 8\)",
         ),
-        (None, [(random(4, WIDTH), ["a"] * 4)], {}, "no tensor: give train_all_layers a loss"),
-        (None, None, {"loss": lambda output, targets: output}, "the loss gives a tensor"),
+        (None, [(random(4, WIDTH), ["a"] * 4)], {}, "models.targets_not_a_tensor"),
+        (None, None, {"loss": lambda output, targets: output}, "models.loss_not_a_scalar"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -245,14 +245,12 @@ def test_what_does_not_fit_is_refused(
 
 def test_settings_for_what_is_not_there_are_refused() -> None:
     inputs = [random(12, WIDTH)]
-    with pytest.raises(
-        ValueError, match="time_step_masking hides tokens of a language model: give"
-    ):
+    with pytest.raises(ValueError, match=r"training\.masking_needs_language_model"):
         UnifiedTrainer(configured(time_step_masking=True)).train_all_layers(inputs, blocks())
-    with pytest.raises(ValueError, match="needs examples of token ids"):
+    with pytest.raises(ValueError, match=r"stackwise\.cache_needs_token_ids"):
         UnifiedTrainer(configured(cache_activations=True)).train_all_layers(inputs, blocks())
     config = TrainingConfig(strategy="progressive", num_epochs=1)
-    with pytest.raises(ValueError, match="the model has 2 layers; give at most 2"):
+    with pytest.raises(ValueError, match=r"stackwise\.more_stacks_than_layers.*num_layers=2"):
         UnifiedTrainer(config).train_all_layers(inputs, blocks(2))
 
 
@@ -342,27 +340,27 @@ IDS = token_ids(4, 8)
     [
         (
             random(2, 3),
-            r"token ids of shape \(batch, length\); the data loader gives float32\[2, 3\]",
+            "training.loader_without_token_ids",
         ),
-        (IDS[0], r"the data loader gives int64\[8\]"),
-        ((IDS[:, :-1], IDS[:, 1:]), "labels stand under their own tokens .* shifted by one"),
+        (IDS[0], "training.loader_without_token_ids"),
+        ((IDS[:, :-1], IDS[:, 1:]), "training.labels_not_aligned"),
         (
             (IDS, torch.ones(4, dtype=torch.long)),
-            r"labels of a batch are of the shape .* int64\[4\]",
+            "training.batch_shapes_differ",
         ),
-        ({"input_ids": IDS, "attention_mask": [1]}, "attention_mask of a batch .* these are list"),
+        ({"input_ids": IDS, "attention_mask": [1]}, "training.batch_shapes_differ"),
         (
             {"input_ids": IDS, "attention_mask": torch.zeros_like(IDS)},
-            "no token of the data loader's rows is to be learnt: all are padding",
+            "training.loader_without_trained_tokens",
         ),
-        ((IDS, torch.full_like(IDS, -100)), "no token of the data loader's rows is to be learnt"),
-        (IDS[:, :1], "no token of the data loader's rows is to be learnt"),
+        ((IDS, torch.full_like(IDS, -100)), "training.loader_without_trained_tokens"),
+        (IDS[:, :1], "training.loader_without_trained_tokens"),
         (
             IDS + VOCAB_SIZE,
             f"gives token .*, and the model knows 0 to {LAST_TOKEN}: use the model's",
         ),
-        (IDS - 50, "gives token -"),
-        (token_ids(2, 129), "a row of 129 tokens, and the model has 128 positions: cut the rows"),
+        (IDS - 50, "training.loader_token_out_of_range"),
+        (token_ids(2, 129), "training.loader_row_too_long"),
     ],
 )
 def test_rows_that_a_model_cannot_learn_are_refused(batch: Any, sentence: str) -> None:
@@ -373,14 +371,14 @@ def test_rows_that_a_model_cannot_learn_are_refused(batch: Any, sentence: str) -
 @pytest.mark.parametrize("name", ["embedding", "head", "loss"])
 def test_a_whole_model_has_its_own_parts(name: str) -> None:
     """An empty `Sequential` counts as given, too."""
-    with pytest.raises(ValueError, match="a whole model has its own embedding, head and loss"):
+    with pytest.raises(ValueError, match=r"training\.whole_model_and_parts"):
         UnifiedTrainer(configured()).train_all_layers(
             [IDS], llama(), **{name: torch.nn.Sequential()}
         )
 
 
 def test_layers_of_a_model_without_it_are_refused_with_what_to_do() -> None:
-    with pytest.raises(ValueError, match="of a model of transformers give the model itself"):
+    with pytest.raises(ValueError, match=r"training\.layers_fail_on_batch"):
         UnifiedTrainer(configured()).train_all_layers(
             [random(2, 5, 32)], list(llama().model.layers)
         )
@@ -561,7 +559,7 @@ def test_another_training_does_not_go_on_here(
 def test_stacks_and_rack_are_saved(is_whole_model: bool, tmp_path: Path) -> None:
     """The rack of a model of transformers is a folder that transformers reads."""
     config = configured(save_rack=True, quantization_enabled=True)
-    with pytest.raises(ValueError, match="save_rack writes the model to a folder: give output_dir"):
+    with pytest.raises(ValueError, match=r"training\.save_rack_needs_folder"):
         UnifiedTrainer(config)
     model: Any = llama() if is_whole_model else blocks()
     batch = IDS if is_whole_model else random(12, WIDTH)
@@ -592,7 +590,7 @@ def test_the_plan_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="infrastructure.training.unified_trainer"):
         UnifiedTrainer(configured()).train_all_layers([IDS], llama())
     assert "Stack-wise training, 2 stacks of 2 layers, one after the other: 4 steps" in caplog.text
-    assert "Cached activations of frozen layers: at most 2.0 KiB" in caplog.text  # 32 tokens of 32
+    assert "stackwise.cached_activations_size" in caplog.text  # 32 tokens of 32
 
 
 def test_nothing_is_saved_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

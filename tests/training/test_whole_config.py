@@ -9,5 +9,5 @@ from infrastructure.training.whole_config import DataPipeline
 
 
 def test_data_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give one as `tokenizer`"):
+    with pytest.raises(ValueError, match=r"training\.texts_without_tokenizer"):
         DataPipeline(DataConfig(path=str(tmp_path)))

@@ -44,6 +44,7 @@ OTHER_VARIABLES = {
     "TEMPER_PYTHON": "environment.sh makes .venv with it",
     "TEMPER_INSTALLER": "environment.sh and colab.install() install with it",
     "TEMPER_PLATFORM": "where a notebook runs, for those who know better",
+    "TEMPER_MESSAGES": "`codes` shows the codes of messages instead of their words",
     "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, for those who know better",
     "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so no setting",
     "APPRISE_URLS": "the addresses of apprise in monitor.alert_sinks; secrets, so no setting",

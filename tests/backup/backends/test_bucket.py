@@ -46,7 +46,7 @@ def test_what_is_written_is_confirmed_by_the_hash_that_the_hub_lists(hub: Hub) -
     assert other.confirm(FILE, Content.of([DATA])) is Evidence.READ_BACK
     assert reads(hub) == 1
     assert hub.tokens_at_storage == {None}
-    with pytest.raises(StorageError, match="does not hold"):
+    with pytest.raises(StorageError, match=r"backup\.read_back_mismatch"):
         other.confirm(FILE, Content.of([DATA[::-1]]))
 
 
@@ -58,10 +58,10 @@ def test_what_the_hub_lists_otherwise_is_not_confirmed(hub: Hub, is_size_kept: b
     files = hub.buckets[BUCKET]
     name, size = files[f"temper/{FILE}"]
     files[f"temper/{FILE}"] = (files["temper/other"][0], size) if is_size_kept else (name, size - 1)
-    with pytest.raises(StorageError, match="does not hold"):
+    with pytest.raises(StorageError, match=r"backup\.uploaded_file_mismatch"):
         place.confirm(FILE, Content.of([DATA]))
     del files[f"temper/{FILE}"]
-    with pytest.raises(StorageError, match="is gone"):
+    with pytest.raises(StorageError, match=r"backup\.uploaded_file_missing"):
         place.confirm(FILE, Content.of([DATA]))
     place.write(FILE, [DATA])
     assert place.confirm(FILE, Content.of([DATA]))
@@ -109,9 +109,11 @@ def test_it_is_made_private_and_one_of_somebody_elses_is_cautioned_about(
     assert place.identify() == "bucket me/backups"
     assert place.caution(tmp_path) is None
     hub.public.add(f"buckets/{BUCKET}")
-    assert "everybody can read" in (place.caution(tmp_path) or "")
+    assert "backup.hub_repository_is_public" in (place.caution(tmp_path) or "")
     hub.failing = {"/batch": 403}
-    with pytest.raises(PermissionError, match="may not do that in me/backups") as caught:
+    with pytest.raises(
+        PermissionError, match=r"backup\.hub_token_lacks_permission.*repo_id=me/backups"
+    ) as caught:
         place.write(FILE, [DATA])
     assert "may write" in place.advice(caught.value)
 
@@ -123,7 +125,7 @@ def test_a_bucket_that_is_not_there_is_named(hub: Hub, monkeypatch: pytest.Monke
     assert opened(hub).advice(caught.value).startswith("check its name")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(OSError, match="no token of the Hub") as caught_too:
+    with pytest.raises(OSError, match=r"backup\.hub_token_missing") as caught_too:
         opened(hub).size(FILE)
     assert caught_too.value.errno == errno.EACCES
 
@@ -132,5 +134,5 @@ def test_the_address_chooses() -> None:
     place = open_place("hf://buckets/me/backups/temper")
     assert (type(place), place.url) == (BucketPlace, "hf://buckets/me/backups/temper")
     for url in ("hf://buckets/me", "hf://buckets/", "hf://buckets/me/x/../y"):
-        with pytest.raises(ValueError, match=r"write hf://buckets/OWNER/NAME \(a bucket\)"):
+        with pytest.raises(ValueError, match=r"backup\.invalid_hub_url.*url=hf://buckets"):
             open_place(url)

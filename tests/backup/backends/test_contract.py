@@ -61,21 +61,21 @@ def test_each_method_names_the_backends_own_error(tmp_path: Path) -> None:
     )
     chunks = place.read(Path("run-1/x"))
     assert next(chunks) == b"x"
-    with pytest.raises(BackendError, match=r"ValueError: bad row at rows_place\.py:22"):
+    with pytest.raises(BackendError, match=r"backup\.backend_raised_wrong_error"):
         next(chunks)
-    with pytest.raises(ValueError, match="leads out"):
+    with pytest.raises(ValueError, match=r"backup\.path_outside_destination"):
         place.write(Path("../x"), [b"x"])
 
 
 def test_one_that_cannot_be_made_is_wrong_input(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"its backend raised DatabaseError: no login at rows_pl"):
+    with pytest.raises(ValueError, match=r"backup\.backend_raised_wrong_error"):
         open_place("rows_place:Rows://refuse")
 
 
 def test_a_run_is_not_begun_with_it(tmp_path: Path) -> None:
     options = BackupConfig(place=f"rows_place:Rows://{tmp_path}/place")
     backup = RunBackup(tmp_path / "run-1/checkpoints", options, run_id="run-1")
-    with pytest.raises(StorageError, match=r"cannot be used: .* raised DatabaseError: no"):
+    with pytest.raises(StorageError, match=r"backup\.destination_unusable"):
         backup.check_place()
 
 

@@ -85,7 +85,7 @@ def test_the_repository_is_private(hub: Hub, place: HubPlace, tmp_path: Path) ->
     place.write(SMALL, [b"{}"])
     assert place.caution(tmp_path) is None
     hub.public.add(REPO)
-    assert "everybody can read" in (place.caution(tmp_path) or "")
+    assert "backup.hub_repository_is_public" in (place.caution(tmp_path) or "")
 
 
 def test_many_files_are_one_commit(hub: Hub, place: HubPlace) -> None:
@@ -122,7 +122,7 @@ def test_what_is_too_large_to_wait_in_memory_goes_from_the_disk(
 @pytest.mark.parametrize("path", [SMALL, LARGE])
 def test_other_bytes_are_not_confirmed_and_can_be_replaced(place: HubPlace, path: Path) -> None:
     place.write(path, [b"x" * len(DATA[path])])
-    with pytest.raises(StorageError, match="does not hold"):
+    with pytest.raises(StorageError, match=r"backup\.read_back_mismatch"):
         place.confirm(path, Content.of([DATA[path]]))
     place.write(path, [DATA[path]])
     assert place.confirm(path, Content.of([DATA[path]]))
@@ -130,7 +130,7 @@ def test_other_bytes_are_not_confirmed_and_can_be_replaced(place: HubPlace, path
 
 def test_what_is_gone_is_to_be_written_again(place: HubPlace) -> None:
     place.write(SMALL, [b"{}"])
-    with pytest.raises(StorageError, match="is gone"):
+    with pytest.raises(StorageError, match=r"backup\.uploaded_file_missing"):
         place.confirm(LARGE, Content.of([b"x"]))
 
 
@@ -141,7 +141,7 @@ def test_a_commit_that_fails_leaves_nothing_and_is_made_again(hub: Hub, place: H
         place.confirm(LARGE, Content.of([DATA[LARGE]]))
     assert "may write" in place.advice(caught.value)
     hub.failing = {}
-    with pytest.raises(StorageError, match="is gone"):
+    with pytest.raises(StorageError, match=r"backup\.uploaded_file_missing"):
         place.confirm(LARGE, Content.of([DATA[LARGE]]))
     place.write(LARGE, [DATA[LARGE]])
     assert place.confirm(LARGE, Content.of([DATA[LARGE]]))
@@ -214,11 +214,11 @@ def test_a_hub_that_does_not_answer_is_not_connected(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("token", "failing", "number", "words"),
     [
-        (None, {}, errno.EACCES, "no token of the Hub is on this machine"),
-        ("hf_other", {}, errno.EACCES, "the Hub does not accept the token"),
-        (TOKEN, {}, errno.ENOENT, "the Hub has no model me/backups that this token may see"),
-        (TOKEN, {"/api/": 403}, errno.EACCES, "the token may not do that in me/backups"),
-        (TOKEN, {"/api/": 503}, errno.ENOTCONN, "has a fault of its own (503)"),
+        (None, {}, errno.EACCES, "backup.hub_token_missing"),
+        ("hf_other", {}, errno.EACCES, "backup.hub_token_rejected"),
+        (TOKEN, {}, errno.ENOENT, "backup.hub_repository_not_found"),
+        (TOKEN, {"/api/": 403}, errno.EACCES, "backup.hub_token_lacks_permission"),
+        (TOKEN, {"/api/": 503}, errno.ENOTCONN, "backup.hub_returned_server_error"),
     ],
 )
 def test_a_refusal_is_one_understandable_line(
@@ -247,13 +247,13 @@ def test_a_refusal_is_one_understandable_line(
     ["hf://", "hf://me", "hf://spaces/me/x/y z", "hf://me/..", "hf://me/x/../y", "hf://a:b@c/d"],
 )
 def test_what_is_no_repository_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="write hf://buckets/OWNER/NAME") as caught:
+    with pytest.raises(ValueError, match=r"backup\.invalid_hub_url.*url=hf:") as caught:
         open_place(url)
     assert "a:b" not in str(caught.value)
 
 
 def test_no_path_leads_out(place: HubPlace) -> None:
-    with pytest.raises(ValueError, match="leads out"):
+    with pytest.raises(ValueError, match=r"backup\.path_outside_destination"):
         place.write(Path("../x"), [b"x"])
 
 

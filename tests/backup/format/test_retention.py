@@ -65,7 +65,7 @@ def test_what_is_not_healthy_is_not_counted() -> None:
 
 
 def test_one_is_too_few() -> None:
-    with pytest.raises(ValueError, match="keep at least 2"):
+    with pytest.raises(ValueError, match=r"backup\.too_few_checkpoints_kept"):
         Retention(1)
 
 

@@ -90,12 +90,12 @@ def test_a_damaged_file_comes_back(
     damage(path)
     [repair] = repairs(run)
     assert repair.what == name
-    assert "brought back from the checkpoint of step 3" in repair.text
+    assert "backup.run_file_restored" in repair.text
     has_tail = name in ("metrics.jsonl", "logs/system/system.jsonl") and damage is not flip
     assert path.read_bytes() == (lines(1, 4) if has_tail else intact)
     is_part = has_tail and is_sealed
     assert repair.outcome is (Outcome.IN_PART if is_part else Outcome.REPAIRED)
-    assert ("is lost" in repair.text) is is_part
+    assert ("backup.later_content_lost" in repair.text) is is_part
 
 
 def test_notes_that_were_added_to_a_record_are_no_damage(run: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_record_that_somebody_has_edited_is_reported(run: Path) -> None:
     text = (run / "run.json").read_text().replace("0.001", "0.009")
     (run / "run.json").write_text(text)
     [repair] = repairs(run)
-    assert "changed by hand" in repair.text
+    assert "core.record_checksum_mismatch" in repair.text
     assert read_record(run / "run.json") == {"configuration": {"learning_rate": 0.001}}
 
 
@@ -131,7 +131,7 @@ def test_a_torn_last_line_is_no_damage_and_one_in_the_middle_is(run: Path) -> No
     path.write_bytes(lines(1, 5) + b"\0\0\0\0\n" + lines(5, 6))
     [repair] = repairs(run)
     assert repair.outcome is Outcome.IN_PART
-    assert "1 later lines could not be read" in repair.text
+    assert "backup.later_lines_unreadable" in repair.text
     assert path.read_bytes() == lines(1, 6)
 
 
@@ -146,7 +146,7 @@ def test_a_copy_that_was_damaged_before_it_was_made_is_not_used(run: Path) -> No
     flip(run / "run.json")
     Store(run / "checkpoints").commit({**WEIGHT, **read_run_files(run)}, {}, step=4)
     repair = next(r for r in repairs(run) if r.what == "run.json")
-    assert "brought back from the checkpoint of step 3" in repair.text
+    assert "backup.run_file_restored" in repair.text
 
 
 def test_a_sealed_file_that_no_version_holds_is_named(run: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_damaged_copy_of_a_run_file_is_no_condition(local: Store) -> None:
     [repair] = repaired(local, None)
     assert repair.outcome is Outcome.LOST
     assert "tokenizer/tokenizer.json" in repair.text
-    assert "no training needs it to go on" in repair.text
+    assert "backup.object_not_needed_to_resume" in repair.text
 
 
 @pytest.mark.parametrize(

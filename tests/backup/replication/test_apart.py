@@ -87,7 +87,7 @@ def test_a_part_that_is_gone_there_keeps_the_manifest_away(
 ) -> None:
     name = commit_with_parts(store, link)
     place.remove(place.written[0])
-    with pytest.raises(CheckpointError, match="of another machine is not at memory:here"):
+    with pytest.raises(CheckpointError, match=r"backup\.foreign_object_missing.*url=memory:here"):
         copied(store, name, place)
     assert not [path for path in place.written if path.parent.name == "versions"]
 
@@ -97,7 +97,7 @@ def test_what_this_machine_lost_of_its_own_is_no_part_of_another_one(
 ) -> None:
     name = commit_with_parts(store, link)
     store.objects.path_of(store.read(name).packs[0].hash).unlink()
-    with pytest.raises(CheckpointError, match="missing here"):
+    with pytest.raises(CheckpointError, match=r"backup\.local_object_missing"):
         copied(store, name, place)
     (damaged,) = verify_all(HERE, store)
     assert damaged.problem is not None
@@ -109,7 +109,7 @@ def test_what_other_machines_wrote_is_no_damage_here_and_is_fetched_to_go_on(
     name = commit_with_parts(store, link)
     assert [found.problem for found in verify_all(HERE, store)] == [None]
     reason = store.newest()[1][0].reason
-    assert "is missing here: another machine has written it to the place" in reason
+    assert "backup.object_only_at_destination" in reason
     (done,) = StoreRepair(store, link.store, place.url).steps()
     assert done.outcome is Outcome.REPAIRED
     assert done.text.startswith("parts of the checkpoint of step 1 that other machines wrote were")
@@ -121,7 +121,7 @@ def test_parts_that_are_lost_are_named(store: Store, link: RemoteSession) -> Non
     commit_with_parts(store, link)
     (lost,) = StoreRepair(store, None).steps()
     assert lost.outcome is Outcome.LOST
-    assert "this checkpoint cannot serve" in lost.text
+    assert "backup.checkpoint_parts_unavailable" in lost.text
 
 
 @pytest.mark.parametrize("num_faults", [FIRST_CALLS, 10**6])
@@ -138,13 +138,13 @@ def test_a_place_that_does_not_answer_is_tried_again_a_few_times(
     if num_faults == FIRST_CALLS:
         assert len(place_apart(link, OTHERS, "sha256", Mock()).packs) == 2
         return
-    with pytest.raises(StorageError, match="memory:here: it does not answer"):
+    with pytest.raises(StorageError, match=r"backup\.upload_not_confirmed.*url=memory:here"):
         place_apart(link, OTHERS, "sha256", Mock())
 
 
 def test_what_is_never_confirmed_is_refused(link: RemoteSession, place: MemoryPlace) -> None:
     place.is_safe = lambda path: False
-    with pytest.raises(StorageError, match="it has confirmed nothing for long"):
+    with pytest.raises(StorageError, match=r"backup\.nothing_confirmed_for_long"):
         place_apart(link, OTHERS, "sha256", Mock())
 
 
@@ -166,7 +166,7 @@ def test_another_machine_writes_to_the_same_place_alone(backup: RunBackup, tmp_p
     assert len([*(tmp_path / "place/run/objects").glob("*/*")]) == 2
     shutil.rmtree(tmp_path / "place")
     (tmp_path / "place").mkdir()  # such as where nothing is mounted
-    with pytest.raises(OSError, match="without its marker"):
+    with pytest.raises(OSError, match=r"backup\.folder_without_marker"):
         settings.link()
 
 

@@ -169,7 +169,7 @@ def test_a_version_that_is_damaged_here_is_passed_over_and_named(rig: Rig) -> No
     rig.settle()
     status = rig.copier.status()
     assert f"version {name[:12]} is not copied" in str(status.error)
-    assert "changed here" in str(status.error)
+    assert "backup.local_file_bytes_changed" in str(status.error)
     assert rig.copier.is_done
     assert rig.manifests_written() == []
     newer = rig.copy(2)

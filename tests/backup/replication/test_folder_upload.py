@@ -83,7 +83,7 @@ def test_of_a_folder_only_the_files_that_are_named(folder: Path) -> None:
     assert {*there(place)} == {"weights", "tokenizer/vocab.txt", SUMS}
     (folder / SUMS).write_text("older")
     assert paths_in(folder) == sorted(folder / name for name in FILES)
-    with pytest.raises(ValueError, match="nothing to publish"):
+    with pytest.raises(ValueError, match=r"backup\.no_files_to_publish"):
         paths_in(folder, ["none"])
 
 

@@ -120,7 +120,7 @@ def test_what_is_not_to_be_seen_is_looked_for_again_and_in_the_end_missing() -> 
     looked.watch(UNSEEN_SECONDS + 10)
     assert looked.files[0].confirmed_at is None, "it was not seen for longer than that"
     assert looked.clock.now - looked.files[0].present_at > MISSING_SECONDS
-    assert "not to be seen" in str(looked.files[0].problem)
+    assert "backup.uploaded_file_disappeared" in str(looked.files[0].problem)
     looked.place.fault = looked._fault
     looked.watch(UNSEEN_SECONDS + 10)
     assert looked.files[0].confirmed_at is not None

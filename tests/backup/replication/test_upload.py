@@ -125,7 +125,7 @@ def test_no_manifest_is_written_to_another_place_than_its_objects(store: Store) 
         store, save(store, 1), link_to(place), before_manifest=another_disk, on_piece=nothing
     )
     OPEN.append(one)
-    with pytest.raises(OSError, match="a folder without its marker") as caught:
+    with pytest.raises(OSError, match=r"backup\.folder_without_marker") as caught:
         run(one)
     assert caught.value.errno == errno.ENOTCONN
     assert len(place.written) == 3
@@ -145,7 +145,7 @@ def test_bytes_that_are_not_those_of_their_name_never_arrive_whole(store: Store)
     for pack in store.read(name).packs:
         path = store.objects.path_of(pack.hash)
         path.write_bytes(bytes(len(path.read_bytes())))
-    with pytest.raises(CheckpointError, match="have changed here"):
+    with pytest.raises(CheckpointError, match=r"backup\.local_file_bytes_changed"):
         run(upload(store, name, link_to(place)))
     assert place.written == []
 
@@ -181,7 +181,7 @@ def test_bytes_that_changed_here_leave_nothing_in_a_folder(store: Store, tmp_pat
     packs = store.read(name).packs
     for pack in packs:
         store.objects.path_of(pack.hash).write_bytes(bytes(pack.size_bytes))
-    with pytest.raises(CheckpointError, match="have changed here"):
+    with pytest.raises(CheckpointError, match=r"backup\.local_file_bytes_changed"):
         run(upload(store, name, link))
     left = [path.name for path in paths_below(tmp_path / "disk") if path.is_file()]
     assert not [file for file in left if any(file.startswith(pack.hash) for pack in packs)]
@@ -526,7 +526,7 @@ def test_a_version_that_is_damaged_there_is_not_committed_here(
     run(upload(store, name, link_to(place)))
     place.files.files[place.written[1]] = bytes(len(place.files.files[place.written[1]]))
     here = Store(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="have changed"):
+    with pytest.raises(CheckpointError, match=r"backup\.object_bytes_changed"):
         fetch_version(Store(Path(RUN), place), name, here, lambda done, total: None)
     assert here.versions() == []
 
@@ -604,7 +604,7 @@ def test_an_upload_that_cannot_begin_holds_no_file_open(tmp_path: Path) -> None:
     manifest = store.read(name := save(store, 1))
     store.objects.path_of(manifest.packs[-1].hash).unlink()
     opening.opened.clear()
-    with pytest.raises(CheckpointError, match="missing here"):
+    with pytest.raises(CheckpointError, match=r"backup\.local_object_missing"):
         upload(store, name, link_to(MemoryPlace()))
     assert len(opening.opened) == len(manifest.packs) - 1
     assert all(file.closed for file in opening.opened)
@@ -624,11 +624,11 @@ def test_a_damaged_copy_of_run_files_may_be_left_out_and_nothing_else(
     (path,) = [path for path in place.files.files if pack.hash in path.name]
     place.files.files[path] = bytes(len(place.files.files[path]))
     remote, here = Store(Path(RUN), place), Store(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="have changed"):
+    with pytest.raises(CheckpointError, match=r"backup\.object_bytes_changed"):
         fetch_version(remote, name, here, lambda done, total: None)
     assert here.versions() == []
     if damaged == "model/w":
-        with pytest.raises(CheckpointError, match="have changed"):
+        with pytest.raises(CheckpointError, match=r"backup\.object_bytes_changed"):
             fetch_version(remote, name, here, lambda done, total: None, run_files=False)
     else:
         fetch_version(remote, name, here, lambda done, total: None, run_files=False)

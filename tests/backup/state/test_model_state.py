@@ -147,5 +147,5 @@ def test_so_many_misfits_are_named_and_the_others_counted(num_more: int) -> None
 def test_what_json_has_not_is_refused() -> None:
     model, optimizer = parts()
     for value in (object(), float("nan"), {1, 2}):
-        with pytest.raises(ValueError, match="cannot be stored"):
+        with pytest.raises(ValueError, match=r"backup\.state_cannot_be_stored"):
             capture(model, optimizer, {"value": value})

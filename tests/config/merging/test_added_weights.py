@@ -13,14 +13,14 @@ MEMORY = {"training.enabled_extensions": ["memory"]}
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"training.method": "dpo"}, "TRL's trainers .* neither train nor save"),
-        ({"model.backend": "unsloth"}, "layers that model.backend unsloth has patched"),
-        ({"training.strategy": "progressive"}, "strategy progressive trains a stack"),
-        ({"training.mode": "blockwise"}, "trains a stack of layers at a time"),
-        ({"training.compile_mode": "default"}, "torch.compile would not see"),
-        ({"training.time_step_masking": True}, "time_step_masking hides tokens"),
-        ({"model.quantization_aware": "int4"}, "saves a second, rounded model"),
-        ({"training.mixed_precision": "fp8"}, "mixed_precision fp8 has no such layers"),
+        ({"training.method": "dpo"}, "config.added_weights_with_trl"),
+        ({"model.backend": "unsloth"}, "config.added_weights_with_unsloth"),
+        ({"training.strategy": "progressive"}, "config.added_weights_with_stacks"),
+        ({"training.mode": "blockwise"}, "config.added_weights_with_stacks"),
+        ({"training.compile_mode": "default"}, "config.added_weights_with_compile"),
+        ({"training.time_step_masking": True}, "config.added_weights_with_masking"),
+        ({"model.quantization_aware": "int4"}, "config.added_weights_with_qat"),
+        ({"training.mixed_precision": "fp8"}, "config.added_weights_with_fp8"),
     ],
 )
 def test_what_cannot_be_together_is_refused(settings: dict[str, Any], sentence: str) -> None:

@@ -19,11 +19,11 @@ def make(*arguments: object) -> object:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"training.strategy": "no_such:X"}, r"training\.strategy: .* no module no_such in "),
+        ({"training.strategy": "no_such:X"}, "core.plugin_module_not_found"),
         ({"training.metrics": "no_such:x,math:sqrt"}, r"training\.metrics: the metric no_such:x"),
         ({"monitor.alert_sinks": "no_such:X"}, r"alert_sinks: the alert sink no_such:X"),
-        ({"model.adapter": "standart"}, r"model\.adapter: .*did you mean 'standard'"),
-        ({"training.enabled_extensions": "quantun"}, r"did you mean 'quantum'.*keyword"),
+        ({"model.adapter": "standart"}, "core.unknown_plugin"),
+        ({"training.enabled_extensions": "quantun"}, "core.unknown_plugin"),
     ],
 )
 def test_what_is_nowhere_is_reported(settings: dict[str, Any], sentence: str) -> None:
@@ -72,6 +72,6 @@ def test_what_only_this_process_knows_is_refused_where_another_needs_it() -> Non
     require_shareable(config)
     with (
         ADAPTERS.registered("local", lambda *arguments: None),
-        pytest.raises(ValueError, match=r"^model\.adapter: .*into a module of its own beside"),
+        pytest.raises(ValueError, match=r"core\.plugin_not_importable"),
     ):
         require_shareable(config)

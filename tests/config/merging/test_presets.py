@@ -109,8 +109,8 @@ def test_a_changed_copy_has_nothing_left_of_another_preset(other: str) -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ({"cell": {"preset": "quik"}}, r"unknown preset 'quik'; did you mean 'quick'.*cell preset"),
-        ({"environment": {"TEMPER_PRESET": "x"}}, r"known: ci, none, quick.*environment TEMPER_PR"),
+        ({"cell": {"preset": "quik"}}, "config.message_2"),
+        ({"environment": {"TEMPER_PRESET": "x"}}, "config.message_2"),
         ({"cell": {"preset": ["quick"]}}, "unknown preset"),
     ],
 )

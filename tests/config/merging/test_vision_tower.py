@@ -16,16 +16,16 @@ TOWER = {
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"training.multimodal.vision_tower": None}, "vision_tower names none"),
-        ({"model.name": "embedded"}, "the embedded model is new and random"),
-        ({"model.quantization": "4bit"}, r"model\.quantization: .* weights as they were"),
-        ({"model.quantization_aware": "int4"}, r"model\.quantization_aware: .* as they were"),
-        ({"model.backend": "unsloth"}, "unsloth loads models of text here"),
+        ({"training.multimodal.vision_tower": None}, "config.vision_encoder_not_set"),
+        ({"model.name": "embedded"}, "config.vision_encoder_on_new_model"),
+        ({"model.quantization": "4bit"}, "config.vision_encoder_needs_full_weights"),
+        ({"model.quantization_aware": "int4"}, "config.vision_encoder_needs_full_weights"),
+        ({"model.backend": "unsloth"}, "config.vision_encoder_with_unsloth"),
         ({"training.method": "dpo"}, r"training\.method = dpo is a trainer of TRL"),
         ({"model.adapter": "dialogue"}, r"model\.adapter=dialogue is not one for pictures"),
-        ({"training.strategy": "curriculum"}, "curriculum has phases of its own"),
-        ({"training.mode": "blockwise"}, "progressive has phases of its own"),
-        ({"training.train_extensions_only": True}, "projector alone in the epochs of"),
+        ({"training.strategy": "curriculum"}, "config.strategy_with_projector_phase"),
+        ({"training.mode": "blockwise"}, "config.strategy_with_projector_phase"),
+        ({"training.train_extensions_only": True}, "config.extensions_only_with_projector"),
     ],
 )
 def test_what_cannot_be_together_is_refused(settings: dict[str, Any], sentence: str) -> None:

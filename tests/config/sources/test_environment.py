@@ -55,7 +55,9 @@ def test_not_disabling(variable: str, text: str) -> None:
 
 
 def test_disabling_needs_a_truth_value() -> None:
-    with pytest.raises(ValueError, match='DISABLE_GPU must be true or false, not "maybe"'):
+    with pytest.raises(
+        ValueError, match=r"config\.invalid_environment_variable.*variable=DISABLE_GPU"
+    ):
         load_config(environment={"DISABLE_GPU": "maybe"})
 
 
@@ -145,7 +147,7 @@ def test_what_looks_like_a_switch_is_reported(name: str) -> None:
 
 def test_several_settings_of_one_name_are_all_named() -> None:
     (note,) = load_config(environment={"MEMORY_LIMIT": "8GB"}).notes()
-    assert "TEMPER_DATA__MEMORY_LIMIT or TEMPER_RESOURCES__GPU__MEMORY_LIMIT does" in note
+    assert "config.unused_environment_variable" in note
 
 
 def test_a_changed_configuration_reports_it_too() -> None:

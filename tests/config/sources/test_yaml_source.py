@@ -99,33 +99,33 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a: 1\nb: 2\na: 3\n", "a.yaml:3: a stands here and in line 1: remove one of them"),
-        ("t:\n  a: 1\n  a: 1\n", "a.yaml:3: t.a stands here and in line 2"),
-        ("- a\n- b\n", "a.yaml:1: `key: value` lines are needed here"),
-        ("just words\n", "a.yaml:1: `key: value` lines are needed here"),
+        ("a: 1\nb: 2\na: 3\n", "config.yaml_duplicate_key"),
+        ("t:\n  a: 1\n  a: 1\n", "config.yaml_duplicate_key"),
+        ("- a\n- b\n", "config.yaml_not_a_mapping"),
+        ("just words\n", "config.yaml_not_a_mapping"),
         ("a: [1,\nb: 2\n", "a.yaml:3: not valid YAML"),
         ("a: 1\n\tb: 2\n", "a.yaml:2: not valid YAML"),
         ("a: 'x\n", "not valid YAML"),
         ("a: !!python/object/apply:os.system [ls]\n", "a.yaml:1: not valid YAML: could not"),
-        ("a: &x\n  b: *x\n", "an anchor that contains itself"),
+        ("a: &x\n  b: *x\n", "config.yaml_recursive_anchor"),
         ("a: 1\nb:\n  <<: 4\n", "a.yaml:3: << takes an anchor of `key: value` lines"),
-        ("b: &b\n  <<: *b\n", "an anchor that contains itself"),
-        ("b: &b [1, *b]\n", "an anchor that contains itself"),
-        ("a: " + "[" * 5000, "a.yaml: nested deeper than 50 levels"),
-        ("a: " + "[" * 60 + "]" * 60, "a.yaml:1: nested deeper than 50 levels"),
-        ("a: " + "{a: " * 5000, "a.yaml: nested deeper than 50 levels"),
+        ("b: &b\n  <<: *b\n", "config.yaml_recursive_anchor"),
+        ("b: &b [1, *b]\n", "config.yaml_recursive_anchor"),
+        ("a: " + "[" * 5000, "config.yaml_too_deep"),
+        ("a: " + "[" * 60 + "]" * 60, "config.yaml_too_deep"),
+        ("a: " + "{a: " * 5000, "config.yaml_too_deep"),
         ("a: " + "9" * 5000, "a.yaml:1: not valid YAML: a number too long"),
-        (laughing("NEW: &NEW [OLD, OLD, OLD]"), "stands for more than 5000 values"),
-        (laughing("NEW: &NEW {a: OLD, b: OLD}"), "stands for more than 5000 values"),
+        (laughing("NEW: &NEW [OLD, OLD, OLD]"), "config.yaml_too_many_values"),
+        (laughing("NEW: &NEW {a: OLD, b: OLD}"), "config.yaml_too_many_values"),
         (
             laughing("NEW: &NEW {<<: [OLD, OLD]}", "{x: 1}"),
-            "stands for more than 5000 values",
+            "config.yaml_too_many_values",
         ),
-        ("#" * (256 << 10) + "\n", "a.yaml has more than 256 KiB"),
+        ("#" * (256 << 10) + "\n", "config.yaml_file_too_large"),
         ("a: *nowhere\n", "a.yaml:1: not valid YAML: found undefined alias"),
-        ("? [a, b]\n: 1\n", "cannot be a key"),
+        ("? [a, b]\n: 1\n", "config.yaml_invalid_key"),
         ("a: 1\n---\nb: 2\n", "a.yaml:2: not valid YAML: but found another document"),
-        (b"a: \xff\xfe\n", "is not UTF-8 text (byte 3): save it as UTF-8"),
+        (b"a: \xff\xfe\n", "config.file_not_utf8"),
         ("a: \x00\n", "not valid YAML"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_broken_file_is_one_sentence_with_its_place(
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no configuration file .*nowhere.yaml"):
+    with pytest.raises(ValueError, match=r"config\.file_not_found"):
         load_config(tmp_path / "nowhere.yaml", environment={})
-    with pytest.raises(ValueError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(ValueError, match=r"config\.file_unreadable"):
         load_config(tmp_path, environment={})

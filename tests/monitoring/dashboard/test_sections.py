@@ -79,7 +79,10 @@ def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
     ("backup", "text"),
     [
         ('{"place": "x", "state": "copying"}', "everything nothing is confirmed yet"),
-        ('{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}', "step 20 is safe"),
+        (
+            '{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}',
+            "monitoring.backup_step_confirmed",
+        ),
     ],
 )
 def test_what_would_be_lost_is_a_tile_where_there_is_a_place(
@@ -87,11 +90,11 @@ def test_what_would_be_lost_is_a_tile_where_there_is_a_place(
 ) -> None:
     directory = write_run(tmp_path)
     with opened(directory) as run:
-        assert "Would be lost now" not in text_of(run)["tiles"]
+        assert "monitoring.at_risk_now" not in text_of(run)["tiles"]
         write_backup(directory, backup)
         run.refresh()
         tiles = text_of(run)["tiles"]
-    assert "Would be lost now" in tiles
+    assert "monitoring.at_risk_now" in tiles
     assert text in tiles
 
 
@@ -141,7 +144,7 @@ def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     assert "Being prepared (process " in text["head"]
     assert "no numbers yet" in text["head"]
     assert text["progress"] == ""
-    assert "the model and the data are prepared and measured" in text["curves"]
+    assert "monitoring.preparing_before_first_step" in text["curves"]
 
 
 def test_problems_are_reported_once_however_often_one_looks(tmp_path: Path) -> None:
@@ -150,7 +153,7 @@ def test_problems_are_reported_once_however_often_one_looks(tmp_path: Path) -> N
     with opened(directory) as run:
         for _ in range(3):
             text = text_of(run)["notices"]
-    assert text.count("1 lines of metrics.jsonl are damaged") == 1
+    assert text.count("monitoring.damaged_lines_skipped") == 1
 
 
 def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_name_that_is_not_listed_opens_nothing(
     write_run(tmp_path, "secret")
     looks = looks_at(tmp_path / "runs")
     for name in ("../secret", str(tmp_path / "secret"), "", "."):
-        with pytest.raises(ValueError, match="there is no run"):
+        with pytest.raises(ValueError, match=r"monitoring\.unknown_run"):
             looks.look(name)
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_cannot_be_shown_gives_the_reason_and_is_logged_once(
     looks = looks_at(tmp_path, clock=clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert "cannot be shown: IsADirectoryError" in looks.look().sections["notices"]
+            assert "monitoring.run_not_shown" in looks.look().sections["notices"]
             clock.now += 100
     assert len(caplog.records) == 1
 

@@ -174,13 +174,13 @@ def test_what_cannot_be_read_is_reported_and_the_rest_is_shown(tmp_path: Path) -
     (directory / "metrics.jsonl").write_text('???\n{"step": 3, "loss": 1.0}\n')
     run = LiveRun(directory)
     assert run.step == 3
-    assert "run.json could not be read" in run.problems[0]
+    assert "monitoring.file_unreadable" in run.problems[0]
     assert run.problems[1] == "1 lines of metrics.jsonl are damaged and left out."
     run.close()
 
 
 def test_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run directory"):
+    with pytest.raises(ValueError, match=r"monitoring\.not_a_run_directory"):
         LiveRun(tmp_path / "nothing")
 
 

@@ -19,7 +19,7 @@ def test_an_empty_directory_is_a_run_without_facts(tmp_path: Path) -> None:
 
 
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run directory"):
+    with pytest.raises(ValueError, match=r"monitoring\.not_a_run_directory"):
         read_small_files(tmp_path / "nothing")
 
 
@@ -29,9 +29,9 @@ def test_damaged_files_are_reported_and_left_out(tmp_path: Path) -> None:
     (tmp_path / CHECKS_FILE).write_text("{}")
     run = read_small_files(tmp_path)
     assert run.files == {}
-    assert "run.json could not be read" in run.problems[0]
-    assert "summary.json is not what a run writes" in run.problems[1]
-    assert "checks.json is not what a run writes" in run.problems[2]
+    assert "monitoring.file_unreadable" in run.problems[0]
+    assert "monitoring.file_content_unexpected" in run.problems[1]
+    assert "monitoring.file_content_unexpected" in run.problems[2]
 
 
 def test_rounds_of_checks_are_the_objects_of_their_file(tmp_path: Path) -> None:

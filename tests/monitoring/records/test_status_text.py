@@ -26,9 +26,9 @@ def facts(copies: dict[str, Any], **summary: Any) -> RunFacts:
     [
         (
             {},
-            "Checkpoints lie on this machine only; the setting backup.place copies them elsewhere",
+            "monitoring.checkpoints_not_backed_up",
         ),
-        ({"place": "drive:x"}, "backup: nothing is confirmed yet at drive:x"),
+        ({"place": "drive:x"}, "monitoring.backup_nothing_confirmed"),
         (SAFE, "backup: step 120 is safe at drive:x; 1 min 30 s of work would be lost now"),
         (
             {**SAFE, "error": "the disk is full"},

@@ -340,7 +340,10 @@ def test_other_data_on_the_way_is_shown_with_what_was_accepted(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("status", "title", "is_first"),
-    [("finished", "What it got over", False), ("failed", "What went wrong", True)],
+    [
+        ("finished", "monitoring.recovered_errors_heading", False),
+        ("failed", "monitoring.errors_and_actions_heading", True),
+    ],
 )
 def test_a_finished_run_begins_with_its_result(
     status: str, title: str, is_first: bool, tmp_path: Path
@@ -356,15 +359,15 @@ def test_a_finished_run_begins_with_its_result(
 
 
 def test_an_empty_directory_gives_a_page(tmp_path: Path) -> None:
-    assert "No step has been logged yet." in page_of(tmp_path).all_text
+    assert "monitoring.no_step_logged_yet" in page_of(tmp_path).all_text
 
 
 def test_damaged_files_are_named_on_the_page(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n???\n')
     text = page_of(tmp_path).all_text
-    assert "run.json could not be read" in text
-    assert "1 lines of metrics.jsonl are damaged" in text
+    assert "monitoring.file_unreadable" in text
+    assert "monitoring.damaged_lines_skipped" in text
 
 
 @pytest.mark.parametrize("wrong", [{"config": [1]}, {"config": {"a": None}}, {"model": "x"}])
@@ -403,9 +406,9 @@ def test_what_went_wrong_and_what_was_done_is_on_the_page(tmp_path: Path) -> Non
     lines = [encode_record({**record, "rows": ["data.jsonl:12", ATTACK]}), b"{torn\n"]
     (errors / "errors.jsonl").write_bytes(b"".join(lines))
     page = Page(write_report(tmp_path).read_text())
-    assert "What went wrong and what was done" in page.all_text
+    assert "monitoring.errors_and_actions_heading" in page.all_text
     assert "went back to step 4" in page.all_text
     assert "data.jsonl:12" in page.all_text
-    assert "1 lines of errors.jsonl are damaged" in page.all_text
+    assert "monitoring.damaged_lines_skipped" in page.all_text
     assert page.count("script") == 1  # our own
     assert page.count("img") == 0

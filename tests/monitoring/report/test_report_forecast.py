@@ -28,7 +28,7 @@ def test_forecast_and_truth_stand_side_by_side(tmp_path: Path) -> None:
     assert "-2.0 %" in html
     assert "time from the first step to the end" in html
     html = page(tmp_path, {"forecast": [{**seconds, "first_step": 60}]})
-    assert "time from step 60, where it went on, to the end" in html
+    assert "monitoring.forecast_time_since_resume" in html
 
 
 def test_what_was_decided_is_shown_with_its_origin(tmp_path: Path) -> None:

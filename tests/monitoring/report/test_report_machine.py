@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_page_has_numbers_curves_and_alerts(run: Path) -> None:
     page = write_report(run).read_text()
-    assert "The machine while it trained" in page
+    assert "monitoring.system_metrics_heading" in page
     assert "GPU 0 (Tesla T4) has 87 °C" in page
     assert "Processor load, %" in page
     assert "GPU temperature, °C" in page
@@ -54,7 +54,7 @@ def test_the_page_has_numbers_curves_and_alerts(run: Path) -> None:
 def test_a_run_without_alerts_is_shown_as_one(tmp_path: Path) -> None:
     monitor = TrainingMonitor(tmp_path, machine=ScriptedMachine(), gpus=ScriptedGpus())
     monitor.stop_monitoring()
-    assert "No alert was raised." in machine_use(read_view(tmp_path))
+    assert "monitoring.no_alerts_raised" in machine_use(read_view(tmp_path))
 
 
 def test_a_run_that_was_not_watched_has_no_section(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_run_that_was_not_watched_has_no_section(tmp_path: Path) -> None:
 def test_a_profile_is_a_table(tmp_path: Path) -> None:
     write_json(tmp_path / PROFILE_FILE, PROFILE)
     shown = machine_use(read_view(tmp_path))
-    assert "Where the time of steps 3 to 4 went" in shown
+    assert "monitoring.profile_heading" in shown
     assert "aten::mm&lt;x&gt;" in shown
     assert "1,200" in shown
     assert "500.0 ms" in shown
@@ -104,5 +104,5 @@ def test_a_pause_has_its_length_and_no_count_of_stops(run: Path) -> None:
     view = read_view(run)
     view["machine"]["pauses"] = [(100.0, 161.0)]
     page = machine_figures(view)
-    assert "It lay still for 1 min 01 s in all" in page
+    assert "monitoring.curves_omit_pauses" in page
     assert "stopped" not in page

@@ -88,8 +88,8 @@ def test_time_steps_and_low_rank_matrices_are_named(tmp_path: Path) -> None:
     page = shown(tmp_path, found)
     assert ">t 0<" in page
     assert ">t 7<" in page
-    assert "time step of the masks" in page
-    assert "low-rank matrices train beside it" in page
+    assert "monitoring.mask_time_step_legend" in page
+    assert "monitoring.low_rank_legend" in page
     assert "adapted planned" in [kind for kind, _ in blocks(page)]
 
 

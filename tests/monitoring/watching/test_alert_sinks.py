@@ -89,7 +89,9 @@ def test_the_webhook_s_address_comes_from_the_environment() -> None:
 
 
 def test_a_webhook_without_an_address_explains_what_to_do() -> None:
-    with pytest.raises(ValueError, match="put its address into the variable ALERT_WEBHOOK_URL"):
+    with pytest.raises(
+        ValueError, match=r"monitoring\.alert_sink_without_address.*variable=ALERT_WEBHOOK_URL"
+    ):
         make_alert_sinks(["webhook"], environment={})
 
 
@@ -143,10 +145,12 @@ def test_an_address_of_apprise_is_never_shown(
     (sink,) = make_alert_sinks(["apprise"], environment={"APPRISE_URLS": SECRET})
     sink.send(alert())
     sink.close()
-    assert "an alert did not get to the apprise" in caplog.text
+    assert "monitoring.alert_not_delivered" in caplog.text
     assert "token-of-mine" not in caplog.text
     bad = {"APPRISE_URLS": f"{SECRET} token-of-mine:wrong"}
-    with pytest.raises(ValueError, match="address 2 in APPRISE_URLS is none") as raised:
+    with pytest.raises(
+        ValueError, match=r"monitoring\.unknown_apprise_address.*number=2.*variable=APPRISE_URLS"
+    ) as raised:
         make_alert_sinks(["apprise"], environment=bad)
     assert "token-of-mine" not in str(raised.value)
 

@@ -79,13 +79,15 @@ def test_a_dead_address_is_reported_by_its_kind_only(caplog: pytest.LogCaptureFi
     sink.send(alert())
     sink.close()
     assert len(caplog.messages) == 1
-    assert "it cannot be reached" in caplog.text
+    assert "monitoring.webhook_unreachable" in caplog.text
     assert "SECRET" not in caplog.text
 
 
 @pytest.mark.parametrize("url", ["", "hooks.slack.com/services/SECRET", "ftp://a/SECRET"])
 def test_what_is_no_web_address_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(ValueError, match="ALERT_WEBHOOK_URL is no web address") as caught:
+    with pytest.raises(
+        ValueError, match=r"monitoring\.webhook_not_a_url.*variable=ALERT_WEBHOOK_URL"
+    ) as caught:
         WebhookAlerts(url)
     assert "SECRET" not in str(caught.value)
 

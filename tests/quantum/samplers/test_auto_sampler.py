@@ -20,14 +20,29 @@ def of_graph(graph: Any) -> dimod.BinaryQuadraticModel:
 @pytest.mark.parametrize(
     ("bqm", "given", "name", "reason"),
     [
-        (random_model(20, 0), {}, "exact", "20 variables: all assignments"),
-        (random_model(21, 0), {}, "dense_annealer", "21 variables, 100 % of their pairs"),
-        (of_graph(networkx.path_graph(500)), {}, "tree_decomposition", "treewidth is at most 1:"),
+        (random_model(20, 0), {}, "exact", "quantum.auto_enumerates_all"),
+        (random_model(21, 0), {}, "dense_annealer", "quantum.problem_density"),
+        (
+            of_graph(networkx.path_graph(500)),
+            {},
+            "tree_decomposition",
+            "quantum.auto_small_treewidth",
+        ),
         (of_graph(networkx.path_graph(500)), {"time_limit": 1.0}, "dense_annealer", "matrix"),
-        (of_graph(networkx.path_graph(500)), {"num_ones": 9}, "dense_annealer", "number of ones"),
+        (
+            of_graph(networkx.path_graph(500)),
+            {"num_ones": 9},
+            "dense_annealer",
+            "quantum.auto_keeps_number_of_ones",
+        ),
         (of_graph(networkx.grid_2d_graph(40, 40)), {}, "dense_annealer", "matrix"),
         (of_graph(networkx.path_graph(9000)), {}, "simulated_annealing", "sparse"),
-        (dimod.BinaryQuadraticModel(30_000, "BINARY"), {}, "simulated_annealing", "too large"),
+        (
+            dimod.BinaryQuadraticModel(30_000, "BINARY"),
+            {},
+            "simulated_annealing",
+            "quantum.auto_too_large_for_matrix",
+        ),
     ],
 )
 def test_size_structure_and_time_decide(

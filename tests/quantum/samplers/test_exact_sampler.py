@@ -37,7 +37,9 @@ def test_a_number_of_ones_is_kept() -> None:
     for ones in range(9):
         found = ExactSampler().sample(bqm, num_ones=ones)
         assert found.first.energy == pytest.approx(least_energy(bqm, ones))
-    with pytest.raises(ValueError, match="num_ones 9: the model has 8"):
+    with pytest.raises(
+        ValueError, match=r"quantum\.exact_num_ones_out_of_range.*num_ones=9.*count=8"
+    ):
         ExactSampler().sample(bqm, num_ones=9)
 
 
@@ -46,7 +48,9 @@ def test_twenty_variables_take_no_time_and_more_are_refused() -> None:
     began = time.process_time()
     assert len(ExactSampler().sample(bqm)) == 1
     assert time.process_time() - began < 3
-    with pytest.raises(ValueError, match=r"21 variables have 2\^21.*at most 20"):
+    with pytest.raises(
+        ValueError, match=r"quantum\.too_many_variables_to_enumerate.*num_variables=21.*limit=20"
+    ):
         ExactSampler().sample(random_model(21, 0))
 
 

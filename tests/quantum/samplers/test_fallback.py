@@ -74,19 +74,21 @@ def test_when_all_fail_each_gives_the_reason_without_its_secret(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sampler = FallbackSampler({"first": Remote({0}), "second": Remote({0})})
-    with pytest.raises(SamplerError, match=r"first: ConnectionError.*second: ConnectionError") as e:
+    with pytest.raises(SamplerError, match=r"quantum\.no_sampler_answered") as e:
         sampler.sample(QUESTION)
     assert SECRET not in str(e.value) + caplog.text
     assert sampler.answered_by == ""
 
 
 def test_a_keyword_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match="knows num_raeds"):
+    with pytest.raises(
+        ValueError, match=r"quantum\.parameter_unknown_to_samplers.*parameters=num_raeds"
+    ):
         chain(set())[0].sample(QUESTION, num_raeds=3)
 
 
 def test_a_chain_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match=r"quantum\.empty_sampler_chain"):
         FallbackSampler({})
 
 

@@ -97,7 +97,7 @@ def test_one_that_hangs_is_ended_at_the_deadline(how: str, bqm: dimod.BinaryQuad
     sampler.start()
     child = psutil.Process(sampler._child.process.pid)  # type: ignore[union-attr]
     began = time.monotonic()
-    with pytest.raises(SamplerError, match="had no answer after 1 s and was ended"):
+    with pytest.raises(SamplerError, match=r"quantum\.sampler_timed_out.*seconds=1"):
         sampler.sample(bqm, time_limit=1)
     assert time.monotonic() - began < MOST_SECONDS
     assert not child.is_running()
@@ -107,14 +107,14 @@ def test_one_that_hangs_is_ended_at_the_deadline(how: str, bqm: dimod.BinaryQuad
     ("how", "sentence"),
     [
         ("fail", r"failed: RuntimeError: solver offline for token=\*\*\*"),
-        ("die", "the process of .* died"),
+        ("die", "quantum.sampler_process_died"),
         ("give_text", "gave a str, not a SampleSet"),
-        ("give_nothing", "gave an empty answer"),
-        ("give_other_variables", "other variables than were asked"),
-        ("give_other_values", "values that are not of a SPIN variable"),
-        ("give_wrong_energies", "told energies that its answers do not have"),
-        ("give_no_energies", "told energies that its answers do not have"),
-        ("fail_when_looked_at", "failed: ConnectionError: the network is away"),
+        ("give_nothing", "quantum.sampler_returned_nothing"),
+        ("give_other_variables", "quantum.answer_for_other_variables"),
+        ("give_other_values", "quantum.sampler_returned_invalid_values"),
+        ("give_wrong_energies", "quantum.sampler_energies_wrong"),
+        ("give_no_energies", "quantum.sampler_energies_wrong"),
+        ("fail_when_looked_at", "quantum.sampler_failed"),
     ],
 )
 def test_nonsense_is_a_sentence(
@@ -129,9 +129,9 @@ def test_nonsense_is_a_sentence(
     ("name", "sentence"),
     [
         ("no_such_module_anywhere:Sampler", "cannot be loaded: there is no module no_such"),
-        (f"{MODULE}:Lacking", "cannot be loaded: .*\\.py has no 'Lacking'"),
+        (f"{MODULE}:Lacking", "quantum.sampler_failed"),
         (f"{MODULE}:NoSampler", "has no method sample"),
-        (f"{MODULE}:Misbehaving", "cannot be made: .*'how'"),
+        (f"{MODULE}:Misbehaving", "quantum.sampler_failed"),
         ("tabbu", "did you mean 'tabu'"),
     ],
 )
@@ -337,6 +337,6 @@ def test_energies_may_be_rounded_as_single_precision_does(error: float, is_refus
     samples = np.array([[1, 1]], dtype=np.int8)
     energies = bqm.energies((samples, ["a", "b"])) + error * 1000.0
     arrays = {"samples": samples, "energies": energies, "occurrences": np.array([1])}
-    refused = pytest.raises(SamplerError, match="told energies")
+    refused = pytest.raises(SamplerError, match=r"quantum\.sampler_energies_wrong")
     with refused if is_refused else contextlib.nullcontext():
         _checked("it", bqm, {"vartype": "SPIN", "info": {}}, arrays)

@@ -31,7 +31,7 @@ def test_fp16_on_a_cpu_is_refused() -> None:
 
 
 def test_fp8_needs_a_gpu_that_has_it() -> None:
-    with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.9"):
+    with pytest.raises(ValueError, match=r"core\.fp8_needs_newer_gpu"):
         choose_precision("fp8", CPU)
 
 
@@ -50,7 +50,7 @@ def test_only_fp16_scales_gradients() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert choose_device("auto").type == "cpu"
-    with pytest.raises(ValueError, match="sees no GPU"):
+    with pytest.raises(ValueError, match=r"core\.pytorch_sees_no_gpu"):
         choose_device("cuda")
 
 

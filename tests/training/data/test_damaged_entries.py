@@ -115,7 +115,7 @@ def _check_next_run(
         assert may_be_reported
         begin, _, end = str(error).partition(" was damaged on the disk (")
         assert begin == f"the prepared data in {entry}"
-        assert end.endswith("): delete this folder and resume; it is made again")
+        assert end.endswith("data.prepared_data_damaged")
         shutil.rmtree(entry)
         assert everything(opened()) == first
         return

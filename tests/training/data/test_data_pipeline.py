@@ -279,9 +279,9 @@ def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
         shares = Counter("rare" if _number(t) % 10 == 0 else "common" for t in epoch(prepared))
         assert shares["rare"] + shares["common"] == prepared.num_examples
         assert abs(shares["rare"] - shares["common"]) <= 1
-    with pytest.raises(ValueError, match=r"data\.balance_by draws .*data\.streaming cannot"):
+    with pytest.raises(ValueError, match=r"data\.balance_with_streaming"):
         pipeline(data, cache, balance_by="task", streaming=True).prepare()
-    with pytest.raises(ValueError, match=r"data\.balance_by: unknown column 'tusk'.*'task'"):
+    with pytest.raises(ValueError, match=r"data\.message.*setting=data\.balance_by"):
         pipeline(data, cache, balance_by="tusk").prepare()
 
 
@@ -312,9 +312,7 @@ def test_an_augmentation_that_cannot_be_used_leaves_the_row(data: Path, cache: P
         assert epoch(blown) == epoch(pipeline(data, cache))
     finally:
         unregister_augmentation("blow_up")
-    with pytest.raises(
-        ValueError, match=r"data\.augmentation: unknown augmentation 'blow_up', and"
-    ):
+    with pytest.raises(ValueError, match=r"data\.unknown_augmentation"):
         pipeline(data, cache, augmentation="blow_up").prepare()
 
 
@@ -329,7 +327,7 @@ def test_chat_templates_come_from_text_or_file(data: Path, tmp_path: Path, cache
         prepared.tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_end|>")
     )
     assert prepared.stop_token_ids == sorted([eos, end])
-    with pytest.raises(ValueError, match=r"data\.chat_template: 'chat' is no file"):
+    with pytest.raises(ValueError, match=r"data\.invalid_chat_template.*value=chat"):
         pipeline(data, cache, chat_template="chat")
 
 
@@ -361,7 +359,7 @@ def test_a_folder_of_mixed_shapes_is_refused_with_the_files(tmp_path: Path, cach
     write_jsonl(
         tmp_path / "data" / "b.jsonl", [{"instruction": "a", "output": str(n)} for n in range(10)]
     )
-    sentence = r"a\.jsonl and 1 more: .*different shapes.*a\.jsonl:1\).*output; b\.jsonl:1\)"
+    sentence = "data.unrecognized_file"
     with pytest.raises(ValueError, match=sentence):
         pipeline(tmp_path / "data", cache).prepare()
 

@@ -134,13 +134,13 @@ def test_examples_are_as_long_as_the_model_sees_unless_a_length_is_given(
         assert config.data.max_length == 128
         assert config.source("data.max_length").place == "by the model's positions"
         [note] = config.notes()
-        assert note.startswith("data.max_length is 128 instead of 512")
+        assert note.startswith("data.max_length_lowered")
         make_ready(config)
         assert (config.data.max_length, config.notes()) == (128, [note])
     given = ready(**{"model.name": str(model), "data.max_length": 500}, **rows)
     assert given.data.max_length == 500  # which is refused where the model is loaded
     assert ready(**{"model.embedded.max_positions": 64}).data.max_length == 64
-    with pytest.raises(ConfigurationError, match="more than the embedded model can see"):
+    with pytest.raises(ConfigurationError, match=r"config\.max_length_exceeds_model"):
         ready(**{"model.embedded.max_positions": 64, "data.max_length": 100})
 
 
@@ -150,7 +150,7 @@ def test_answers_in_training_leave_half_of_the_length_to_the_prompt() -> None:
     config = DeploymentConfig(**few, **grpo)
     fit_lengths(config, may_fetch=False)
     assert (config.data.max_length, config.training.max_completion_length) == (64, 32)
-    assert config.notes()[-1].startswith("training.max_completion_length is 32 instead of 256")
+    assert config.notes()[-1].startswith("data.completion_length_lowered")
     given = DeploymentConfig(**few, **grpo, **{"training.max_completion_length": 200})
     short = DeploymentConfig(**grpo, **{"data.max_length": 200, "data.path": "my.jsonl"})
     roomy = DeploymentConfig(**grpo, **{"data.path": "my.jsonl"})
@@ -182,7 +182,7 @@ def test_a_training_that_names_no_data_makes_one_quantum_step(tmp_path: Path) ->
     (record,) = records(trainer)
     assert (record["outcome"], record["num_variables"]) == ("answered", 20)
     assert record["num_selected"] == record["num_examples"] - 2
-    assert "18 of the 20 that were looked at" in record["chosen"]
+    assert "quantum.selected_of_examined" in record["chosen"]
     none = {**once, "training.enabled_extensions": []}
     trainer = TrainerFactory().for_run(DeploymentConfig(**TINY, **none))
     assert quantum_extension_of(trainer.hooks.hooks) is None

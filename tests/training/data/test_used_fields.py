@@ -63,7 +63,7 @@ def test_a_message_of_weight_0_is_not_trained_on(tmp_path: Path, train_on: str) 
     rows = [{"messages": [question(n), wrong, question(n + 1), right]} for n in range(20)]
     data = prepared(rows, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM), train_on=train_on)
     lines = data.prepare().lines()
-    assert "20 answers are read and not learnt, as their weight says" in lines
+    assert "data.answers_with_zero_weight" in lines
     texts = learnt_text(data)
     assert texts
     assert not any("Paris" in text for text in texts)
@@ -79,10 +79,12 @@ def test_what_is_not_used_is_named_once_with_what_to_do(tmp_path: Path) -> None:
     ]
     for num_workers in (0, 1):
         data = prepared(rows, tmp_path, byte_level_tokenizer(), num_workers=num_workers)
-        (line,) = [line for line in data.prepare().lines() if "not used" in line]
-        assert line.startswith("columns not used: source, seldom (what the model should see")
+        (line,) = [line for line in data.prepare().lines() if "data.unused_columns" in line]
+        assert line.startswith("data.unused_columns")
         assert "data.context_column" in line
-        (line,) = [line for line in data.report.lines(is_verbose=False) if "not used" in line]
+        (line,) = [
+            line for line in data.report.lines(is_verbose=False) if "data.unused_columns" in line
+        ]
         assert line.endswith("; not used: source, seldom")
         data.close()
 
@@ -107,7 +109,9 @@ def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: 
         (first, second) = [line for line in lines if "rows.jsonl:1" in line]
         is_plain = folder == "plain"
         assert (
-            ("the tokenizer has none" in first) == ("the tokenizer has none" in second) == is_plain
+            ("data.field_needs_chat_template" in first)
+            == ("data.field_needs_chat_template" in second)
+            == is_plain
         )
     reads = tokenizer_for(training_templates()["qwen3"])
     data = prepared(rows, tmp_path / "qwen3", reads)
@@ -128,17 +132,17 @@ def test_a_call_that_the_template_leaves_out_is_refused_though_its_name_is_spell
         ANSWER,
     ]
     data = prepared([{"messages": talk}] * 20, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM))
-    with pytest.raises(ValueError, match=r"message 2 \('capital'\) would not be learned"):
+    with pytest.raises(ValueError, match=r"data\.answer_not_written"):
         data.prepare()
 
 
 def test_what_a_template_adds_by_itself_is_reported(tmp_path: Path) -> None:
     lines = prepared(chats(20), tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM)).prepare().lines()
-    (line,) = [line for line in lines if "where a row has no system message" in line]
+    (line,) = [line for line in lines if "data.template_adds_preamble" in line]
     assert "You are a kind helper of people." in line
     silent = byte_level_tokenizer(DEFAULT_SYSTEM[DEFAULT_SYSTEM.index("{% for") :])
     lines = prepared(chats(20), tmp_path / "silent", silent).prepare().lines()
-    assert not any("system message" in line for line in lines)
+    assert not any("data.template_adds_preamble" in line for line in lines)
 
 
 def test_prepared_data_of_other_labels_is_not_used(
@@ -156,7 +160,7 @@ def test_empty_answers_are_counted(tmp_path: Path) -> None:
     rows = chats(20)
     rows[3]["messages"][1] = {"role": "assistant", "content": ""}
     lines = prepared(rows, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM)).prepare().lines()
-    assert "1 answers are empty: the model learns to say nothing there" in lines
+    assert "data.empty_answers" in lines
 
 
 @needs_templates
@@ -167,8 +171,8 @@ def test_qwen3_learns_every_answer_of_60_conversations(tmp_path: Path) -> None:
     data = prepared(chats(60), tmp_path, tokenizer, max_bad_rows_percent=0)
     report = data.prepare()
     assert report.num_train + report.num_evaluation == 60
-    (line,) = [line for line in report.lines() if "writes an answer otherwise" in line]
-    assert "training template of TRL 1." in line
+    (line,) = [line for line in report.lines() if "data.training_template_used" in line]
+    assert "data.training_template_used" in line
     assert tokenizer.chat_template == own  # what is saved and used
     trls = tokenizer_for(training_templates()["qwen3"])
     encoder = ConversationEncoder(tokenizer_for(own), max_length=500)

@@ -103,8 +103,8 @@ def test_a_rank_that_dies_after_the_training_is_no_loss(tmp_path: Path) -> None:
             "rank 1 (of 2, pid PID) is gone: it ended with exit code 1 (temper: ends with 1);",
         ),
         # asked to end before it had a handler
-        (["1@0:exit=1", "0@0:hang"], "is gone: it ended with exit code 1 (temper: ends with 1);"),
-        (["0@0:exit=75"], "note: rank 1 does not answer;"),
+        (["1@0:exit=1", "0@0:hang"], "training.restarting_after_loss"),
+        (["0@0:exit=75"], "training.restarting_after_loss"),
     ],
 )
 def test_a_lost_process_is_started_again_with_one_sentence(
@@ -117,7 +117,7 @@ def test_a_lost_process_is_started_again_with_one_sentence(
     pid = (tmp_path / f"rank-{rank}@0").read_text() if rank else ""
     (line,) = lines
     assert words.replace("PID", pid) in line
-    assert line.endswith("run run-of-test goes on (restart 1)")
+    assert line.endswith("training.restarting_after_loss")
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_rank_that_a_signal_has_stopped_is_lost(deeds: list[str], tmp_path: Pa
     pid = (tmp_path / f"rank-{deeds[0][0]}@0").read_text()
     (line,) = lines
     assert f"the process of rank {deeds[0][0]} (of 2, pid {pid}) is gone: a signal had" in line
-    assert line.endswith("run run-of-test goes on (restart 1)")
+    assert line.endswith("training.restarting_after_loss")
 
 
 @pytest.mark.usefixtures("short_watch")
@@ -154,7 +154,7 @@ def test_what_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
     agent, lines = agent_of(tmp_path, *deeds, *(f"0@{n}:lose" for n in range(9)))
     assert agent.run() == ExitCode.PROCESS_LOST
     assert len(lines) == 1 + launch.MOST_LOST_IN_VAIN
-    assert "given up, because 4 were lost and nothing new was saved between" in lines[-1]
+    assert "training.too_many_losses" in lines[-1]
     assert not any(lines[-1] == line for line in lines[:-1])
     kept = (tmp_path / "run-of-test/logs/rank-1.txt").read_text().splitlines()
     assert kept == ["temper: ends with 1"] * len(lines)
@@ -226,7 +226,7 @@ def test_a_rank_does_not_wait_long_for_an_agent_that_is_gone(
     monkeypatch.setattr(members, "AGENT_TIMEOUT", timedelta(seconds=1))
     launched = launched_process()
     assert launched is not None
-    with pytest.raises(ProcessLostError, match="the process that started this training is gone"):
+    with pytest.raises(ProcessLostError, match=r"training\.parent_process_gone"):
         members.by_launcher(launched)
 
 

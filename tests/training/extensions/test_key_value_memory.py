@@ -226,15 +226,18 @@ def test_the_next_training_goes_on_with_it(saved_llama: Path, tmp_path: Path) ->
     assert torch.equal(memory_of(asleep).query.weight, memory_of(first).query.weight)
     assert torch.equal(memory_of(asleep).num_stored, stored)
     other = trainer_of(tmp_path / "final", tmp_path, memory={"slots": 9})
-    with pytest.raises(ConfigurationError, match=r"training.memory.slots = 9: .* with slots 5"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"training\.memory_setting_differs.*name=slots.*value=9.*existing=5",
+    ):
         other.initialize_model()
 
 
 @pytest.mark.parametrize(
     ("training", "sentence"),
     [
-        ({"strategy": "progressive"}, "hangs on a whole model"),
-        ({"time_step_masking": True}, "reads what comes before"),
+        ({"strategy": "progressive"}, "config.added_weights_with_stacks"),
+        ({"time_step_masking": True}, "config.added_weights_with_masking"),
     ],
 )
 def test_a_saved_one_is_refused_where_a_new_one_would_be(

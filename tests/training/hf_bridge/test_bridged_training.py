@@ -42,9 +42,9 @@ from tests.training.hf_bridge.tiny_trainer import (
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"world_size": 2}, "one process, and there are 2"),
-        ({"deepspeed": "config.json"}, "with deepspeed or fsdp"),
-        ({"fsdp": ["full_shard"]}, "with deepspeed or fsdp"),
+        ({"world_size": 2}, "trainer.several_processes"),
+        ({"deepspeed": "config.json"}, "trainer.deepspeed_or_fsdp"),
+        ({"fsdp": ["full_shard"]}, "trainer.deepspeed_or_fsdp"),
     ],
 )
 def test_what_lies_in_several_processes_is_refused_before_anything_is_written(
@@ -91,7 +91,7 @@ def test_the_same_name_in_another_training_is_refused_by_what_differs(tmp_path: 
         train(tmp_path, max_steps=2, weight_decay=0.3)
     assert steps_of(tmp_path)[-1] == 2
     _, _, lines = train(tmp_path, max_steps=2, seed=5, accept=["seed"])
-    assert any("finished before" in line for line in lines)
+    assert any("trainer.run_already_finished" in line for line in lines)
     record = json.loads((run_of(tmp_path) / "run.json").read_text())
     assert not record.get("history"), "no step was trained with another seed"
 

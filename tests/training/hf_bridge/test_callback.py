@@ -202,7 +202,7 @@ def test_what_was_never_logged_is_no_number_of_the_summary(tmp_path: Path) -> No
     summary = summary_of(tmp_path)
     assert (summary["status"], summary["steps"]) == ("finished", 3)
     assert not {"loss", "tokens"} & summary.keys()
-    assert "No step was logged" in (run_of(tmp_path) / "report.html").read_text()
+    assert "monitoring.ended_before_first_log" in (run_of(tmp_path) / "report.html").read_text()
 
 
 @pytest.mark.parametrize("max_steps", [8, 6])  # in the middle of an epoch, and at its end
@@ -233,7 +233,7 @@ def test_running_it_again_when_it_is_finished_does_nothing(
         outputs.append(trainer.train(resume_from_checkpoint=callback.resume_from()))
         metrics = (run_of(tmp_path) / "metrics.jsonl").read_bytes()
     assert seen == []
-    assert any("finished before" in line for line in lines)
+    assert any("trainer.run_already_finished" in line for line in lines)
     first, *again = outputs
     assert first.metrics["train_loss"] > 0
     for output in again:
@@ -298,7 +298,7 @@ def test_what_is_not_confirmed_at_the_end_is_reported_and_completed_by_the_same_
     assert (place / "tiny/final/SHA256SUMS").is_file()
     shutil.rmtree(run_of(tmp_path))  # and the place alone gives it back
     trainer, _, lines = train(tmp_path, config=config(60.0), **options)
-    assert any("finished before: nothing is trained" in line for line in lines)
+    assert any("trainer.run_already_finished" in line for line in lines)
     assert not any("going on" in line for line in lines)
     assert trainer.state.global_step == 2
     assert there.read_bytes() == (run_of(tmp_path) / "final/model.safetensors").read_bytes()
@@ -325,7 +325,7 @@ def test_a_signal_saves_and_stops_after_the_step(
     assert trainer.state.global_step == 4
     assert steps_of(tmp_path)[-1] == 4
     assert summary_of(tmp_path)["status"] == "stopped"
-    assert any("run this again to go on" in line for line in lines)
+    assert any("trainer.run_again_to_resume" in line for line in lines)
     assert signal.getsignal(number) == before
     again, _, _ = train(tmp_path, save_strategy="no")
     assert torch.equal(weights(again.model), undisturbed())
@@ -369,7 +369,7 @@ def test_an_error_is_reported_and_the_same_lines_go_on_at_once(
     with pytest.raises(RuntimeError, match="says this test"):
         train(tmp_path, hooks=[At(Event.AFTER_LOSS, 5, fail)])
     trainer, _, lines = train(tmp_path)
-    assert any("going on from step 5" in line for line in lines)
+    assert any("trainer.resuming" in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed())
     errors = read_metrics(run_of(tmp_path) / "logs" / "errors" / "errors.jsonl")
     assert [e["action"] for e in errors] == ["the run stopped"]
@@ -427,13 +427,15 @@ def test_a_plain_trainer_goes_on_from_the_folder_too(
 
 def test_what_changes_the_result_is_refused_by_name_until_it_is_accepted(tmp_path: Path) -> None:
     train(tmp_path, max_steps=4)
-    with pytest.raises(CheckpointError, match=r"max_steps: was 4, is 6.*accept=\['max_steps'\]"):
+    with pytest.raises(CheckpointError, match=r"run\.changed_since_checkpoint"):
         train(tmp_path, max_steps=6)
-    with pytest.raises(CheckpointError, match="takes learning_rate from its checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"trainer\.taken_from_checkpoint.*name=learning_rate"
+    ):
         train(tmp_path, max_steps=4, learning_rate=1.0)
     with pytest.raises(ValueError, match="did you mean 'max_steps'"):
         train(tmp_path, max_steps=6, accept=["max_step"])
-    with pytest.raises(ValueError, match="has no effect"):
+    with pytest.raises(ValueError, match=r"trainer\.accept_without_effect"):
         train(tmp_path, max_steps=6, accept=["learning_rate"])
     trainer, _, lines = train(tmp_path, max_steps=6, accept=["max_steps"])
     assert trainer.state.global_step == 6
@@ -463,7 +465,9 @@ class Weighty(Extension):
 @pytest.mark.parametrize("name", ["memory", "multimodal", f"{__name__}:Weighty", "quantum"])
 def test_extensions_that_a_trainer_cannot_carry_out_are_refused(tmp_path: Path, name: str) -> None:
     config = settings(tmp_path, training={"enabled_extensions": [name]})
-    sentence = "decides what" if name == "quantum" else "adds weights to the model"
+    sentence = (
+        "trainer.quantum_needs_own_loop" if name == "quantum" else "trainer.added_weights_not_saved"
+    )
     with pytest.raises(ValueError, match=rf"{sentence}.*temper train"):
         train(tmp_path, config=config)
 
@@ -472,13 +476,13 @@ def test_training_anew_over_an_old_training_is_refused(tmp_path: Path) -> None:
     train(tmp_path, max_steps=2)
     trainer = trainer_of(tmp_path, max_steps=2)
     trainer.add_callback(TemperCallback("tiny", settings(tmp_path)))
-    with pytest.raises(ValueError, match="has been trained before: go on with"):
+    with pytest.raises(ValueError, match=r"trainer\.run_already_trained"):
         trainer.train()
     late = TemperCallback("tiny", settings(tmp_path))
     trainer = trainer_of(tmp_path, max_steps=2)
     trainer.add_callback(late)
     late.resume_from()
-    with pytest.raises(ValueError, match="goes on from step 2, and this Trainer begins at step 0"):
+    with pytest.raises(ValueError, match=r"trainer\.starts_at_wrong_step.*saved_step=2.*step=0"):
         trainer.train()
 
 
@@ -494,11 +498,11 @@ def test_a_trainer_that_tries_smaller_batches_begins_with_the_weights_it_began_w
     options["save_steps"] = 2
     smaller, _, _ = train(tmp_path / "smaller", **{**options, "per_device_train_batch_size": 3})
     trainer, _, lines = train(tmp_path, hooks=[Full()], auto_find_batch_size=True, **options)
-    assert any("going on from step 0" in line for line in lines)
+    assert any("trainer.resuming" in line for line in lines)
     assert torch.equal(weights(trainer.model), weights(smaller.model))
     assert summary_of(tmp_path)["status"] == "finished"
     options["save_steps"] = 1  # so that the first version is gone by then
-    with pytest.raises(ValueError, match="rotated away: set auto_find_batch_size=False"):
+    with pytest.raises(ValueError, match=r"trainer\.start_checkpoint_rotated"):
         train(tmp_path / "late", hooks=[Full()], auto_find_batch_size=True, **options)
 
 
@@ -532,7 +536,7 @@ def test_a_lora_of_another_shape_is_refused_before_it_is_loaded_into(tmp_path: P
     trainer = trainer_of(tmp_path, lora(3), max_steps=1)
     callback = TemperCallback("tiny", settings(tmp_path))
     trainer.add_callback(callback)
-    with pytest.raises(CheckpointError, match="lora cannot change its shape"):
+    with pytest.raises(CheckpointError, match=r"trainer\.shape_is_fixed.*name=lora"):
         callback.resume_from()
 
 
@@ -564,7 +568,7 @@ def test_a_damaged_version_is_passed_over(
     newest = by_step(CheckpointManager(run_of(tmp_path) / "checkpoints").store)[6]
     newest.write_text("{}")
     trainer, _, lines = train(tmp_path)
-    assert any("going on from step 5" in line for line in lines)
+    assert any("trainer.resuming" in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed())
 
 
@@ -577,10 +581,12 @@ def test_weights_that_are_no_numbers_stop_the_training_and_are_never_gone_on_fro
                 with torch.no_grad():
                     next(iter(state.model.parameters())).view(-1)[0] = float("nan")
 
-    with pytest.raises(TrainingDivergedError, match=r"step 4.*newest good version is of step 3"):
+    with pytest.raises(
+        TrainingDivergedError, match=r"trainer\.weights_not_finite.*step=4.*newest=3"
+    ):
         train(tmp_path, hooks=[Poison()])
     _, _, lines = train(tmp_path, accept=["extensions"])
-    assert any("going on from step 3" in line for line in lines)
+    assert any("trainer.resuming" in line for line in lines)
 
 
 def test_a_trainer_that_needs_its_own_folders_keeps_them(tmp_path: Path) -> None:
@@ -671,11 +677,13 @@ def test_a_name_must_be_a_folders(tmp_path: Path, name: str) -> None:
 def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     config = settings(tmp_path, training={"learning_rate": 0.5, "keep_checkpoints": 3})
     _, _, lines = train(tmp_path, config=config, max_steps=1)
-    notes = [line for line in lines if "has no effect" in line]
+    notes = [line for line in lines if "trainer.setting_without_effect" in line]
     assert notes == [
         "note: training.learning_rate has no effect here: the Trainer's own arguments decide"
     ]
-    (copies,) = {line for line in lines if "lie on this machine only" in line and "Run" in line}
+    (copies,) = {
+        line for line in lines if "monitoring.checkpoints_not_backed_up" in line and "Run" in line
+    }
     assert copies.endswith('DeploymentConfig(backup={"place": …}) copies them elsewhere')
 
 
@@ -684,7 +692,7 @@ def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -
     run, checkpoint = find_run("tiny@2", tmp_path / "runs")
     assert run.is_finished()
     assert checkpoint is not None
-    with pytest.raises(ValueError, match="run its own script or notebook again"):
+    with pytest.raises(ValueError, match=r"run\.run_of_a_trainer"):
         run.read_configuration()
     other = DeploymentConfig(output_dir=str(tmp_path / "runs"))
     assert newest_of_this_purpose(other, []) is None

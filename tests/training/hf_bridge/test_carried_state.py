@@ -176,7 +176,7 @@ def test_what_a_loss_or_a_reward_counts_is_carried() -> None:
     assert again.compute_loss_func.means[0].tolist() == [3.0, 3.0]
     assert (counts.calls, again.reward_funcs[1].calls) == (1, 1)  # type: ignore[attr-defined]
     assert again.reward_funcs[1].means[0].tolist() == [1.0, 1.0]
-    with pytest.raises(CheckpointError, match="compute_loss_func of the Trainer has counted"):
+    with pytest.raises(CheckpointError, match=r"trainer\.part_missing.*part=compute_loss_func"):
         carried(Trainer()).restore(tensors, values)
 
 
@@ -339,14 +339,14 @@ def test_a_callback_that_does_not_take_its_state_is_named() -> None:
     class Stubborn(Patient):
         count = property(lambda self: 1, lambda self, value: None)
 
-    with pytest.raises(CheckpointError, match="Stubborn does not take its state back"):
+    with pytest.raises(CheckpointError, match=r"trainer\.callback_not_restored.*name=Stubborn"):
         restore_callbacks(Trainer([Stubborn()]), {"Stubborn": Patient().state()})
 
 
 def test_a_state_with_tensors_is_refused() -> None:
     patient = Patient()
     patient.count = torch.tensor(1)  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="state\\(\\) of the callback Patient holds tensors"):
+    with pytest.raises(ValueError, match=r"trainer\.callback_state_has_tensors.*name=Patient"):
         callback_states(Trainer([patient]))
 
 

@@ -71,7 +71,7 @@ def test_records_and_history_come_back(made: tuple[Path, torch.Tensor]) -> None:
 
     output = again(made, "stopped", damage)
     assert "run.json" in output
-    assert "metrics.jsonl has lost or changed what was in it: brought back" in output
+    assert "backup.run_file_restored" in output
     assert f"going on from step {STOPPED_AT}" in output
 
 
@@ -91,4 +91,4 @@ def test_the_model_and_the_report_of_a_finished_training_come_back(
 
     output = again(made, "finished", damage)
     assert "final/ was damaged (model.safetensors): written anew" in output
-    assert "finished before" in output
+    assert "trainer.run_already_finished" in output

@@ -88,7 +88,9 @@ def test_that_a_training_has_diverged_is_reported_from_a_full_disk_too(
     saver.versions.refuses = True
     saver.take = lambda is_finished: Snapshot({"model": {"w": torch.tensor([math.nan])}}, {})
     saver.request("scheduled")
-    with pytest.raises(TrainingDivergedError, match=r"at step 4: .* good version is of step 2"):
+    with pytest.raises(
+        TrainingDivergedError, match=r"trainer\.weights_not_finite.*step=4.*newest=2"
+    ):
         saver.save(state())
     assert saver.failures.count == 1
 

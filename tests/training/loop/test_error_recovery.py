@@ -169,7 +169,7 @@ def test_after_too_many_ways_back_the_evidence_is_kept(tmp_path: Path) -> None:
         training.run()
     text = str(caught.value)
     assert text.startswith("step 6: loss NaN, gradient norm NaN, rows example 6 of epoch 1")
-    assert "training.recovery.max_rollbacks is 2" in text
+    assert "training.max_rollbacks_reached" in text
     assert "step 4: went back to step 0" in text
     assert "step 5: went back to step 4" in text
     evidence = training.checkpoints.checkpoints()[-1]
@@ -186,7 +186,7 @@ def test_the_count_of_ways_back_outlives_a_resume(tmp_path: Path) -> None:
     with pytest.raises(TrainingDivergedError):
         training.run()
     again = everything_poisoned(tmp_path, max_rollbacks=2)
-    with pytest.raises(TrainingDivergedError, match="max_rollbacks is 2"):
+    with pytest.raises(TrainingDivergedError, match=r"training\.max_rollbacks_reached.*limit=2"):
         again.resume(training.checkpoints.newest())
     assert num_rollbacks(again.state) == 2
 
@@ -195,8 +195,8 @@ def test_the_count_of_ways_back_outlives_a_resume(tmp_path: Path) -> None:
     ("directory", "recovery", "reason"),
     [
         ("runs", {"not_finite": "stop"}, "training.recovery.not_finite is stop"),
-        ("runs", {"max_rollbacks": 0}, "training.recovery.max_rollbacks is 0"),
-        (None, {}, "no checkpoints are saved"),
+        ("runs", {"max_rollbacks": 0}, "training.max_rollbacks_reached"),
+        (None, {}, "training.no_checkpoints_saved"),
     ],
 )
 def test_what_may_not_go_back_stops(
@@ -264,7 +264,7 @@ def test_a_bad_state_is_not_rescued_when_going_back_fails(
 def test_a_loss_spike_is_only_noted_by_default(tmp_path: Path) -> None:
     noted = spiking(tmp_path, POISON).run()
     assert [entry["kind"] for entry in noted.state.recoveries] == ["loss_spike"]
-    assert "the training goes on" in noted.state.recoveries[0]["action"]
+    assert "training.loss_spike_recorded" in noted.state.recoveries[0]["action"]
     assert noted.state.skipped == []
 
 
@@ -286,7 +286,7 @@ def test_a_checkpoint_whose_weights_overflowed_is_not_gone_back_to(tmp_path: Pat
     training.run()
     assert training.state.step == 12
     assert training.weights.isfinite().all()
-    assert "went back to step 4" in training.state.recoveries[0]["action"]
+    assert "training.rolled_back_to_search" in training.state.recoveries[0]["action"]
 
 
 def test_a_scaler_goes_on_after_a_rollback() -> None:

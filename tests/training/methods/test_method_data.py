@@ -103,7 +103,7 @@ def test_with_one_all_rows_are_messages(
     assert [m["role"] for m in row["chosen"] + row["rejected"]] == ["assistant"] * 2
     texts = [{"chosen": "Q: a\nA: b", "rejected": "Q: a\nA: c"}]
     data = read(tmp_path, tokenizer, texts, "dpo")
-    assert "without the chat template" in data.notes[0]
+    assert "methods.texts_without_template" in data.notes[0]
     assert "is_plain" not in data.train[0]
 
 
@@ -116,7 +116,7 @@ def test_what_trl_would_leave_out_silently_is_set_aside_with_its_place(
     data = read(tmp_path, tokenizer, rows, "dpo", max_bad_rows_percent=50)
     assert [bad.place for bad in data.quarantine.bad_rows] == ["rows.jsonl:9"]
     assert (len(data.train), data.num_cut) == (9, 1)
-    assert "the ends of 1 are cut off" in data.lines()[0]
+    assert "methods.rows_truncated" in data.lines()[0]
     for method, setting in (("reward", "keep_start"), ("dpo", "quarantine")):
         data = read(tmp_path, tokenizer, rows, method, max_bad_rows_percent=50, over_length=setting)
         assert [bad.place for bad in data.quarantine.bad_rows] == ["rows.jsonl:9", "rows.jsonl:10"]
@@ -213,7 +213,7 @@ def test_what_becomes_of_files_splits_and_answers_is_noted(tmp_path: Path) -> No
 
 def test_too_many_bad_rows_are_refused_and_listed(tmp_path: Path, tokenizer: Any) -> None:
     rows = [*rows_of("pairs", 8), {"prompt": "a", "chosen": "b", "rejected": "b"}]
-    with pytest.raises(ValueError, match=r"1 of 9 rows .* no preference \(rows\.jsonl:9"):
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*num_bad=1.*num_rows=9"):
         read(tmp_path, tokenizer, rows, "dpo")
     [line] = (tmp_path / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(line)["line"] == 9
@@ -285,7 +285,7 @@ def test_held_out_data_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
     ]
     judged = [{"prompt": "a", "completion": "b", "label": True}]
     write_rows(other, judged)
-    with pytest.raises(ValueError, match=r"held\.jsonl: held-out rows are answers that are good"):
+    with pytest.raises(ValueError, match=r"methods\.held_out_kind_differs.*file=held\.jsonl"):
         read(tmp_path, tokenizer, rows_of("pairs", 6), "kto", eval_path=str(other))
 
 
@@ -360,7 +360,7 @@ def test_a_prompt_that_is_not_read_counts_once_for_its_row(tmp_path: Path) -> No
     tokenizer = without_bytes()
     rows = [{"prompt": f"a \u4f60 {n}", "chosen": "b", "rejected": "c"} for n in range(3)]
     (note,) = read(tmp_path, tokenizer, rows, "dpo").notes
-    assert note.startswith("3 rows hold text that the tokenizer has no tokens for")
+    assert note.startswith("data.text_without_tokens")
 
 
 def test_a_template_that_makes_rows_long_is_named(
@@ -372,7 +372,7 @@ def test_a_template_that_makes_rows_long_is_named(
     assert re.fullmatch(r"note: the chat template itself writes \d+ of these 64 tokens.*", notes[0])
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     assert not read(tmp_path, tokenizer, rows_of("pairs", 30), "dpo").notes
-    with pytest.raises(ValueError, match=r"over-long.*: raise data.max_length where the model"):
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows"):
         read(tmp_path, tokenizer, [{"prompt": "a " * 90, "chosen": "b", "rejected": "c"}], "dpo")
 
 
@@ -429,10 +429,10 @@ def test_texts_that_hold_their_prompt_are_noted_where_a_template_is_left_unused(
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     for rows, is_noted in (([chat, text], True), ([chat], False)):
         notes = read(tmp_path, tokenizer, rows, "dpo").notes
-        assert any("as they stand" in note for note in notes) == is_noted
+        assert any("methods.texts_without_template" in note for note in notes) == is_noted
     other = write_rows(tmp_path / "held.jsonl", [text])
     notes = read(tmp_path, tokenizer, [chat], "dpo", eval_path=str(other)).notes
-    assert any("as they stand" in note for note in notes)
+    assert any("methods.texts_without_template" in note for note in notes)
     monkeypatch.setattr(tokenizer, "chat_template", None)
     assert not read(tmp_path, tokenizer, [text], "dpo").notes
 

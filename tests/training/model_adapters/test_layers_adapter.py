@@ -63,7 +63,7 @@ def test_the_last_batch_is_dropped_where_the_loader_drops_it() -> None:
     assert numbers_of(source)[1] == numbers_of(source, start=4)[0]
     order = epoch_order(NUM_ROWS, 0, 1).tolist()  # other rows are left over in each epoch
     assert numbers_of(source, epoch=1) == [order[:4], order[4:8]]
-    with pytest.raises(ValueError, match="gives no batch"):
+    with pytest.raises(ValueError, match=r"models\.data_loader_empty"):
         LoaderSource(DataLoader(ROWS, batch_size=11, drop_last=True), seed=0)
 
 
@@ -186,9 +186,9 @@ def test_all_that_is_in_memory_is_in_the_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("loader", "sentence"),
     [
-        ([], "the data loader gives no batch: there is nothing to train on"),
-        (DataLoader([]), "gives no batch"),  # type: ignore[arg-type]
-        (5, "the data loader is of type int: give a DataLoader, or any list of batches"),
+        ([], "models.data_loader_empty"),
+        (DataLoader([]), "models.data_loader_empty"),  # type: ignore[arg-type]
+        (5, "models.not_a_data_loader"),
     ],
 )
 def test_a_loader_without_batches_is_refused(loader: Any, sentence: str) -> None:
@@ -258,8 +258,8 @@ def test_the_default_loss_of_numbers_is_the_mean_squared_error_of_each_row() -> 
     ("targets", "sentence"),
     [
         (torch.zeros(2, 4), r"targets of shape \(2, 4\) do not fit .* \(2, 3, 5\): give .* a head"),
-        (torch.zeros(2, 3, 5, dtype=torch.long), "do not fit"),
-        (["a"], "the targets of a batch are no tensor: give train_all_layers a loss"),
+        (torch.zeros(2, 3, 5, dtype=torch.long), "models.targets_shape_mismatch"),
+        (["a"], "models.targets_not_a_tensor"),
     ],
 )
 def test_targets_that_do_not_fit_are_refused(targets: Any, sentence: str) -> None:

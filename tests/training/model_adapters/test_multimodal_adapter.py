@@ -248,7 +248,7 @@ def test_a_picture_that_was_changed_after_the_preparation_is_noticed(
     trainer = trainer_of(llava, data, tmp_path)
     examples = held_out_of(trainer)
     Path(examples[0].pictures[0].path).write_bytes(b"another")
-    with pytest.raises(DataError, match=r"was changed after the data was prepared"):
+    with pytest.raises(DataError, match=r"data\.image_changed"):
         trainer.adapter.prepare_batch(examples)
 
 

@@ -155,8 +155,8 @@ def test_a_model_that_lets_rows_see_each_others_pictures_is_given_padded_ones() 
     adapter._probe(model)
     assert not adapter.packs
     (note,) = adapter.notes()
-    assert "padded, not packed" in note
-    assert "lets packed rows with pictures see each other" in note
+    assert "models.padded_not_packed" in note
+    assert "models.packed_rows_not_isolated" in note
     assert attention_implementation(model) == "sdpa"
     mixed.remove()
     adapter._probe(model)
@@ -170,7 +170,7 @@ def test_pictures_that_are_placed_as_text_are_noticed(monkeypatch: pytest.Monkey
     assert adapter.model is not None
     adapter._probe(adapter.model)
     assert not adapter.packs
-    assert "packed rows with pictures" in " ".join(adapter.notes())
+    assert "models.packed_rows_with_images" in " ".join(adapter.notes())
 
 
 def test_without_packing_rows_are_padded() -> None:

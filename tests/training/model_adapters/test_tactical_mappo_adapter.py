@@ -184,7 +184,7 @@ def test_the_clip_takes_the_gradient_of_moves_that_left_the_region(
 
 
 def test_data_that_is_not_read_is_reported(adapter: TacticalMappoAdapter) -> None:
-    assert not any("has no effect" in note for note in adapter.notes())
+    assert not any("models.data_setting_no_effect" in note for note in adapter.notes())
     adapter.data_config = DataConfig(path="chats.jsonl", eval_path="test.jsonl")
     assert adapter.notes()[1:] == [
         "data.path has no effect: this model makes its own episodes",

@@ -75,26 +75,26 @@ def test_without_a_choice_nothing_is_reported_or_imported(
     assert chosen(model, began_with="transformers") == silent  # a run stays with what it has
     on_cpu = chosen(model, torch.device("cpu"), began_with="unsloth")
     assert on_cpu.backend == "unsloth"
-    assert "its kernels need a GPU" in str(on_cpu.sentence)
+    assert "models.unsloth_on_cpu" in str(on_cpu.sentence)
     assert prepared == []
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"strategy": "progressive"}, "it does not know the strategy progressive"),
-        ({"mode": "blockwise"}, "it does not know the strategy progressive"),
-        ({"time_step_masking": True}, "it has no masked diffusion"),
+        ({"strategy": "progressive"}, "models.unsloth_strategy_unsupported"),
+        ({"mode": "blockwise"}, "models.unsloth_strategy_unsupported"),
+        ({"time_step_masking": True}, "models.unsloth_no_masked_diffusion"),
         ({"num_processes": 2}, "several processes train"),
-        ({"model": {"attention": "eager"}}, "it chooses the attention itself"),
-        ({"memory_efficient_attention": False}, "it chooses the attention itself"),
-        ({"model": {"trust_remote_code": True}}, "the model comes with code of its own"),
-        ({"model": {"adapter": "dialogue"}}, "the adapter dialogue loads the model"),
-        ({"model": {"lora_config": {"use_dora": True}}}, "it has no such variant of LoRA"),
-        ({"model": {"quantization_aware": "int4"}}, "it does not train for rounded weights"),
+        ({"model": {"attention": "eager"}}, "models.unsloth_own_attention"),
+        ({"memory_efficient_attention": False}, "models.unsloth_own_attention"),
+        ({"model": {"trust_remote_code": True}}, "models.model_has_own_code"),
+        ({"model": {"adapter": "dialogue"}}, "models.adapter_loads_model"),
+        ({"model": {"lora_config": {"use_dora": True}}}, "models.unsloth_lora_variant"),
+        ({"model": {"quantization_aware": "int4"}}, "models.unsloth_no_qat"),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_mode": "selective"},
-            "it recomputes activations in a way of its own",
+            "models.unsloth_own_checkpointing",
         ),
     ],
 )
@@ -109,10 +109,10 @@ def test_a_training_that_it_does_not_support_is_named(
 def test_a_model_that_it_has_no_kernels_for_is_named(
     tmp_path: Path, prepared: list[tuple[str, Path | None]]
 ) -> None:
-    assert str(chosen(folder_of(tmp_path, "opt")).sentence).endswith("no kernels for opt models")
+    assert str(chosen(folder_of(tmp_path, "opt")).sentence).endswith("models.unsloth_no_kernels")
     unreadable = folder_of(tmp_path, "qwen3")
     (unreadable / "config.json").write_text("{")
-    assert "config.json cannot be read" in str(chosen(unreadable).sentence)
+    assert "models.config_unreadable_before_load" in str(chosen(unreadable).sentence)
     assert prepared == []
 
 
@@ -157,7 +157,7 @@ def test_where_it_does_not_fit_or_comes_too_late_the_training_goes_on_without_it
         raise RuntimeError("this GPU is\n too old")
 
     monkeypatch.setattr(backend_choice, "prepare_backend", fail)
-    expected = "it cannot be imported (RuntimeError: this GPU is too old)"
+    expected = "models.unsloth_import_failed"
     assert chosen(model) == BackendChoice("transformers", NOT_TAKEN + expected)
 
     def refuse() -> None:
@@ -167,4 +167,4 @@ def test_where_it_does_not_fit_or_comes_too_late_the_training_goes_on_without_it
     assert str(chosen(model).sentence).endswith("unsloth 1 does not work with torch 3")
     monkeypatch.delitem(sys.modules, "unsloth")
     monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
-    assert "transformers was imported before it in this process" in str(chosen(model).sentence)
+    assert "models.unsloth_imported_too_late" in str(chosen(model).sentence)

@@ -107,7 +107,7 @@ def test_loftq_lies_nearer_to_the_weights_than_4_bits_alone(
         parts = loftq._low_rank_decomposition(weight.float() - rounded.float(), reduced_rank)
         return parts["R"], parts["L"]
 
-    with pytest.raises(ValueError, match="PEFT computes it on a GPU"):
+    with pytest.raises(ValueError, match=r"models\.loftq_on_cpu"):
         load(saved_llama, {"init_lora_weights": "loftq"}, quantization="4bit")
     whole = logits(load_saved(saved_llama, device=CPU).model)
     rounded = load(saved_llama, {}, quantization="4bit").model
@@ -123,7 +123,9 @@ def test_loftq_lies_nearer_to_the_weights_than_4_bits_alone(
 def test_a_lora_goes_on_as_the_variant_that_it_is(saved_llama: Path) -> None:
     tuned = load(saved_llama, {"use_dora": True}).model
     check_same_lora(tuned, LoraConfig(r=4, alpha=8, use_dora=True), "folder")
-    with pytest.raises(ValueError, match=r"use_dora=False \(there True\)"):
+    with pytest.raises(ValueError, match=r"models\.lora_settings_differ"):
         check_same_lora(tuned, LoraConfig(r=4, alpha=8), "folder")
-    with pytest.raises(ValueError, match=r"router: LlamaForCausalLM is no mixture of experts"):
+    with pytest.raises(
+        ValueError, match=r"models\.lora_router_without_experts.*name=LlamaForCausalLM"
+    ):
         load(saved_llama, {"router": True})

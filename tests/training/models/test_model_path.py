@@ -12,10 +12,10 @@ from infrastructure.training.models.model_path import refuse_missing
     [
         ("runs/20260101-small-fff9/final", "did you mean 'runs/20260101-small-fff8/final'?"),
         ("runs/20260101-smoll-fff8/final", "did you mean 'runs/20260101-small-fff8/final'?"),
-        ("runs/20260101-small-ab12/final", "a run's model lies in its own folder: runs/RUN/final"),
-        ("nowhere/20260101-small-fff8/final", "a run's model lies in its own folder"),
+        ("runs/20260101-small-ab12/final", "models.hint_run_model_folder"),
+        ("nowhere/20260101-small-fff8/final", "models.hint_run_model_folder"),
         ("./my-modle", "did you mean './my-model'?"),
-        ("runs/20260102-small-eee8/final", "there is no such folder; a run's"),  # not finished
+        ("runs/20260102-small-eee8/final", "models.folder_missing"),  # not finished
     ],
 )
 def test_a_slip_in_a_run_or_a_folder_is_seen(
@@ -25,6 +25,6 @@ def test_a_slip_in_a_run_or_a_folder_is_seen(
     Path("runs/20260101-small-fff8/final").mkdir(parents=True)
     Path("runs/20260102-small-eee9").mkdir()
     Path("my-model").mkdir()
-    with pytest.raises(ValueError, match="there is no such folder") as refused:
+    with pytest.raises(ValueError, match=r"models\.folder_missing") as refused:
         refuse_missing(given)
     assert words in str(refused.value)

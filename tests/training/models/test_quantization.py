@@ -106,7 +106,7 @@ def test_a_model_too_narrow_for_four_bits_on_a_cpu(llama_folder: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     narrow = LlamaForCausalLM(LlamaConfig(vocab_size=300, intermediate_size=64, **sizes))
     narrow.save_pretrained(llama_folder)
-    with pytest.raises(ValueError, match="width must be a multiple of 64, and this one's is 32"):
+    with pytest.raises(ValueError, match=r"models\.width_for_4bit_on_cpu.*multiple=64.*width=32"):
         load(llama_folder, "4bit")
 
 
@@ -119,7 +119,7 @@ def test_weights_that_are_quantised_in_another_way(llama_folder: Path) -> None:
     path = llama_folder / "config.json"
     stored = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stored}))
-    with pytest.raises(ValueError, match="already quantised in another way"):
+    with pytest.raises(ValueError, match=r"models\.already_quantized"):
         load(llama_folder, "4bit")
 
 

@@ -125,7 +125,7 @@ def test_a_cap_is_found_before_it_does_anything() -> None:
             parameter.mul_(1e-3)
     token_loss(model, batch)
     assert token_loss.method == "kept logits"
-    assert "changes what its head gives" in token_loss.reason
+    assert "models.head_output_changed" in token_loss.reason
 
 
 def test_a_method_whose_loss_is_another_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,9 @@ def test_any_module_that_gives_logits_will_do(form: str) -> None:
     assert token_loss.method == "all logits"
 
 
-@pytest.mark.parametrize(("form", "message"), [("loss", "gives no logits"), ("cut", "matched")])
+@pytest.mark.parametrize(
+    ("form", "message"), [("loss", "models.forward_returns_no_logits"), ("cut", "matched")]
+)
 def test_a_model_whose_logits_are_unknown_is_refused(form: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenLoss()(BigramModel(form), padded_batch())

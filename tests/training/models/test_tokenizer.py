@@ -154,7 +154,9 @@ def test_the_vocabulary_is_as_large_as_requested_or_as_the_texts_need() -> None:
 
 
 def test_a_vocabulary_without_room_for_the_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"vocab_size 261 is too small.*are 262"):
+    with pytest.raises(
+        ValueError, match=r"models\.vocab_size_too_small.*vocab_size=261.*smallest=262"
+    ):
         train_tokenizer(["a"], 261)
 
 

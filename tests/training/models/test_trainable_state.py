@@ -105,14 +105,14 @@ Change = Callable[[dict[str, torch.Tensor]], object]
     ("change", "sentence"),
     [
         (lambda t: t.pop("model.norm.weight"), "lacks 1 of .* first model.norm.weight"),
-        (lambda t: t.update(extra=torch.zeros(1)), "1 tensors that the model has not, first extra"),
+        (lambda t: t.update(extra=torch.zeros(1)), "models.checkpoint_has_extra_tensors"),
         (
             lambda t: t.update({"model.norm.weight": torch.zeros(3)}),
-            r"model.norm.weight is float32\[3\] in the checkpoint and float32\[32\]",
+            "models.checkpoint_tensor_differs",
         ),
         (
             lambda t: t.update({"model.norm.weight": t["model.norm.weight"].half()}),
-            r"is float16\[32\] in the checkpoint and float32\[32\] in the model",
+            "models.checkpoint_tensor_differs",
         ),
     ],
 )

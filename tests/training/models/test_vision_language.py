@@ -164,15 +164,15 @@ def test_what_cannot_be_put_together_is_refused_by_name(
     as_tower = save_text_model(tmp_path / "as_tower")
     CLIPImageProcessorPil().save_pretrained(as_tower)
     for model, seeing, sentence in (
-        (text, None, "vision_tower names none"),
-        (text, tmp_path / "nowhere", "training.multimodal.vision_tower: .*nowhere"),
-        (text, as_tower, "is a llama, no vision model"),
-        (text, torn, "has no image processor"),
-        (text, free, "makes pictures of different sizes"),
-        (text, large, "cannot see what its image processor makes"),
-        (phi, tower, "PhiForCausalLM is built otherwise than the text model of a Llava"),
-        (llava, tower, "is a LlavaForConditionalGeneration, which sees already"),
-        (Path("embedded"), tower, "model 'embedded' is none"),
+        (text, None, "config.vision_encoder_not_set"),
+        (text, tmp_path / "nowhere", "models.vision_encoder_unusable"),
+        (text, as_tower, "models.vision_encoder_without_patches"),
+        (text, torn, "models.image_processor_missing"),
+        (text, free, "models.image_size_varies"),
+        (text, large, "models.vision_encoder_probe_failed"),
+        (phi, tower, "models.text_model_not_llava_like"),
+        (llava, tower, "models.model_already_reads_images"),
+        (Path("embedded"), tower, "models.vision_needs_text_model"),
     ):
         with pytest.raises(ValueError, match=sentence):
             manager_of(model, seeing).load()

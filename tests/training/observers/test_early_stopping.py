@@ -32,7 +32,7 @@ def test_early_stopping_counts_evaluations_without_improvement(state: TrainingSt
         evaluate(state, hooks, loss)
         assert state.stop_reason is None
     evaluate(state, hooks, math.nan)
-    why = "held-out loss has not improved for 2 evaluations (best 3, now NaN)"
+    why = "training.not_improving"
     assert state.stop_message == why
 
 
@@ -60,7 +60,10 @@ def test_only_nan_from_the_start_stops_too(state: TrainingState) -> None:
 
 def test_early_stopping_on_another_metric(state: TrainingState) -> None:
     hooks = HookRunner([EarlyStopping(patience=1, metric="eval_error")])
-    with pytest.raises(ValueError, match="needs 'eval_error'; the evaluation gave eval_loss"):
+    with pytest.raises(
+        ValueError,
+        match=r"training\.early_stopping_metric_missing.*metric=eval_error.*known=eval_loss",
+    ):
         evaluate(state, hooks, 1.0)
 
 

@@ -40,10 +40,10 @@ def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> Non
     assert sum("ALERT (warning)" in line for line in lines) == 1
     log = (run / TRAINING_FILE).read_text()
     assert "the training begins" in log
-    assert "the training has ended" in log
+    assert "training.training_ended" in log
     page = (run / "report.html").read_text()
-    assert "The machine while it trained" in page
-    assert "Where the time of steps 3 to 4 went" in page
+    assert "monitoring.system_metrics_heading" in page
+    assert "monitoring.profile_heading" in page
     events = EventAccumulator(str(run / "tensorboard" / "machine")).Reload()
     assert "machine/cpu_percent" in events.Tags()["scalars"]
 
@@ -68,7 +68,7 @@ def test_monitoring_that_is_off_watches_nothing(
     assert not config.enable_monitoring
     run, _ = deploy(config)
     assert not (run / "logs").exists()
-    assert "The machine while it trained" not in (run / "report.html").read_text()
+    assert "monitoring.system_metrics_heading" not in (run / "report.html").read_text()
 
 
 def test_a_taken_address_for_prometheus_stops_nothing(
@@ -77,7 +77,7 @@ def test_a_taken_address_for_prometheus_stops_nothing(
     with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
         run, _ = deploy(config_of(tmp_path, {"prometheus": taken.getsockname()[1]}))
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-    assert "no numbers for Prometheus" in caplog.text
+    assert "training.prometheus_unavailable" in caplog.text
 
 
 def test_a_webhook_without_its_address_is_reported_before_the_training(

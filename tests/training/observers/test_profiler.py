@@ -37,4 +37,4 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
     (tmp_path / "logs").write_text("a file in the way")
     training = Training(hooks=[ProfilerObserver(tmp_path, 1)]).run()
     assert training.state.step == training.state.total_steps
-    assert caplog.text.count("there will be no profile") == 1
+    assert caplog.text.count("training.profiling_failed") == 1

@@ -211,8 +211,11 @@ def test_a_disk_that_refuses_costs_the_files_alone(
     with caplog.at_level(logging.WARNING):
         run, lines = deploy(config)
     assert (run / "final").is_dir()
-    assert "stack 0 was not written: [Errno 28] No space left on device" in caplog.text
-    assert any("the stacks in" in line and "are not complete" in line for line in lines)
+    assert "training.stack_not_written" in caplog.text
+    assert any(
+        "training.saved_stacks_incomplete" in line and "training.saved_stacks_incomplete" in line
+        for line in lines
+    )
 
 
 def test_the_rack_is_the_whole_model(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_process_that_dies_is_reported() -> None:
     assert not background.is_done
     os.kill(background._child.process.pid, signal.SIGKILL)
     waited_for(background)
-    with pytest.raises(SamplerError, match="the process that was to answer is gone"):
+    with pytest.raises(SamplerError, match=r"quantum\.solver_process_gone"):
         background.result()
 
 

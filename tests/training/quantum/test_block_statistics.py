@@ -104,11 +104,11 @@ def test_the_problem_is_made_of_it(saved_llama: Path) -> None:
 
 
 def test_what_has_no_blocks_is_refused(saved_llama: Path) -> None:
-    with pytest.raises(ValueError, match="no numbered blocks"):
+    with pytest.raises(ValueError, match=r"quantum\.no_numbered_blocks_train"):
         trainable_blocks(torch.nn.Linear(2, 2))
     adapter = adapter_for(saved_llama)
     model = adapter.model
     assert model is not None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with pytest.raises(ValueError, match="no supervised token"):
+    with pytest.raises(ValueError, match=r"quantum\.blocks_without_trained_tokens"):
         block_statistics(model, adapter, [], optimizer, precision=FP32)

@@ -98,10 +98,7 @@ def test_fp32_has_to_be_clearly_faster(make: MakeTrainer, plant: Plant) -> None:
     assert choice.precision == "fp32"
     for chosen in (trainer.precision, trainer.strategy.precision, trainer.planner.precision):
         assert chosen.name == "fp32"
-    origin = (
-        "measured on this machine: a forward and backward pass takes 1 s in bf16 with 1 thread,"
-        " 0.89 s in fp32 with 1 thread"
-    )
+    origin = "training.compute_choice_origin"
     assert choice.decided() == {"training.mixed_precision": {"value": "fp32", "origin": origin}}
     assert choice.lines() == [
         "training.mixed_precision: fp32 (measured: a forward and backward pass takes 0.89 s, and"
@@ -178,7 +175,7 @@ def test_fp32_is_taken_where_a_product_is_clearly_slower_in_bf16(
     assert choice is not None
     parts = (trainer, trainer.strategy, trainer.planner, trainer.adapter)
     assert {part.precision.name for part in parts} == {"fp32"}
-    times = "a matrix product takes 0.79 ms, and 1 ms in bf16"
+    times = "training.matrix_product_times"
     assert choice.line() == f"training.mixed_precision: fp32 (measured: {times})"
     decision = {"value": "fp32", "origin": f"measured on this machine: {times}"}
     assert choice.decided() == {"training.mixed_precision": decision}
@@ -302,7 +299,7 @@ def test_a_run_goes_on_in_the_format_that_it_began_with(
     again.restore(checkpoint)
     assert again.precision.name == again.prepare().optimizer_step.strategy.precision.name == "fp32"
     given = make(checkpoint_frequency=2, mixed_precision="bf16")
-    with pytest.raises(CheckpointError, match="--mixed-precision fp32 for the precision"):
+    with pytest.raises(CheckpointError, match=r"run\.restore_precision_by_flag"):
         given.restore(checkpoint)
 
 

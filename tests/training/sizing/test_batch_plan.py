@@ -47,7 +47,7 @@ def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
     plan = measured(config, 10_000, lambda most: choice(8), measured_before(tmp_path), KEY, PLENTY)
     assert (plan.micro_batch_size, plan.gradient_accumulation) == (8, 4)
     assert plan.decided()["training.batch_size"]["value"] == 8
-    assert "measured on this machine" in plan.lines()[0]
+    assert "training.batch_size_measured_now" in plan.lines()[0]
 
 
 def test_an_accumulation_that_was_given_holds(tmp_path: Path) -> None:

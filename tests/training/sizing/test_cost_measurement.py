@@ -51,9 +51,9 @@ def test_a_training_without_room_for_its_optimizer_is_refused_before_it_is_measu
     fit = trainer.cost_measurement()
     limit = f"{resident_bytes() // 2}"
     fit.budget = type(fit.budget)(cpu_limit=limit)
-    with pytest.raises(DoesNotFitError, match="weights, gradients and optimizer"):
+    with pytest.raises(DoesNotFitError, match=r"training\.weights_exceed_memory"):
         fit.costs(trainer.batch_plan(), total_steps=6)
-    with pytest.raises(DoesNotFitError, match="one example of the longest does not fit"):
+    with pytest.raises(DoesNotFitError, match=r"optimization\.single_example_does_not_fit"):
         fit.search(8, lambda size: 1)
 
 

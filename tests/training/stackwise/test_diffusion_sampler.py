@@ -111,7 +111,10 @@ def test_an_empty_prompt_is_answered() -> None:
         ({"num_steps": 0}, "num_steps = 0"),
         ({"block_length": -1}, "block_length = -1"),
         ({"temperature": -0.5}, "temperature = -0.5: give 0 or more"),
-        ({"tokenizer": SimpleNamespace(mask_token_id=None)}, "has no mask token"),
+        (
+            {"tokenizer": SimpleNamespace(mask_token_id=None)},
+            "stackwise.sampler_without_mask_token",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -65,13 +65,13 @@ def test_by_default_shares_go_from_15_to_90_percent() -> None:
     ("bins", "fractions", "message"),
     [
         ([0, 4], None, "time_step_bins has 4: training.num_time_steps = 4 allows 0 to 3"),
-        ([-1], None, "time_step_bins has -1"),
-        ([1, 2, 1], None, "time_step_bins has 1 twice"),
-        ([], None, "time_step_bins is empty"),
-        (None, {7: 0.5}, "time_step_mask_fractions has 7"),
-        (None, {1: 0.0}, "time_step_mask_fractions has 0.0 at time step 1: give a share above 0"),
-        (None, {1: 1.5}, "has 1.5 at time step 1"),
-        (None, {1: math.nan}, "has nan at time step 1"),
+        ([-1], None, "stackwise.time_step_bin_out_of_range"),
+        ([1, 2, 1], None, "stackwise.duplicate_time_step_bin"),
+        ([], None, "stackwise.no_time_step_bins"),
+        (None, {7: 0.5}, "stackwise.mask_time_step_out_of_range"),
+        (None, {1: 0.0}, "stackwise.mask_fraction_out_of_range"),
+        (None, {1: 1.5}, "stackwise.mask_fraction_out_of_range"),
+        (None, {1: math.nan}, "stackwise.mask_fraction_out_of_range"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(bins: Any, fractions: Any, message: str) -> None:

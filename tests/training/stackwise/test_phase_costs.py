@@ -108,7 +108,7 @@ def plan_for(name: str, training: dict[str, Any], **model: Any) -> PlanCosts:
     ("name", "parts"),
     [
         ("llama", {"layers", "embedding", "final norm", "head"}),
-        ("gpt2", {"layers", "embedding (tied: it is the head, too)", "final norm"}),
+        ("gpt2", {"layers", "stackwise.tied_embedding_part", "final norm"}),
         ("phi", {"layers", "embedding", "final norm", "head"}),
         ("qwen3_moe", {"layers", "embedding", "final norm", "head"}),
     ],
@@ -246,7 +246,7 @@ def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
     ]
     [forecast] = [i for i, line in enumerate(lines) if line.startswith("Forecast:")]
     assert first < forecast
-    assert any("Cached activations of frozen layers: at most" in line for line in lines)
+    assert any("stackwise.cached_activations_size" in line for line in lines)
     assert lines[first + 1].split()[-1] == "time"
     found = json.loads((run / "stackwise.json").read_text())
     assert [phase["trains"] for phase in found["plan"]["phases"]] == [[[0, 2]], [[2, 4]]]
@@ -281,4 +281,4 @@ def test_a_plan_that_cannot_be_made_stops_no_training(
     run, _ = deploy(config_of(tmp_path, mode="blockwise", block_size=2))
     assert (run / "final").is_dir()
     assert not (run / "stackwise.json").exists()
-    assert "the plan of the stacks cannot be told: RuntimeError('no such number')" in caplog.text
+    assert "training.stack_plan_unavailable" in caplog.text

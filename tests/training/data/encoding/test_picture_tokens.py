@@ -99,7 +99,7 @@ def test_no_token_of_a_picture_is_cut_whose_mark_stays() -> None:
     first, *_, last = np.flatnonzero(np.isin(whole.example.input_ids, tokens.token_ids))
     cut = encode(int(first) + 2)
     assert isinstance(cut, BadRow)
-    assert "would cut a picture" in cut.detail
+    assert "data.limit_cuts_image" in cut.detail
     assert isinstance(encode(int(last) + 1), Encoded)
 
 
@@ -144,7 +144,7 @@ def test_a_template_that_leaves_pictures_out_is_noticed(tokens: PictureTokens) -
     )
     (result,) = encoder.encode([conversation("image", "?")])
     assert isinstance(result, BadRow)
-    assert "0 marks of pictures (<image>), and the row has 1 pictures" in result.detail
+    assert "data.image_token_count_mismatch" in result.detail
 
 
 def test_marks_go_into_the_texts_that_a_text_models_template_writes() -> None:
@@ -176,7 +176,7 @@ def test_a_processor_that_writes_otherwise_is_refused() -> None:
     encoder = ConversationEncoder(
         pictures.processor.tokenizer, max_length=99, train_on="all", pictures=pictures
     )
-    with pytest.raises(ValueError, match=r"model odd: .*otherwise among text than alone"):
+    with pytest.raises(ValueError, match=r"data\.image_encoding_depends_on_text.*name=odd"):
         encoder.encode([conversation("image", "?")])
 
 
@@ -186,12 +186,14 @@ def test_a_processor_that_refuses_a_picture_is_quoted_with_its_size(tokens: Pict
 
     refusing = PictureTokens(llava_processor(), "llava")
     refusing.processor = refuse
-    with pytest.raises(PictureError, match=r"refuses a picture of 600 x 1 pixels .absolute"):
+    with pytest.raises(PictureError, match=r"data\.processor_rejected_image"):
         refusing.ids_of(picture("red", size=(600, 1)))
-    with pytest.raises(PictureError, match="1 marks of pictures"):
+    with pytest.raises(PictureError, match=r"data\.image_token_count_mismatch.*num_tokens=1"):
         tokens.in_place([1, tokens.mark_id], np.zeros(2, dtype=bool), [])
 
 
 def test_a_processor_without_an_image_token_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model x: its object names no image_token"):
+    with pytest.raises(
+        ValueError, match=r"data\.processor_without_image_token.*name=x.*processor=object"
+    ):
         PictureTokens(object(), "x")

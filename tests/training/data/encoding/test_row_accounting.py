@@ -167,7 +167,7 @@ def in_words(missing: Missing) -> str:
         ),
         (
             (*CALL, "arguments", 1),
-            ["3: argument | argument 'days' of FIND | 3 | learned"],
+            ["data.part_message_text"],
         ),
         (
             (*CALL, "arguments", 2),
@@ -187,15 +187,15 @@ def in_words(missing: Missing) -> str:
         ),
         (
             (*CALL, "arguments", 3),
-            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned"],
+            ["data.part_message_text"],
         ),
         (
             (*CALL, "arguments", 3, 0),
-            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned in part"],
+            ["data.part_message_text"],
         ),
         (
             (*CALL, "arguments", 3, 1),
-            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned in part"],
+            ["data.part_message_text"],
         ),
         (("messages", 2, "tool_calls", 0, "id"), []),
         (
@@ -252,7 +252,7 @@ def in_words(missing: Missing) -> str:
             (*PROPERTIES, 0),
             [
                 "0: description | the description of 'city' of TOOL | A city. | read",
-                '0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read',
+                "data.part_message_text",
             ],
         ),
         (
@@ -261,11 +261,11 @@ def in_words(missing: Missing) -> str:
         ),
         (
             (*PROPERTIES, 0, "enum"),
-            ['0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read'],
+            ["data.part_message_text"],
         ),
         (
             (*PROPERTIES, 0, "enum", 1),
-            ['0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read in part'],
+            ["data.part_message_text"],
         ),
         ((*PROPERTIES, 0, "enum", 2), []),
         (
@@ -795,13 +795,11 @@ def test_what_rows_lose_is_counted_by_kind_with_the_first() -> None:
     left_out.add("a:5", [])
     assert left_out.rows == {"answer": 2, AFTER[0]: 1, "system message": 3}
     lines = left_out.lines()
-    assert "system message of 3 rows, such as the system message ('Be" in lines[0]
+    assert "data.never_read_by_model" in lines[0]
     assert lines[0].endswith(f"of a:2, {CAUSE}")
     assert "x" * 70 not in lines[0]
-    assert "answer of 2 rows, such as part of the text of message 2 ('Rome.') of a:1" in lines[1]
-    assert lines[2].endswith(
-        "of 1 row, such as the text of message 3 ('Thanks.') of a:1, which no answer follows"
-    )
+    assert "data.never_read_by_model" in lines[1]
+    assert lines[2].endswith("data.never_read_by_model")
     read = LeftOut.from_json(left_out.to_json())
     assert (read.rows, read.firsts, read.lines()) == (left_out.rows, left_out.firsts, lines)
     other = LeftOut("because", left_out.rows, left_out.firsts)

@@ -86,7 +86,7 @@ def test_a_person_at_the_terminal_answers(
     with nullcontext() if is_meant else pytest.raises(UnconfirmedDataError):
         train.confirm_data(config)
     assert config.data.accept_small_data is is_meant
-    assert "one.jsonl holds one row" in sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert "data.file_has_one_row" in sys.stdout.getvalue()  # type: ignore[attr-defined]
 
 
 def test_no_question_where_nobody_sits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

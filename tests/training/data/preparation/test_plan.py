@@ -184,5 +184,5 @@ def test_bad_rows_of_any_file_are_refused_before_anything_is_loaded(
     files = discover(str(tmp_path / "train"))
     assert look_at_rows(files, config).columns == {"prompt": "question", "answer": "answer"}
     write_jsonl(tmp_path / "train" / "2.jsonl", ["{broken"] * 10)
-    with pytest.raises(ValueError, match=r"^10 of 50 rows"):
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*num_bad=10.*num_rows=50"):
         look_at_rows(discover(str(tmp_path / "train")), config)

@@ -109,7 +109,7 @@ def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path, cache: Path) -
     text = "\n".join(prepared.report.lines())
     assert "8 rows set aside (8 %): 2 wrong type, 1 broken JSON" in text
     assert "bad.jsonl:1: broken JSON (Expecting property name" in text
-    assert "set data.encoding=cp1252 to read all of its rows" in text
+    assert "data.file_read_partly" in text
     prepared.report.quarantine.write(tmp_path / "run" / "quarantine.jsonl")
     assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 8
 
@@ -129,7 +129,7 @@ def test_prepared_data_is_of_its_encoding(tmp_path: Path, cache: Path) -> None:
 def test_too_many_bad_rows_refuse_the_start(tmp_path: Path, cache: Path) -> None:
     data = tmp_path / "bad.jsonl"
     write_with_bad_rows(data)
-    sentence = r"8 of 100 rows \(8\.0 %\).*2 wrong type \(bad\.jsonl:.*listed in (.*)\)"
+    sentence = "data.too_many_bad_rows"
     with pytest.raises(ValueError, match=sentence) as caught:
         pipeline(data, cache, over_length="quarantine").prepare()
     listed = Path(str(caught.value).rpartition("listed in ")[2].rstrip(")"))
@@ -145,7 +145,7 @@ def test_no_end_is_shown_where_every_answer_was_cut(tmp_path: Path, cache: Path)
     assert report.truncated == 20
     assert report.end_tokens == {}
     text = "\n".join(report.lines())
-    assert "%); every answer is cut before its end" in text
+    assert "data.trained_token_share" in text
     assert "answers end with" not in text
 
 
@@ -158,16 +158,16 @@ def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Pa
     assert cut.report.truncated == 1
     assert cut.report.quarantine.counts == {reasons.OVER_LONG: 1}  # its whole answer is cut off
     lines = "\n".join(cut.report.lines())
-    assert "1 row was cut to data.max_length=512 tokens (a.jsonl:61)" in lines
-    assert "a higher one keeps them whole, if the model takes it" in lines
+    assert "data.rows_truncated" in lines
+    assert "data.raise_limit_if_supported" in lines
     more, all_of_it = (str(cut.report.lines(num_positions=n)) for n in (1024, 512))
-    assert "a higher one keeps them whole; the model sees up to 1,024 tokens" in more
-    assert "the model sees no more; shorter rows, or a model that sees more" in all_of_it
-    assert "a higher one" not in all_of_it
+    assert "data.raise_limit_up_to" in more
+    assert "data.limit_of_model_reached" in all_of_it
+    assert "data.raise_limit_if_supported" not in all_of_it
     assert "a.jsonl:62: over-long" in lines
     assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 512
     assert list(cut.report.end_tokens) == ["<|endoftext|>"]  # not what the cut answer ends with
-    assert "chat template" not in lines  # the tokenizer has none
+    assert "data.needs_chat_template" not in lines  # the tokenizer has none
     wordy = "{% for m in messages %}" + "Dear model, " * 9 + "{{ m['content'] }}{% endfor %}"
     report = pipeline(data, cache, chat_template=wordy).report
     assert 128 <= report.template_tokens <= 2 * 9 * len("Dear model, ") + 1
@@ -184,7 +184,7 @@ def test_over_long_rows_can_be_set_aside_or_lose_their_beginning(
     cut = pipeline(data, cache, over_length="truncate", max_length=64)
     assert rows_used(cut.report) == 31
     assert (cut.report.truncated, cut.report.truncated_examples) == (1, ["a.jsonl:31"])
-    assert "1 row was cut to data.max_length=64 tokens (a.jsonl:31)" in str(cut.report.lines())
+    assert "data.rows_truncated" in str(cut.report.lines())
     assert cut.stop_token_ids == [cut.tokenizer.eos_token_id]  # not what the cut answer ends with
     assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 64
 
@@ -246,8 +246,8 @@ def test_held_out_data_of_its_own(data: Path, tmp_path: Path, cache: Path) -> No
         assert len(held_out(prepared)) == 12
         assert prepared.report.leaked == 10
         text = "\n".join(prepared.report.lines())
-        assert "10 training rows are in the held-out data as well" in text
-        assert "held-out data has the shape alpaca" in text
+        assert "data.rows_also_held_out" in text
+        assert "data.held_out_shape_differs" in text
 
 
 def test_a_template_that_prompts_otherwise_than_it_teaches_is_reported(
@@ -259,7 +259,7 @@ def test_a_template_that_prompts_otherwise_than_it_teaches_is_reported(
         "{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}Answer: {% endif %}"
     )
     report = pipeline(data, cache, chat_template=template).report
-    assert any("20 of 20 prompts are written otherwise" in note for note in report.notes)
+    assert any("data.prompts_differ_in_training" in note for note in report.notes)
 
 
 def test_special_tokens_in_the_text_are_reported(tmp_path: Path, cache: Path) -> None:
@@ -325,12 +325,10 @@ def test_a_document_may_divide_its_rows(tmp_path: Path, cache: Path) -> None:
     both.write_text(json.dumps({"test": rows[30:36], "train": rows[:30], "validation": rows[36:]}))
     report = pipeline(both, cache, validation_split=0.5).report
     assert (report.num_train, report.num_evaluation) == (30, 4)
-    assert "both.json divides its rows: `train` is trained on, `validation` is held out" in (
-        report.notes
-    )
+    assert "data.split_of_file_held_out" in (report.notes)
     report = pipeline(both, cache, validation_split=0).report
     assert (report.num_train, report.num_evaluation) == (30, 0)
-    assert "both.json: `train` is trained on, and `validation` is left out" in report.notes
+    assert "data.split_of_file_unused" in report.notes
     apart = write_jsonl(tmp_path / "apart.jsonl", rows[:8])
     report = pipeline(both, cache, eval_path=str(apart)).report
     assert (report.num_train, report.num_evaluation) == (30, 8)

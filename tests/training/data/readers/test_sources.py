@@ -160,7 +160,7 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
 def test_an_archive_is_bounded_before_it_is_listed(tmp_path: Path, monkeypatch: Any) -> None:
     path = written(tmp_path, "data.zip")
     monkeypatch.setattr(compressed, "MAX_LISTING_BYTES", 50)
-    with pytest.raises(ValueError, match="a zip archive that is too large to be read: unpack it"):
+    with pytest.raises(ValueError, match=r"data\.zip_too_large"):
         one_file(path)
 
 
@@ -177,7 +177,7 @@ def test_the_size_of_a_workbook_is_counted_not_believed(tmp_path: Path, monkeypa
     assert compressed.inflated_bytes(path, 1 << 20) > 1500
     path.write_bytes(whole)
     monkeypatch.setattr(excel_format, "MAX_WORKBOOK_BYTES", 1000)
-    with pytest.raises(ValueError, match="a workbook of more than 0 MiB: save it as CSV"):
+    with pytest.raises(ValueError, match=r"data\.workbook_too_large.*max_mib=0"):
         one_file(path)
 
 
@@ -352,14 +352,14 @@ def test_many_values_in_a_line_are_set_aside(
     assert kinds == [Row, BadRow, Row]
     monkeypatch.setattr(json_format, "READ_BYTES", 100)
     (tmp_path / "a.json").write_bytes(b"[" + lists + b"]")
-    with pytest.raises(ValueError, match=r"a.json:1: .*values\)"):
+    with pytest.raises(ValueError, match=r"data\.json_broken.*line=1"):
         list(one_file(tmp_path / "a.json").rows())
 
 
 def test_a_record_or_a_passage_without_end_is_not_held(tmp_path: Path) -> None:
     lines = (b"a" * 9999 + b"\n") * (MAX_ROW_BYTES // 10_000 + 1)
     (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n"' + lines + b'","' + lines)
-    with pytest.raises(ValueError, match=r"a\.csv:3: a quote opens here"):
+    with pytest.raises(ValueError, match=r"data\.quote_never_closed.*file=a\.csv.*line=3"):
         list(one_file(tmp_path / "a.csv").rows())
     (tmp_path / "a.txt").write_bytes(b"first\n\n" + lines + b"\nlast\n")
     first, bad, last = one_file(tmp_path / "a.txt").rows()
@@ -373,15 +373,15 @@ def test_a_record_or_a_passage_without_end_is_not_held(tmp_path: Path) -> None:
 def test_hdf5_that_lies_elsewhere_or_is_too_wide_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "wide.h5", "w") as file:
         file.create_dataset("text", (5,), f"S{MAX_ROW_BYTES + 1}")
-    with pytest.raises(ValueError, match="a field of column 'text' takes 16,777,217 bytes"):
+    with pytest.raises(ValueError, match=r"data\.hdf5_field_too_large.*column=text"):
         list(one_file(tmp_path / "wide.h5").rows())
     with h5py.File(tmp_path / "away.h5", "w") as file:
         file.create_dataset("text", (5,), "S2", external=[("secret", 0, 10)])
-    with pytest.raises(ValueError, match="column 'text' lies in other files"):
+    with pytest.raises(ValueError, match=r"data\.hdf5_column_external.*column=text"):
         list(one_file(tmp_path / "away.h5").rows())
     with h5py.File(tmp_path / "link.h5", "w") as file:
         file["text"] = h5py.SoftLink("/nowhere")
-    with pytest.raises(ValueError, match="no column at the top"):
+    with pytest.raises(ValueError, match=r"data\.hdf5_without_columns"):
         list(one_file(tmp_path / "link.h5").rows())
 
 
@@ -435,7 +435,7 @@ def test_a_cut_gzip_file_is_noticed(tmp_path: Path) -> None:
     rng = np.random.RandomState(0)
     text = "".join(json.dumps({"a": rng.bytes(50).hex()}) + "\n" for _ in range(3000))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-1000])
-    with pytest.raises(ValueError, match="cut off or damaged"):
+    with pytest.raises(ValueError, match=r"data\.compressed_data_truncated"):
         list(one_file(tmp_path / "a.jsonl.gz").rows())
 
 
@@ -443,15 +443,15 @@ def test_wrong_hdf5_layouts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file.create_group("inner")
-    with pytest.raises(ValueError, match="no column at the top"):
+    with pytest.raises(ValueError, match=r"data\.hdf5_without_columns"):
         list(one_file(path).rows())
     with h5py.File(path, "w") as file:
         file["a"], file["b"] = np.zeros(2), np.zeros(3)
-    with pytest.raises(ValueError, match="differ in length"):
+    with pytest.raises(ValueError, match=r"data\.hdf5_column_lengths_differ"):
         list(one_file(path).rows())
     with h5py.File(path, "w") as file:
         file["a"] = np.zeros((2, 2))
-    with pytest.raises(ValueError, match="'a' has 2 dimensions"):
+    with pytest.raises(ValueError, match=r"data\.hdf5_column_not_flat.*column=a.*num_dimensions=2"):
         list(one_file(path).rows())
 
 
@@ -473,7 +473,7 @@ def test_a_folder_of_texts_is_read(tmp_path: Path) -> None:
 
 def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
-    with pytest.raises(ValueError, match=r"no data file in .*picture\.png.*\.jsonl"):
+    with pytest.raises(ValueError, match=r"data\.folder_without_data_files.*names=picture\.png"):
         discover(str(tmp_path))
 
 
@@ -491,21 +491,21 @@ def test_what_may_not_be_read_is_neither_missing_nor_left_out(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(ValueError, match=r"held-out data: .*a\.jsonl cannot be read: Permission"):
+    with pytest.raises(ValueError, match=r"data\.no_read_permission"):
         discover(str(tmp_path / "a.jsonl"), what="held-out data")
 
 
 def test_what_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match=r"no training data at .*did you mean .*train\.jsonl"):
+    with pytest.raises(ValueError, match=r"data\.path_not_found"):
         discover(str(tmp_path / "trian.jsonl"))
-    with pytest.raises(ValueError, match="give a file, a folder, or OWNER/NAME"):
+    with pytest.raises(ValueError, match=r"data\.give_file_folder_or_dataset"):
         discover("nowhere")
 
 
 def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
     (tmp_path / "data.log").write_text('{"a": "1"}\n')
-    with pytest.raises(ValueError, match=r"no ending that names a data format.*data\.format"):
+    with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
         discover(str(tmp_path / "data.log"))
     assert discover(str(tmp_path / "data.log"), "jsonl")[0].format == "jsonl"
     with pytest.raises(ValueError, match="did you mean 'jsonl'"):
@@ -536,13 +536,13 @@ def test_a_plugin_format_is_used_by_its_ending(tmp_path: Path) -> None:
         assert isinstance(found[1], BadRow)
         assert (found[1].line, found[1].reason) == (2, reasons.WRONG_TYPE)
         assert list(one_file(tmp_path / "a.arrows").rows(Start(1, 2))) == found[1:]
-        with pytest.raises(ValueError, match="registered already"):
+        with pytest.raises(ValueError, match=r"core\.plugin_name_taken"):
             register_format("arrows", lambda path: [])
     finally:
         unregister_format("arrows")
-    with pytest.raises(ValueError, match="built in"):
+    with pytest.raises(ValueError, match=r"data\.format_name_taken"):
         register_format("csv", read_pairs)
-    with pytest.raises(ValueError, match="names a data format"):
+    with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
         discover(str(tmp_path / "a.arrows"))
 
 
@@ -551,10 +551,10 @@ def test_splits_of_saved_data_sets(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": train, "test": test}).save_to_disk(str(tmp_path / "both"))
     assert len(list(discover(str(tmp_path / "both"))[0].rows())) == 3
     assert len(list(discover(f"{tmp_path / 'both'}@test")[0].rows())) == 1
-    with pytest.raises(ValueError, match=r"no split 'dev' \(it has train, test: write"):
+    with pytest.raises(ValueError, match=r"data\.unknown_split.*split=dev"):
         list(discover(f"{tmp_path / 'both'}@dev")[0].rows())
     train.save_to_disk(str(tmp_path / "one"))
-    with pytest.raises(ValueError, match="it has no splits"):
+    with pytest.raises(ValueError, match=r"data\.dataset_without_splits"):
         list(discover(f"{tmp_path / 'one'}@test")[0].rows())
 
 
@@ -571,7 +571,7 @@ def test_the_hub_loader_reads_what_load_dataset_reads(tmp_path: Path, monkeypatc
 def test_a_name_that_the_hub_does_not_have_is_refused(monkeypatch: Any) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="no-such-owner/nothing is no file or folder here"):
+    with pytest.raises(ValueError, match=r"data\.hub_dataset_not_found"):
         discover("no-such-owner/nothing")
 
 

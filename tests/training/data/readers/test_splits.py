@@ -81,7 +81,7 @@ def test_a_name_decides_the_split_of_a_file(tmp_path: Path, names: str, expected
         (
             ["x_train.jsonl", "b.jsonl", "x_val.jsonl"],
             (["x_train.jsonl", "b.jsonl"], ["x_val.jsonl"], []),
-            ["b.jsonl is trained on too"],
+            ["data.file_without_split_name"],
         ),
         (["x_train.jsonl", "val.jsonl"], (["x_train.jsonl"], ["val.jsonl"], []), []),
     ],
@@ -171,20 +171,20 @@ def test_of_several_configurations_the_default_is_trained_on(
 def test_of_several_configurations_three_are_named_with_what_to_set(tmp_path: Path) -> None:
     files = [f"{n}/1.jsonl" for n in "abcde"]
     configs = [{"config_name": f"the-{n}", "data_files": f"{n}/*"} for n in "abcde"]
-    with pytest.raises(ValueError, match="lists 5 config") as raised:
+    with pytest.raises(ValueError, match=r"data\.several_configurations.*num_configs=5") as raised:
         parts(tmp_path, files, {"configs": configs})
     assert str(raised.value).endswith(
         f"the-a ({tmp_path}/a), the-b ({tmp_path}/b), the-c ({tmp_path}/c) and 2 more"
     )
     flat = [{"config_name": name, "data_files": f"{name}.jsonl"} for name in "xyz"]
-    with pytest.raises(ValueError, match="lists 3 config") as raised:
+    with pytest.raises(ValueError, match=r"data\.several_configurations.*num_configs=3") as raised:
         parts(tmp_path, ["x.jsonl", "y.jsonl", "z.jsonl"], {"configs": flat})
     # the folder itself is of all of them
     assert str(raised.value).endswith(
         f"x ({tmp_path}/x.jsonl), y ({tmp_path}/y.jsonl), z ({tmp_path}/z.jsonl)"
     )
     mixed = [{"config_name": "m", "data_files": ["a/1.jsonl", "c/1.jsonl"]}, C]
-    with pytest.raises(ValueError, match="lists 2 config") as raised:
+    with pytest.raises(ValueError, match=r"data\.several_configurations.*num_configs=2") as raised:
         parts(tmp_path, FILES, {"configs": mixed})
     assert str(raised.value).endswith(f"m ({tmp_path}/a/1.jsonl), c ({tmp_path}/c)")
 
@@ -260,7 +260,7 @@ def test_another_name_is_data_whatever_lies_beside_it(tmp_path: Path) -> None:
 def test_folders_that_are_trained_on_together_are_named_in_their_order(tmp_path: Path) -> None:
     names = [f"{folder}/train.jsonl" for folder in ("z", "b", "m", "a")]
     [note] = parts(tmp_path, names).notes
-    assert note.startswith("a, b, m and 1 more are trained on together")
+    assert note.startswith("data.folders_trained_together")
     assert not parts(tmp_path, names[:1]).notes
 
 
@@ -269,7 +269,7 @@ def test_a_name_of_numbers_and_hashes_is_its_first_word(tmp_path: Path) -> None:
     assert shown(tmp_path, found) == (["a.jsonl"], ["val3.jsonl"], ["test1-0a1b-2c.jsonl"])
 
 
-@pytest.mark.parametrize(("num_configs", "more"), [(3, ""), (4, " and 1 more")])
+@pytest.mark.parametrize(("num_configs", "more"), [(3, ""), (4, "data.several_configurations")])
 def test_of_configurations_as_many_are_shown_as_of_files(
     tmp_path: Path, num_configs: int, more: str
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_generator_that_is_never_started_starts_no_thread() -> None:
 def test_a_thread_that_died_without_a_word_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(threading.Thread, "run", lambda self: None)
-    with pytest.raises(DataError, match="died without a word"):
+    with pytest.raises(DataError, match=r"data\.batch_thread_died"):
         list(prefetch(range(3), 2))
 
 

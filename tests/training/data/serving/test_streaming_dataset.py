@@ -148,7 +148,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
     next(items)
     path.write_text(path.read_text().replace("word", "work"))
     os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match="changed during the training"):
+    with pytest.raises(DataError, match=r"data\.file_changed_during_training"):
         list(items)
 
 
@@ -187,7 +187,7 @@ def test_format_and_encoding_are_those_that_are_given(tmp_path: Path) -> None:
 def test_wrong_limits_are_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     for limit in (0, -1):
-        with pytest.raises(ValueError, match="at least 1"):
+        with pytest.raises(ValueError, match=r"data\.invalid_stream_limits"):
             StreamingDataset(path, buffer_size=limit)
-        with pytest.raises(ValueError, match="at least 1"):
+        with pytest.raises(ValueError, match=r"data\.invalid_stream_limits"):
             StreamingDataset(path, memory_limit=limit)

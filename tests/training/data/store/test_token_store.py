@@ -112,7 +112,7 @@ def test_a_cut_or_missing_file_is_noticed_at_opening(tmp_path: Path, name: str) 
 def test_a_damaged_line_file_is_noticed_at_opening(tmp_path: Path, memory_bytes: int) -> None:
     write(tmp_path / "entry", random_examples(20))
     flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
-    with pytest.raises(DamagedEntryError, match=r"notes\.jsonl is damaged"):
+    with pytest.raises(DamagedEntryError, match=r"data\.cache_chunk_damaged.*file=notes\.jsonl"):
         TokenStore(tmp_path / "entry", memory_bytes)
 
 
@@ -120,10 +120,10 @@ def test_damage_after_opening_is_reported_with_the_remedy(tmp_path: Path) -> Non
     write(tmp_path / "entry", random_examples(20))
     store = TokenStore(tmp_path / "entry", MAPPED)
     flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
-    with pytest.raises(DataError, match=r"notes\.jsonl is damaged in MiB 0.*delete this folder"):
+    with pytest.raises(DataError, match=r"data\.prepared_data_damaged"):
         store.lines("notes.jsonl")
     (tmp_path / "entry" / "tasks.npy").unlink()
-    with pytest.raises(DataError, match=r"tasks\.npy cannot be read: No such file.*delete this"):
+    with pytest.raises(DataError, match=r"data\.prepared_data_damaged"):
         store.array("tasks.npy")
 
 
@@ -136,14 +136,16 @@ def test_a_mapped_file_is_checked_where_it_is_used(
     flip_bit(tmp_path / "entry" / "input_ids.npy", -1)
     store = TokenStore(tmp_path / "entry", MAPPED)
     assert same(store.example(0), examples[0])
-    with pytest.raises(DataError, match=r"input_ids\.npy is damaged.*delete this folder"):
+    with pytest.raises(DataError, match=r"data\.prepared_data_damaged"):
         store.example(199)
 
 
 def test_an_unfinished_entry_cannot_be_opened(tmp_path: Path) -> None:
     with StoreWriter(tmp_path, 100) as writer:
         writer.append(random_examples(3))
-    with pytest.raises(DamagedEntryError, match=r"meta\.json cannot be read"):
+    with pytest.raises(
+        DamagedEntryError, match=r"data\.cache_metadata_unreadable.*file=meta\.json"
+    ):
         TokenStore(tmp_path, IN_MEMORY)
 
 
