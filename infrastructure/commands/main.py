@@ -40,36 +40,55 @@ from infrastructure.core.stop_signals import (
     take_usr1_as_sigterm,
 )
 
-# In the order of the help; `train-resume` is the module train_resume of this folder.
-COMMANDS = {
-    "train": "train a model",
-    "train-resume": "go on with a run that was interrupted",
-    "queue": "trainings one after another, over a night",
-    "train-eval": "measure a trained model on held-out data",
-    "ask": "put questions to a trained model",
-    "optimize": "find the fastest way to answer with a model",
-    "check": "try out model, data and machine; trains nothing",
-    "tune": "measure which settings are fastest on this machine",
-    "sweep": "trainings that look for the best settings",
-    "quantum": "the quantum step by itself, and what it is worth",
-    "config": "show every setting and where it came from",
-    "checkpoints": "list or verify checkpoints",
-    "export": "write a checkpoint as a model others can load",
-    "backup": "copies of a run at another place",
-    "list": "show the runs of a folder, a line each",
-    "watch": "follow a run in the terminal",
-    "dashboard": "follow runs on a web page",
-    "stop": "let a training save and stop, wherever it runs here",
-    "doctor": "check versions, devices, memory and disk",
-    "completion": "what lets a shell complete commands and flags",
+# By heading, in the order of the help; a command is the module of its name in this folder.
+GROUPS = {
+    "Train": {
+        "train": "train a model, or resume the run of the same settings",
+        "resume": "resume an interrupted run",
+        "stop": "stop a run after saving a checkpoint",
+        "queue": "train several runs one after another",
+        "sweep": "search for the best hyperparameters",
+    },
+    "Before you train": {
+        "check": "check model, data and machine, without training",
+        "tune": "measure which settings train fastest on this machine",
+        "config": "show every setting and where it came from, or write a file of them",
+        "doctor": "check versions, devices, memory and disk",
+    },
+    "Use a model": {
+        "eval": "evaluate a model on held-out data",
+        "ask": "chat with a model",
+        "export": "export a checkpoint as a model that other programs load",
+        "bench": "find the fastest way to run a model",
+    },
+    "Runs and backups": {
+        "list": "list runs",
+        "watch": "follow a run in the terminal",
+        "dashboard": "follow runs in a browser",
+        "checkpoints": "list or verify checkpoints",
+        "backup": "back up, list and restore runs",
+    },
+    "More": {
+        "quantum": "run the quantum step by itself, or compare solvers",
+        "completion": "print a script that completes commands in a shell",
+    },
+}
+COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
+# The same by other names: those of the specification, and what people type.
+SAME_COMMANDS = {
+    "train-resume": "resume",
+    "train-eval": "eval",
+    "evaluate": "eval",
+    "optimize": "bench",
+    "chat": "ask",
 }
 # What `train --detach` starts: no word for people, so no help names it.
 HIDDEN = "train-detached"
 
 # An agent of ours, torchrun or accelerate may start several of these; the first one leads. Their
 # work is not what they print.
-TRAINS = ("train", "train-resume", HIDDEN)
-GOES_ON = ("train", "train-resume", "sweep")  # with what it has saved, when it is called again
+TRAINS = ("train", "resume", HIDDEN)
+GOES_ON = ("train", "resume", "sweep")  # with what it has saved, when it is called again
 
 INTERRUPTED = "temper: interrupted"
 
@@ -103,14 +122,24 @@ def create_parser() -> CommandParser:
         prog=PROGRAM,
         description=phrase("commands.help_temper"),
         epilog=phrase("commands.help_of_a_command"),
+        groups=GROUPS,
     )
-    parser.add_argument("--version", action=ShowVersion, help=phrase("commands.help_version"))
+    parser.add_argument("-V", "--version", action=ShowVersion, help=phrase("commands.help_version"))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
         add = partial(_add_arguments, name)
         commands.add_parser(name, help=text, description=as_sentence(text), add_arguments=add)
     commands.add_parser(HIDDEN, add_arguments=partial(_add_arguments, HIDDEN))
     return parser
+
+
+def with_full_names(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the names that commands have here: `help train` is
+    `train --help`."""
+    first, *rest = words or [""]
+    if first == "help":
+        return [*with_full_names(rest[:1]), "--help"] if rest else ["--help"]
+    return [SAME_COMMANDS.get(first, first), *rest] if words else []
 
 
 def _add_arguments(name: str, parser: CommandParser) -> None:
@@ -147,8 +176,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     share_the_cores()  # before anything imports torch
     try:
         parser = create_parser()
-        words = list(sys.argv[1:] if arguments is None else arguments)
-        options = parse(parser, arguments)
+        words = with_full_names(sys.argv[1:] if arguments is None else arguments)
+        options = parse(parser, words)
         options.words_given = words
         if options.command is None:
             parser.print_help()
@@ -190,7 +219,7 @@ def _how_to_go_on(arguments: Sequence[str] | None) -> str:
     """What a command that trains may be told after it: nothing of it is to be done twice."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = next(iter(words), "")
-    goes_on = name in GOES_ON or words[:2] == ["queue", "run"]
+    goes_on = SAME_COMMANDS.get(name, name) in GOES_ON or words[:2] == ["queue", "run"]
     if not goes_on or "--new-run" in words:
         return ""
     return phrase("commands.interrupted_how_to_resume")

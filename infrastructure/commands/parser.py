@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,16 +26,18 @@ class CommandParser(argparse.ArgumentParser):
 
     Args:
         add_arguments: adds them.
+        groups: of the commands, by heading: name and what it does.
     """
 
     def __init__(
         self,
         *args: Any,
         add_arguments: Callable[["CommandParser"], None] | None = None,
+        groups: Mapping[str, Mapping[str, str]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._add_arguments = add_arguments
+        self._add_arguments, self._groups = add_arguments, groups
 
     def complete(self) -> "CommandParser":
         """Have all arguments added."""
@@ -53,11 +55,21 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """What `--help` prints."""
+        if self._groups is not None:
+            return self._grouped_help(self._groups)
         if not self.complete()._is_long():
             return super().format_help()
         from infrastructure.commands.short_help import short_help
 
         return short_help(self)
+
+    def _grouped_help(self, groups: Mapping[str, Mapping[str, str]]) -> str:
+        lines = [f"usage: {self.prog} COMMAND [flags]", "", str(self.description)]
+        for heading, commands in groups.items():
+            lines += ["", f"{heading}:"]
+            lines += [f"  {name:<12}{text}" for name, text in commands.items()]
+        flags = [", ".join(a.option_strings) for a in self._actions if a.option_strings]
+        return "\n".join([*lines, "", f"Flags: {', '.join(flags)}", str(self.epilog), ""])
 
     def format_full_help(self) -> str:
         """What `--help-all` prints."""

@@ -10,9 +10,9 @@ from infrastructure.core.messages import phrase
 # What other tools call a command.
 COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("finetune", "fine-tune", "fit", "sft", "run"), "train"),
-    **dict.fromkeys(("resume", "continue"), "train-resume"),
-    **dict.fromkeys(("eval", "evaluate", "benchmark"), "train-eval"),
-    **dict.fromkeys(("chat", "generate", "infer", "predict", "inference"), "ask"),
+    "continue": "resume",
+    "benchmark": "bench",
+    **dict.fromkeys(("generate", "infer", "predict", "inference"), "ask"),
     **dict.fromkeys(("convert", "merge", "save"), "export"),
     **dict.fromkeys(("monitor", "logs", "tail", "status"), "watch"),
     **dict.fromkeys(("runs", "ls", "ps", "history"), "list"),
@@ -33,16 +33,10 @@ def flag_hint(flag: str, known: Collection[str], command: str) -> str:
     is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
     if name in ABSENT or is_taken:
         return f"; {known_elsewhere(flag)}"
-    meant = nearest_flag(flag, known)
+    meant = nearest(flag, known)
     if meant:
         return phrase("commands.did_you_mean", meant=meant)
     return phrase("commands.see_its_help", command=command)
-
-
-def nearest_flag(flag: str, known: Collection[str]) -> str | None:
-    """The nearest flag; a short one that is nearly the whole word comes before a longer one."""
-    close = nearest(flag, [name for name in known if abs(len(name) - len(flag)) <= 1])
-    return close or nearest(flag, known)
 
 
 def unknown_command(command: str, word: str, known: Collection[str]) -> tuple[str, bool]:

@@ -8,11 +8,13 @@ SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lr", "max_lr"), ("training.learning_rate",)),
     "train_batch_size": ("training.batch_size",),
     "micro_batch_size": ("training.batch_size",),
+    "bs": ("training.batch_size",),
     "per_device_train_batch_size": ("training.batch_size",),
     "per_device_batch_size": ("training.batch_size",),
     "global_batch_size": ("training.batch_size", "training.gradient_accumulation"),
     "auto_find_batch_size": ("training.batch_size=auto",),
     "gradient_accumulation_steps": ("training.gradient_accumulation",),
+    "grad_accum": ("training.gradient_accumulation",),
     **dict.fromkeys(
         ("num_train_epochs", "train_epochs", "n_epochs", "max_epochs"), ("training.num_epochs",)
     ),
@@ -149,8 +151,9 @@ SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("load_in_4bit", "int4", "nf4"), ("model.quantization=4bit",)),
     **dict.fromkeys(("load_in_8bit", "int8"), ("model.quantization=8bit",)),
     **dict.fromkeys(("quantize", "quantization_bit", "bits", "bnb"), ("model.quantization",)),
-    "qlora": ("model.lora_config", "model.quantization=4bit"),
-    "use_qlora": ("model.lora_config", "model.quantization=4bit"),
+    **dict.fromkeys(
+        ("qlora", "use_qlora", "qlora_enabled"), ("model.lora_config", "model.quantization=4bit")
+    ),
     **dict.fromkeys(("use_dora", "dora"), ("model.lora_config.use_dora=true",)),
     **dict.fromkeys(("use_rslora", "rslora"), ("model.lora_config.use_rslora=true",)),
     **dict.fromkeys(("loftq", "pissa"), ("model.lora_config.init_lora_weights",)),

@@ -34,11 +34,20 @@ def _likeness(name: str, choice: str) -> float:
         while len(given) > 1 and len(known) > 1 and given[end] == known[end]:
             del given[end], known[end]
     left, right = "".join(given), "".join(known)
+    if whole >= 4 and _is_one_letter_more(*sorted((left, right), key=len)):
+        return 1 - 1 / (3 * whole)
     if _are_swapped(left, right):
         return 1 - 1 / (2 * whole)
     if len(left) == len(right) and whole >= 6 and sum(map(str.__ne__, left, right)) == 1:
         return max(LIKE_ENOUGH, 1 - 1 / whole)
     return difflib.SequenceMatcher(None, left, right).ratio()
+
+
+def _is_one_letter_more(shorter: str, longer: str) -> bool:
+    """Return whether one letter of the longer word is too many, and nothing else differs."""
+    return len(longer) == len(shorter) + 1 and any(
+        longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer))
+    )
 
 
 def _are_swapped(left: str, right: str) -> bool:

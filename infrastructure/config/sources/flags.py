@@ -15,6 +15,7 @@ from typing import Any, get_origin
 
 from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.elsewhere import SAME
 from infrastructure.config.field_help import allowed_values, choices, leaves, plain
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
@@ -35,28 +36,27 @@ NAMES: dict[str, tuple[str, ...]] = {
     "data.shape": ("--data-shape",),
     "training.num_epochs": ("--epochs", "--num-epochs"),
     "training.rewards": ("--reward", "--rewards"),
-    "training.cache_mode": ("--stack-cache-mode",),
-    "training.cache_dir": ("--stack-cache-dir",),
+    "training.checkpoint_frequency": ("--save-steps", "--checkpoint-frequency"),
+    "training.checkpoint_interval": ("--save-epochs", "--checkpoint-interval"),
+    "training.checkpoint_seconds": ("--save-seconds", "--checkpoint-seconds"),
+    "training.validation_frequency": ("--eval-steps", "--validation-frequency"),
+    "training.validation_interval": ("--eval-epochs", "--validation-interval"),
+    "training.log_frequency": ("--log-steps", "--log-frequency"),
+    "training.optimization_frequency": ("--quantum-steps", "--optimization-frequency"),
     "backup.allow_missing_place": ("--allow-missing-place",),
     "output_dir": ("--output", "--output-dir"),
     "run_name": ("--name", "--run-name"),
 }
-# What fingers know from other tools; help shows it with --help-all.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "data.max_length": ("--seq-length", "--seq-len", "--max-seq-length", "--cutoff-len"),
-    "model.lora_config.r": ("--lora-rank",),
-    "model.name": ("--base-model", "--model-name-or-path"),
-    "training.batch_size": ("--bs", "--per-device-train-batch-size"),
-    "training.checkpoint_frequency": ("--save-steps",),
-    "training.gradient_accumulation": ("--gradient-accumulation-steps", "--grad-accum"),
-    "training.learning_rate": ("--lr",),
-    "training.log_frequency": ("--logging-steps",),
-    "training.metrics_sinks": ("--report-to",),
-    "training.num_epochs": ("--num-train-epochs",),
-    "training.optimizer": ("--optim",),
-    "training.scheduler_type": ("--lr-scheduler", "--lr-scheduler-type"),
-    "training.validation_frequency": ("--eval-steps",),
-}
+# Names of other tools that are taken as flags, too; what they mean is in `config.elsewhere`.
+TYPED = (
+    *("seq_length", "seq_len", "max_seq_length", "cutoff_len", "lora_rank", "base_model"),
+    *("model_name_or_path", "bs", "per_device_train_batch_size", "save_every", "logging_steps"),
+    *("gradient_accumulation_steps", "grad_accum", "lr", "report_to", "num_train_epochs", "optim"),
+    *("lr_scheduler", "lr_scheduler_type"),
+)
+ALIASES: dict[str, list[str]] = {}
+for _name in TYPED:
+    ALIASES.setdefault(SAME[_name][0], []).append(f"--{_name.replace('_', '-')}")
 PRESET_FLAG = f"--{PRESET}"
 
 _OWN_NAME = {"", "model", "data", "training"}
@@ -68,9 +68,21 @@ def flag_names(key: str) -> tuple[str, ...]:
     if key in NAMES:
         return NAMES[key]
     section, _, name = key.rpartition(".")
+    if section == "training" and name in StackwiseFields.model_fields:
+        return _of_stacks(name)
     inner = section.rpartition(".")[2].removesuffix("_config")
     own = name.removeprefix("enable_") if section in _OWN_NAME else f"{inner}_{name}"
     return ("--" + own.replace("_", "-"),)
+
+
+def _of_stacks(name: str) -> tuple[str, ...]:
+    """Return the flags of a setting of block-wise training: all begin with `--stack-`."""
+    own = name.removesuffix("_enabled").removeprefix("stack_").replace("_", "-")
+    flag = f"--stack-{own}".replace("--stack-save-", "--save-")
+    plain = f"--{name.replace('_', '-')}"
+    # `--qlora-…` would be taken for the training of LoRA on a quantized model.
+    is_clear = not name.startswith(("qlora", "quantization", "cache")) and flag != plain
+    return (flag, plain) if is_clear else (flag,)
 
 
 def key_of_keyword(name: str) -> str:
@@ -232,7 +244,7 @@ def is_truth(spec: FieldSpec) -> bool:
 
 
 def _all_flags(spec: FieldSpec) -> list[str]:
-    flags = [*flag_names(spec.key), *ALIASES.get(spec.key, ())]
+    flags = [*flag_names(spec.key), *ALIASES.get(spec.key, [])]
     off = ["--no-" + flag.removeprefix("--") for flag in flags]
     return flags + off if is_truth(spec) else flags
 

@@ -12,7 +12,7 @@ import psutil
 HOLDER_FILE = "trained_by"
 STOP_FILE = "to_be_stopped"  # written just before the signal, so that it is known for what it is
 LINE = re.compile(r"process (\d+) on (\S+)( ended)?\n?")
-PROGRAMS, COMMANDS = ("temper", "infrastructure"), ("train", "train-resume")
+PROGRAMS, COMMANDS = ("temper", "infrastructure"), ("train", "resume", "train-resume")
 CLOCK_SLACK_SECONDS = 2.0  # of file times against process start times
 
 
