@@ -133,7 +133,7 @@ def check(
         return
     keys = {one.key for one in dimensions}
     if in_vain := [*refused_without_effect(tried, tried.source, keys)]:
-        raise ConfigurationError("; ".join(in_vain))
+        raise ConfigurationError("\n".join(in_vain))
 
 
 def table(

@@ -190,7 +190,7 @@ def sentences(
                 value=format_value(value),
                 hint=hint or "",
             )
-    return "; ".join(texts.values())
+    return "\n".join(texts.values())
 
 
 def unknown_field(section: type[ConfigSection], name: str) -> str:

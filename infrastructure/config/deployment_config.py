@@ -326,7 +326,7 @@ class DeploymentConfig(ConfigSection):
             ConfigurationError: a sentence for each setting that cannot be carried out.
         """
         if problems := self.problems():
-            raise ConfigurationError("; ".join(problems))
+            raise ConfigurationError("\n".join(problems))
 
     def problems(self) -> list[str]:
         """A sentence for each setting that cannot be carried out; what `check_supported` raises."""

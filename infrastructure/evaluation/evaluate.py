@@ -60,6 +60,7 @@ from infrastructure.training.models.saved_model import notes_of_rounded
 from infrastructure.training.models.source import find_source
 from infrastructure.training.trainer_factory import TrainerFactory
 
+LEAVE_OUT = "config.leave_out"
 NOTE = "note: "  # begins the line of a note
 
 
@@ -366,7 +367,9 @@ def set_aside(config: DeploymentConfig) -> list[str]:
                 )
             (refusals if is_meant else notes).append(message)
     if refusals:
-        raise ConfigurationError("; ".join(f"{refusal}; leave it out" for refusal in refusals))
+        raise ConfigurationError(
+            "\n".join(f"{refusal}. {phrase(LEAVE_OUT)}" for refusal in refusals)
+        )
     config.data.eval_path, config.data.validation_split = None, 0
     config.model.lora_config, config.model.embedded = None, EmbeddedModelConfig()
     if config.training.batch_size == "auto":  # of a training; what does not fit here is halved

@@ -55,7 +55,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
         if source.layer in (Layer.FLAG, Layer.KEYWORD) and reason is not None:
             sentences.append(phrase("evaluation.flag_no_effect", key=Setting(key), reason=reason))
     if sentences:
-        raise ConfigurationError("; ".join(sentences))
+        raise ConfigurationError("\n".join(sentences))
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ def merge(
             del merged[key]
         merged |= one
     if problems:
-        raise ConfigurationError("; ".join(dict.fromkeys(map(str, problems)))) from problems[0]
+        raise ConfigurationError("\n".join(dict.fromkeys(map(str, problems)))) from problems[0]
     return merged
 
 

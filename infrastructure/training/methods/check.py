@@ -82,7 +82,7 @@ def check_method(config: DeploymentConfig) -> None:
     if config.model.lora_config is not None:
         refuse_missing("peft", format(Setting("model.lora_config")))
     if problems := problems_of(config, installed):
-        raise ConfigurationError("; ".join(problems))
+        raise ConfigurationError("\n".join(problems))
     _refuse_launcher(method)
     _check_model(config.model.name, "model.name", takes_lora=method != "reward")
     if method in BY_REWARD:

@@ -1,0 +1,35 @@
+"""A configuration file with every setting, its description and its default, to be edited."""
+
+import json
+from collections.abc import Iterator
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import allowed_values
+from infrastructure.config.schema import FieldSpec, schema_of, value_at
+from infrastructure.core.messages import phrase
+from infrastructure.core.redact import redact
+
+
+def yaml_template(config: DeploymentConfig) -> str:
+    """Return a YAML file that sets what differs from the defaults, with the rest as comments.
+
+    `load_config` reads it as a configuration of the same values; secrets are masked.
+    """
+    fields = schema_of(DeploymentConfig).fields
+    lines = [f"# {phrase('config.template_head')}"]
+    for section in dict.fromkeys(key.rpartition(".")[0] for key in fields):
+        lines += ["", f"# {'-' * 20} {section or 'the run'}", ""]
+        for key, spec in fields.items():
+            if key.rpartition(".")[0] == section:
+                lines += _lines_of(config, spec)
+    return "\n".join([*lines, ""])
+
+
+def _lines_of(config: DeploymentConfig, spec: FieldSpec) -> Iterator[str]:
+    takes = "true or false" if spec.is_switch else allowed_values(spec.info)
+    yield f"# {spec.description} ({takes})"
+    is_default = spec.key not in config.present_keys() or config.is_default(spec.key)
+    default = spec.default is not None if spec.is_switch else spec.default
+    value = default if is_default else value_at(config, spec.key)
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    yield f"{'# ' if is_default else ''}{spec.key}: {redact(shown)}"
