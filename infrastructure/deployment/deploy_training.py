@@ -59,7 +59,7 @@ from infrastructure.evaluation.held_out import (
     measure_answers,
 )
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.records.run_reader import data_words, model_words
+from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.configuration_judge import canonical_name
@@ -100,6 +100,7 @@ from infrastructure.training.metrics.sinks import check_sinks, sinks_of_run
 from infrastructure.training.models.backend_choice import Backend
 from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
+    CheckpointLines,
     CopiesObserver,
     ErrorsObserver,
     MetricsObserver,
@@ -427,7 +428,7 @@ class TrainingDeployment:
                 with self._stage("fit", phrase("deployment.measuring_batch_size")):
                     by_trial = choose_by_trial(trainer)
                     for line in by_trial.lines() if by_trial else ():
-                        self.report(line)
+                        self.report.detail(line)
                     for index, line in enumerate(trainer.batch_plan().lines()):
                         (self.report if index == 0 else self.report.detail)(line)
                 choices = [each for each in (self.by_product, by_trial) if each is not None]
@@ -479,7 +480,6 @@ class TrainingDeployment:
         that no process can hold."""
         if trainer.adapter.on_disk:
             return measure(trainer)
-        self.report(phrase("deployment.evaluating_before_training", run_id=run.run_id))
         try:
             return self._measured(run, trainer)
         except KeyboardInterrupt:
@@ -527,8 +527,6 @@ class TrainingDeployment:
         for note in self.config.notes():
             self.report(f"note: {note}")
         config = self.config
-        data_named = f", data: {data_words(config.data.path)}" if config.data.path else ""
-        self.report(f"Preparing model: {model_words(config.model.name)}{data_named}")
         trainer = TrainerFactory().for_run(config, began_with, saved_tokenizer=saved_tokenizer)
         if config.training.best_needs_answers:
             trainer.answering = measure_answers
@@ -539,7 +537,7 @@ class TrainingDeployment:
         else:
             self.by_product = choose_by_product(trainer)
             if self.by_product is not None:
-                self.report(self.by_product.line())
+                self.report.detail(self.by_product.line())
         with self._stage("model", "loading the model"):
             trainer.initialize_model()
         with self._stage("data", phrase("deployment.preparing_data")):
@@ -592,7 +590,8 @@ class TrainingDeployment:
         for note in shorter_than_given(self.config, state.total_steps):
             self.report(f"note: {note}")
         ahead = steps_ahead(state.step, state.total_steps)
-        self.report(f"Training for {ahead}{phrase('run.ctrl_c_saves_and_stops')}")
+        begins = phrase("deployment.training_starts", run=from_here(run.path), steps=ahead)
+        self.report(f"{begins}{phrase('run.ctrl_c_saves_and_stops')}")
         record_running(run, state.total_steps, state.step)
         summary = self._train_to_end(finalizer, state, loop)
         finalizer.show_end()
@@ -702,6 +701,7 @@ class TrainingDeployment:
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(sinks)),
             ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),
+            CheckpointLines(self.report, copies.confirmed_step if copies.has_place else None),
             ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]

@@ -21,6 +21,7 @@ from infrastructure.deployment.forecast import (
     log_without_forecast,
     space_of,
 )
+from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.run.directory import RunDirectory
@@ -84,7 +85,10 @@ class MethodForecast(Observer):
         else:
             self.kept.keep(forecast, state.step)
         ahead = steps_ahead(state.step, state.total_steps)
-        self.report(phrase("deployment.training_starts", steps=ahead))
+        begins = phrase(
+            "deployment.training_starts", run=from_here(self.kept.run.path), steps=ahead
+        )
+        self.report(f"{begins}{phrase('run.ctrl_c_saves_and_stops')}")
         self._began = time.monotonic()
 
     def compared(self) -> list[ForecastRow]:

@@ -44,7 +44,7 @@ def checked_before(
     worth_telling = [result for result in results if result.status == "warn"]
     for line in lines_of(worth_telling)[1:-1]:
         report(line)
-    report(f"Checked: {_verdict(results)}")
+    report(phrase("deployment.checks_line", verdict=_verdict(results)))
     for result in results:
         if result.status == "skipped":
             details(report)(f"Not checked: {result.name}: {result.text}")

@@ -195,13 +195,20 @@ def describe_model(trainer: EnhancedTrainer) -> str:
     model: torch.nn.Module = trainer.initialize_model()
     described = trainer.adapter.describe()
     total, trained = count_parameters(model)
-    by_lora = " by LoRA" if trainer.model_config.lora_config is not None else ""
-    share = "" if trained == total else f", {trained / 1e6:.2f} M of them trained{by_lora}"
+    model_config = trainer.model_config
+    if model_config.lora_config is not None:
+        how = "deployment.trains_qlora" if model_config.quantization else "deployment.trains_lora"
+    else:
+        how = "deployment.trains_all" if trained == total else "deployment.trains_part"
     count = trainer.num_processes
-    processes = f", {count} processes" if count > 1 else ""
-    return (
-        f"Model: {model_words(str(described['name']))}, {total / 1e6:.2f} M parameters{share},"
-        f" {trainer.precision.name} on {trainer.device}{processes}"
+    return phrase(
+        "deployment.model_line",
+        model=model_words(str(described["name"])),
+        millions=total / 1e6,
+        trained=phrase(how, millions=trained / 1e6),
+        precision=trainer.precision.name,
+        device=trainer.device,
+        processes=f", {count} processes" if count > 1 else "",
     )
 
 

@@ -115,6 +115,10 @@ class RunReplication:
             return None
         return short_words(self._look(), time.time())
 
+    def confirmed_step(self) -> int | None:
+        """Return the newest step that is safe at the backup destination; None: nothing is."""
+        return self._look().confirmed_step
+
     def seconds_to_confirm(self) -> float:
         """How long a version may take until it is safe at the place, after what the last one took;
         never longer than the end of a run waits for it."""

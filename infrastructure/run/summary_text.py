@@ -101,21 +101,23 @@ def best_lines(summary: Summary) -> list[str]:
 
 
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:
-    lines = ["", "Where everything lies"]
-    lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
+    paths = {name: Path(path) for name, path in summary["paths"].items() if name != "run"}
+    lines = ["", phrase("run.files_head", run=_relative(str(run_path)))]
+    lines += [f"  {path.name:<14} {name}" for name, path in paths.items()]
     in_notebook = in_notebook_kernel()
     model = summary["paths"].get("model")
     if model and writes_text(Path(model)):
         sees = (Path(model) / SEES).is_file()
         line = _answer_command(_relative(model), in_notebook, sees, summary)
-        lines.append(f"  {'ask it':<12} {line}")
+        lines.append(phrase("run.ask_line", command=line))
     backup = summary.get("backup", {})
     if "published" in backup:
-        lines.append(f"  {'copy':<12} {backup['published']}")
-    lines.append(f"  {'look at it':<12} {_looking(_relative(str(run_path)), in_notebook)}")
+        lines.append(phrase("run.backup_copy", url=backup["published"]))
+    looking = _looking(_relative(str(run_path)), in_notebook)
+    lines.append(phrase("run.report_line", how=looking))
     if "text" in backup:
         lines.append(backup["text"])
-    advice = [f"{each['text']}: {each['command']}" for each in summary.get("advice", [])]
+    advice = [f"{each['text']} {each['command']}" for each in summary.get("advice", [])]
     return lines + (["", *advice] if advice else [])
 
 

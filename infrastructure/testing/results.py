@@ -57,8 +57,7 @@ def verdict(results: Sequence[CheckResult]) -> str:
     parts = [f"{counts['pass']} passed"]
     parts += [f"{counts[status]} {word}" for status, word in _OTHERS if counts[status]]
     seconds = sum(result.seconds for result in results)
-    checks = "1 check" if len(results) == 1 else f"{len(results)} checks"
-    return f"{checks} in {seconds:.1f} s: {', '.join(parts)}."
+    return f"{', '.join(parts)} in {seconds:.1f} s"
 
 
 _OTHERS: tuple[tuple[Status, str], ...] = (

@@ -492,7 +492,7 @@ def _question_to(model: str, summary: Mapping[str, object]) -> str:
 def _advised(text: str, command: str) -> tuple[str, str]:
     """What can be typed is a command; words such as "a lower --learning-rate" end the sentence."""
     is_command = command.startswith("temper ")
-    return (f"{text}:", command) if is_command else (f"{text}: {command}", "")
+    return (f"{text}:", command) if is_command else (f"{text} {command}", "")
 
 
 def from_here(path: str | Path) -> str:

@@ -23,6 +23,7 @@ from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import sinks_of_run
 from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
+    CheckpointLines,
     CopiesObserver,
     ErrorsObserver,
     MetricsObserver,
@@ -70,6 +71,7 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
         *others,
         *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
         MetricsObserver(MetricsLogger(sinks_of_run(sinks, directory))),
+        CheckpointLines(run.report, copies.confirmed_step if copies.has_place else None),
         ErrorsObserver(directory),
         Standstill(),
         ReportObserver(directory),

@@ -22,8 +22,9 @@ LINE_EVERY_SHARE = 0.05
 LINE_EVERY_SECONDS = 60.0
 RATE_WINDOW_SECONDS = 60.0
 BAR_REFRESH_SECONDS = 0.2
-BAR_FORMAT = "{desc} {percentage:3.0f} % {bar} {n_fmt}/{total_fmt}{postfix}"
-COUNT_FORMAT = "{desc} {n_fmt}{postfix}"
+BAR_FORMAT = "[{percentage:3.0f}%] {bar} step {n_fmt}/{total_fmt}{postfix}"
+COUNT_FORMAT = "step {n_fmt}{postfix}"
+GAP = "  "  # between two numbers
 
 if TYPE_CHECKING:
     _Tqdm = tqdm[NoReturn]
@@ -50,6 +51,13 @@ class ProgressDisplay(Protocol):
 
     def close(self) -> None:
         """The training has ended."""
+
+
+def place_of_step(step: float, total_steps: int) -> str:
+    """Return `[ 55%] step 550/999`; of a run whose end is not known, `step 550`."""
+    if not total_steps:
+        return f"step {step:,}"
+    return f"[{100 * step / total_steps:3.0f}%] step {step:,}/{total_steps:,}"
 
 
 class RecentRate:
@@ -118,12 +126,12 @@ class Progress:
         if loss is not None:
             self._numbers["loss"] = f"loss {format_number(loss)}"
         if tokens_per_second:  # a trainer of TRL may count none
-            self._numbers["rate"] = f"{format_number(round(tokens_per_second))} tokens/s"
+            self._numbers["rate"] = f"{format_number(round(tokens_per_second))} tok/s"
         left = self._rate.seconds_left(self.total_steps)
         if left is not None:
-            self._numbers["left"] = f"{tqdm.format_interval(left)} left"
+            self._numbers["left"] = f"ETA {tqdm.format_interval(left)}"
         parts = [*self._numbers.values(), self.note()]
-        self._display.show(step, " · ".join(part for part in parts if part))
+        self._display.show(step, GAP.join(part for part in parts if part))
 
     def close(self) -> None:
         """Show the last state and leave the cursor on a fresh line."""
@@ -148,7 +156,6 @@ class _Bar:
         options: dict[str, Any] = {
             "total": total_steps or None,
             "initial": step,
-            "desc": "training",
             "bar_format": BAR_FORMAT if total_steps else COUNT_FORMAT,
             "miniters": 1,
             "mininterval": BAR_REFRESH_SECONDS,
@@ -189,8 +196,6 @@ class _Lines:
 
     def _print(self) -> None:
         step, text = self._last
-        share = f"{100 * step / self._total_steps:3.0f} % · " if self._total_steps else ""
-        of_total = f" of {self._total_steps:,}" if self._total_steps else ""
-        self._stream.write(f"training {share}step {step:,}{of_total} · {text}\n")
+        self._stream.write(f"{place_of_step(step, self._total_steps)}{GAP}{text}\n")
         self._stream.flush()
         self._shown_step, self._shown_time = step, self._clock()

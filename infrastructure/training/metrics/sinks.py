@@ -22,7 +22,6 @@ import csv
 import io
 import os
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -48,13 +47,13 @@ from infrastructure.monitoring.drawing.metrics_file import (
 )
 from infrastructure.monitoring.drawing.quantity_names import name_and_value
 from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, held_out_loss
+from infrastructure.training.metrics.progress import GAP, place_of_step
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 CSV_COLUMNS = ["step", "kind", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm"]
 CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
-CONSOLE_INTERVAL_SECONDS = 30.0
 EVALUATED_EVERY_SHARE = 0.05  # of the run: short epochs would fill the screen
 TENSORBOARD_FLUSH_SECONDS = 10
 EVENT_FILES = "events.out.tfevents.*"
@@ -82,22 +81,17 @@ class Sink(ABC):
 
 
 class ConsoleSink(Sink):
-    """One readable line a record: NaN always, evaluations at every few percent of the run and at
-    its end, plain steps not too often."""
+    """A line for what the progress does not show: values that are NaN or infinite, always, and
+    evaluations at every few percent of the run and at its end."""
 
     name = "console"
 
     def __init__(
         self,
         echo: Callable[[str], None] | None = None,
-        interval_seconds: float = CONSOLE_INTERVAL_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loss: str | None = None  # which the numbers are of, where it is known
         self.echo = echo or show
-        self.interval_seconds = interval_seconds
-        self.clock = clock
-        self._next_time = float("-inf")
         self._total_steps, self._next_evaluated = 0, 0.0
 
     def expect(self, total_steps: int) -> None:
@@ -106,21 +100,17 @@ class ConsoleSink(Sink):
 
     def write(self, record: Record) -> None:
         if _has_no_number(record) or self._is_due(record):
-            self.echo(console_line(record, self.loss))
+            self.echo(console_line(record, self.loss, self._total_steps))
 
     def _is_due(self, record: Record) -> bool:
-        if record.get("kind") == EVALUATION:
-            step = record.get("step")
-            if not isinstance(step, int | float):
-                return True
-            if step < self._next_evaluated and step < self._total_steps:
-                return False
-            self._next_evaluated = step + self._total_steps * EVALUATED_EVERY_SHARE
-            return True
-        now = self.clock()
-        if now < self._next_time:
+        if record.get("kind") != EVALUATION:
             return False
-        self._next_time = now + self.interval_seconds
+        step = record.get("step")
+        if not isinstance(step, int | float):
+            return True
+        if step < self._next_evaluated and step < self._total_steps:
+            return False
+        self._next_evaluated = step + self._total_steps * EVALUATED_EVERY_SHARE
         return True
 
 
@@ -134,21 +124,23 @@ CONSOLE_PARTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "eval_loss": (f"{HELD_OUT_LOSS} {{}}", format_number),
     "learning_rate": ("lr {}", lambda value: format_number(value, 3)),
     "grad_norm": ("grad norm {}", lambda value: format_number(value, 3)),
-    "tokens_per_second": ("{} tokens/s", lambda value: format_number(value, 3)),
+    "tokens_per_second": ("{} tok/s", lambda value: format_number(value, 3)),
     "memory_bytes": ("{}", format_bytes),
 }
 CONSOLE_SILENT = {"step", "epoch", "kind", "tokens", "seconds"}
 REPORT_ONLY = "quantum_"  # what the quantum step was like; it has a line and a section of its own
 
 
-def console_line(record: Record, loss: str | None = None) -> str:
-    """`step 120 · epoch 2 · loss 2.345 · …`; keys nobody foresaw come last, by their name. People
-    count epochs from 1.
+def console_line(record: Record, loss: str | None = None, total_steps: int = 0) -> str:
+    """Return `[ 12%] step 120/999  epoch 2  loss 2.345  …`; unknown keys come last, by their name.
+    Epochs are counted from 1.
 
     Args:
         loss: see `held_out_loss`.
     """
-    parts = [f"step {record.get('step')}"]
+    step = record.get("step")
+    at = place_of_step(step, total_steps) if isinstance(step, int | float) else f"step {step}"
+    parts = [at]
     epoch = record.get("epoch")
     parts += [f"epoch {epoch + 1:g}"] if isinstance(epoch, int | float) else []
     for key, (text, format_value) in CONSOLE_PARTS.items():
@@ -158,7 +150,7 @@ def console_line(record: Record, loss: str | None = None) -> str:
     known = CONSOLE_PARTS.keys() | CONSOLE_SILENT
     others = [key for key in record if key not in known and not key.startswith(REPORT_ONLY)]
     parts += [_part(key, record[key]) for key in others]
-    return " · ".join(parts)
+    return GAP.join(parts)
 
 
 def _part(key: str, value: object) -> str:

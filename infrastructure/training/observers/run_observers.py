@@ -14,6 +14,7 @@ from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.error_place import at_place
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.line_file import LineFile
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.core.state import TrainingState
@@ -34,6 +35,8 @@ MAX_ERROR_LINES = 1000
 REPORT_INTERVAL_SECONDS = 60.0
 REPORT_TIME_SHARE = 0.01
 LOOK_AT_COPIER_SECONDS = 1.0
+LINE_SECONDS = 60.0  # between two lines on checkpoints
+LOOK_SECONDS = 2.0  # between two looks at what is backed up
 
 
 class MetricsObserver(Observer):
@@ -112,6 +115,42 @@ class ProgressObserver(Observer):
         if self._progress is not None:
             self._best_effort.attempt(DISPLAY, self._progress.close)
         self._progress = None
+
+
+class CheckpointLines(Observer):
+    """Shows that a checkpoint is saved and, with a backup destination, when it is backed up.
+
+    Args:
+        show: shows a line.
+        confirmed_step: returns the newest step at the destination; None without a destination.
+        clock: seconds from any start.
+    """
+
+    def __init__(
+        self,
+        show: Callable[[str], None],
+        confirmed_step: Callable[[], int | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.show, self.confirmed_step, self.clock = show, confirmed_step, clock
+        self._next_line = self._next_look = float("-inf")
+        self._waiting: int | None = None  # a step that was shown as saved, and not yet as backed up
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        if not state.step or self.clock() < self._next_line:
+            return
+        self._next_line = self.clock() + LINE_SECONDS
+        self._waiting = state.step
+        self.show(phrase("training.checkpoint_saved", step=state.step))
+
+    def step_end(self, state: TrainingState) -> None:
+        if self._waiting is None or self.confirmed_step is None or self.clock() < self._next_look:
+            return
+        self._next_look = self.clock() + LOOK_SECONDS
+        confirmed = self.confirmed_step()
+        if confirmed is not None and confirmed >= self._waiting:
+            self._waiting = None
+            self.show(phrase("training.checkpoint_backed_up", step=confirmed))
 
 
 class ErrorsObserver(Observer):

@@ -124,12 +124,18 @@ class DataReport:
         return [phrase("data.unused_columns", columns=self.unused_columns)]
 
     def _short_lines(self) -> list[str]:
-        _, shape, counts = self._rows()
+        _, _, counts = self._rows()
         tokens, *_ = self._tokens()
         set_aside, *examples = self._quarantined() or [""]
         first = [f"{set_aside}; the first:{examples[0][1:]}"] if examples else []
         unused = f"; not used: {self.unused_columns}" if self.unused_columns else ""
-        return [f"{counts}, from {self._names()}", f"{shape}{unused}", tokens, *first]
+        line = phrase(
+            "data.data_line",
+            counts=counts,
+            names=self._names(),
+            shape=f"{self.shape_reason}{unused}",
+        )
+        return [line, tokens, *first]
 
     def _names(self) -> str:
         names = [*dict.fromkeys(f"{file['name']} ({file['format']})" for file in self.files)]
