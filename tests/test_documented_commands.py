@@ -83,7 +83,7 @@ def words_of(page: str) -> Iterator[tuple[int, list[str]]]:
     for block in BLOCK.finditer(text):
         if block[1] == "bash":
             first = text[: block.start(2)].count("\n") + 1
-            for number, line in enumerate(block[2].splitlines(), first):
+            for number, line in enumerate(block[2].replace("\\\n", "").splitlines(), first):
                 if words := shlex.split(line, comments=True):
                     yield number, words
 
