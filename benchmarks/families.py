@@ -85,9 +85,9 @@ REWARDED = {
     **{"max_steps": 15, "learning_rate": 1e-3},
 }
 METHODS = {
-    "full": Method("all weights", "bare", OWN_LOOP),
+    "full": Method("full fine-tuning", "bare", OWN_LOOP),
     "lora": Method("LoRA", "bare", LORA),
-    "qlora": Method("LoRA on 4 bits", "bare", {**LORA, "quantization": "4bit"}),
+    "qlora": Method("QLoRA (4-bit)", "bare", {**LORA, "quantization": "4bit"}),
     "conversations": Method("conversations", "talks", {**OWN_LOOP, "model_adapter": "dialogue"}),
     "curriculum": Method(
         "curriculum",
@@ -96,11 +96,13 @@ METHODS = {
         | {"curriculum_stages": 2},
     ),
     "stackwise": Method(
-        "stack by stack",
+        "block-wise training",
         "bare",
         {**OWN_LOOP, "max_steps": None, "num_epochs": 1, "mode": "layerwise"},
     ),
-    "int4": Method("for 4 bits", "bare", {**OWN_LOOP, "quantization_aware": "int4"}),
+    "int4": Method(
+        "quantization-aware training", "bare", {**OWN_LOOP, "quantization_aware": "int4"}
+    ),
     "dpo": Method("DPO", "pairs", {**PAIRS, "method": "dpo"}, PREFERENCE),
     "kto": Method("KTO", "pairs", {**PAIRS, "method": "kto"}, PREFERENCE),
     "orpo": Method("ORPO", "pairs", {**PAIRS, "method": "orpo"}, PREFERENCE),
@@ -119,10 +121,10 @@ METHODS = {
 }
 SEEING_LORA = {"lora": True, "lora_r": 8, "learning_rate": 2e-2}
 SEEING_METHODS = {
-    "full": Method("all weights", "colours", {"learning_rate": 1e-2}),
-    "seeing": Method("all weights, the vision part too", "colours", {"learning_rate": 5e-3}),
+    "full": Method("full fine-tuning", "colours", {"learning_rate": 1e-2}),
+    "seeing": Method("full fine-tuning, with vision encoder", "colours", {"learning_rate": 5e-3}),
     "lora": Method("LoRA", "colours", SEEING_LORA),
-    "qlora": Method("LoRA on 4 bits", "colours", {**SEEING_LORA, "quantization": "4bit"}),
+    "qlora": Method("QLoRA (4-bit)", "colours", {**SEEING_LORA, "quantization": "4bit"}),
     "conversations": Method("conversations", "shown-talks", {"learning_rate": 1e-2}),
     "curriculum": Method(
         "curriculum",
@@ -130,7 +132,7 @@ SEEING_METHODS = {
         {"strategy": "curriculum", "curriculum_stages": 2, "num_epochs": 6, "learning_rate": 1e-2},
     ),
     "stackwise": Method(
-        "stack by stack",
+        "block-wise training",
         "colours",
         {"mode": "layerwise", "num_epochs": 8, "learning_rate": 1e-2},
     ),

@@ -48,32 +48,32 @@ class Missing:
 BY_TRL = ("dpo", "kto", "orpo", "reward", "grpo", "rloo", "distillation")
 MISSING = [
     Missing(
-        "torchao rounds linear layers, and GPT-2's are of another class; refused",
+        "Rejected: torchao quantizes linear layers, and GPT-2's are of another class",
         ("gpt2",),
         ("int4",),
         refused="are Conv1D, which stay as they are",
     ),
     Missing(
-        "torchao rounds linear layers, and most weights are experts; refused",
+        "Rejected: torchao quantizes linear layers, and most weights are in experts",
         ("mixtral",),
         ("int4",),
         refused="lie in MixtralExperts, which stays as it is",
     ),
-    Missing("there is no vision part", tuple(FAMILIES), ("seeing",)),
+    Missing("The model has no vision encoder", tuple(FAMILIES), ("seeing",)),
     Missing(
-        "TRL's methods train on text here; refused",
+        "Rejected: in Temper, TRL's methods train on text only",
         tuple(SEEING),
         BY_TRL,
         refused="reads pictures, and the methods here train models of text",
     ),
     Missing(
-        "rounding is for models of text alone; refused",
+        "Rejected: quantization-aware training is for text models only",
         tuple(SEEING),
         ("int4",),
         refused="is for models of text alone",
     ),
     Missing(
-        "Unsloth loads models of text here; refused",
+        "Rejected: in Temper, Unsloth loads text models only",
         tuple(SEEING),
         BY_UNSLOTH,
         "unsloth",
@@ -105,7 +105,7 @@ def _table(
     families = {name: family.title for name, family in FAMILIES.items()}
     families |= SEEING
     lines = [
-        f"| by {backend} | {' | '.join(families.values())} |",
+        f"| loaded by {backend} | {' | '.join(families.values())} |",
         f"| --- |{' --- |' * len(families)}",
     ]
     for method in methods:

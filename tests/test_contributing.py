@@ -66,7 +66,7 @@ def test_a_training_uses_one_part_of_each_kind(folder: Path) -> None:
             commands.main(["train", "rows.sums", "--config", "temper.yaml", *TINY]) == ExitCode.DONE
         )
     [run] = [path.parent for path in (folder / "runs").glob("*/run.json")]
-    assert "this is an adapter of one's own" in output.getvalue()
+    assert "this is a custom adapter" in output.getvalue()
     assert "the slowest step took " in output.getvalue()
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert max(record.get("bonus", 0) for record in records) == 100
@@ -95,16 +95,16 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 def test_what_a_strategy_may_override_is_there() -> None:
-    text = taken_apart(DOCUMENT)[0].partition("### What a strategy may override")[2]
+    text = taken_apart(DOCUMENT)[0].partition("### Override the methods of a strategy")[2]
     methods = re.findall(r"`(\w+)`", " ".join(row[0] for row in table_rows(text)))
     assert "begin_step" in methods
     assert [name for name in methods if not hasattr(TrainingStrategy, name)] == []
 
 
 def test_the_table_has_a_row_for_each_kind_and_names_what_there_is() -> None:
-    text = taken_apart(DOCUMENT)[0].partition("## Adding things")[2]
-    rows = table_rows(text.partition("### One of each")[0])
-    assert {row[0] for row in rows} - {"to add", "---"} == KINDS
+    text = taken_apart(DOCUMENT)[0].partition("## Add your own parts")[2]
+    rows = table_rows(text.partition("### Example: one part of each kind")[0])
+    assert {row[0] for row in rows} - {"To add", "---"} == KINDS
     named = set(re.findall(r"`(register_\w+|\w+Suite|temper\.\w+)`", text))
     modules = [importlib.import_module(f"infrastructure.testing.suites.{n}") for n in SUITES]
     suites_there = {name for module in modules for name in vars(module) if name.endswith("Suite")}

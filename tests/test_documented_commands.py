@@ -83,7 +83,7 @@ def words_of(page: str) -> Iterator[tuple[int, list[str]]]:
     for block in BLOCK.finditer(text):
         if block[1] == "bash":
             first = text[: block.start(2)].count("\n") + 1
-            for number, line in enumerate(block[2].splitlines(), first):
+            for number, line in enumerate(block[2].replace("\\\n", "").splitlines(), first):
                 if words := shlex.split(line, comments=True):
                     yield number, words
 
@@ -117,6 +117,8 @@ def prepared(folder: Path, saved_llama: Path) -> None:
     save_tower(folder / "my-siglip", "siglip")
     table = "frage,antwort\n" + "".join(f"{q},{a}\n" for q, a in numbers)
     (folder / "rows.csv").write_text(table)
+    faq = "customer_says,we_reply\n" + "".join(f"{q},{a}\n" for q, a in numbers)
+    (folder / "faq.csv").write_text(faq)
     for name in ("my-llama", "my-large-llama"):
         shutil.copytree(saved_llama, folder / name)
         (folder / name / "chat_template.jinja").write_text(TEMPLATE)

@@ -204,7 +204,7 @@ def typed_lines() -> list[tuple[str, list[str]]]:
     shown = [
         (f"{block.document}:{block.line + number}", line)
         for block in blocks_of("bash", "sh", "")
-        for number, line in enumerate(block.text.splitlines(), 1)
+        for number, line in enumerate(block.text.replace("\\\n", "").splitlines(), 1)
     ]
     shown += list(spans())
     found = []

@@ -1,17 +1,17 @@
 # %% [markdown]
-# # Temper: a first training that cannot get lost
+# # Temper: your first run
 #
-# Choose **Runtime → Run all** (outside Colab: **Run → Run All Cells**) and read along.
-# In about three minutes, on a free CPU too, a small language model learns eight kinds of tasks
-# from 10,656 examples. Nothing asks you anything, and nothing is downloaded but Temper.
+# Choose **Runtime → Run all** (outside Colab: **Run → Run All Cells**) and read along. In about
+# three minutes, on a free CPU too, a small language model learns eight kinds of tasks from 10,656
+# examples. You do not have to enter anything. Temper is the only download.
 #
-# Whatever happens meanwhile, choose **Run all** again: what is installed stays, what is trained is
-# not trained again, and a training that was broken off goes on, bit for bit.
+# If anything interrupts the notebook, choose **Run all** again. Finished steps are not repeated,
+# and an interrupted run resumes from its last checkpoint, bit for bit.
 
 # %% [markdown]
-# ## 1 · Install
-# A minute the first time, nothing the next. It changes neither PyTorch nor anything else that the
-# notebook has already loaded, so there is nothing to restart.
+# ## 1 · Install Temper
+# This takes a minute the first time, and no time after that. It does not change PyTorch or any
+# other package that the notebook has already loaded, so you do not have to restart.
 
 # %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
@@ -19,18 +19,19 @@ import colab
 colab.install()
 
 # %% [markdown]
-# ## 2 · Where am I, and what is safe here?
-# On Colab this asks once for your Google Drive, where every checkpoint is copied. If you say no,
-# or there is none, the training goes on all the same, and you are told what you could lose.
+# ## 2 · Start a session
+# On Colab, this asks once for access to your Google Drive, which becomes the backup destination for
+# every checkpoint. If you decline, or if there is no Drive, training continues, and the output says
+# what you could lose.
 
 # %% nbmake={"post_cell_execute": ["assert session.settings()['output_dir']"]}
 session = colab.begin()
 
 # %% [markdown]
-# ## 3 · Settings
-# Choose here, or leave everything as it is: what stays empty, Temper chooses. Each of them can also
-# be set in the form below, by an environment variable or in a file; Temper writes down where each
-# value came from.
+# ## 3 · Choose settings
+# Change what you like, or leave everything as it is: Temper chooses a value for each empty field.
+# You can also set everything in the form below, in an environment variable, or in a file. Temper
+# records where each value came from.
 
 # %% tags=["parameters"] nbmake={"post_cell_execute": ["assert config.model.name == 'embedded'"]}
 preset = "none"  # @param ["none", "quick", "thorough", "small_memory"]
@@ -45,26 +46,29 @@ chosen = {"model.name": model, "model.lora_config": lora, **sizes, **session.set
 config = colab.configure(preset, **chosen)
 
 # %% [markdown]
-# The form shows every setting, says what is wrong while you type, and what the training will cost.
-# You need not touch it: *Run all* does not wait here.
+# The form shows every setting, reports errors while you type, and forecasts what the run will take.
+# You can ignore it: *Run all* does not wait here.
 
 # %% nbmake={"post_cell_execute": ["assert form.config.training.max_steps"]}
 form = colab.show_form(config)
 
 # %% [markdown]
 # ## 4 · Train
-# Before the first step Temper tries out your model, your data and this machine, and says how long it
-# will take. A small *quantum step* looks at twenty examples and leaves out two of them, so that the
-# gradients of the others stand for all ([03](03_quantum_step.ipynb) has more). Stop it with the cell's stop button: the step is finished, everything is saved, and
-# running the cell again goes on.
+# Before the first step, Temper checks your model, your data and this machine, and forecasts how
+# long the run will take. It also runs a small *quantum step*: it looks at twenty examples and
+# leaves out two of them, so that the gradients of the others represent all twenty (see
+# [notebook 03](03_quantum_step.ipynb)).
+#
+# To stop, press the cell's stop button. Temper finishes the current step and saves a checkpoint.
+# Run the cell again to resume.
 
 # %% nbmake={"post_cell_execute": ["from pathlib import Path", "assert summary['status'] == 'finished'", "assert summary['after']['eval_loss'] < summary['before']['eval_loss']", "assert Path(summary['paths']['run'], 'run.json').is_file()"]}
 summary = colab.train(form.config)
 
 # %% [markdown]
-# ## 5 · What did it learn?
-# Nothing like these three, in whatever words or order, was among the examples that it learnt from.
-# Ask something else, if you like: lists to reverse, dates to rewrite, words to put in capitals.
+# ## 5 · See what the model learned
+# None of these three questions was in the training data, in any wording or order. Ask your own,
+# too: lists to reverse, dates to rewrite, words to capitalize.
 
 # %% nbmake={"post_cell_execute": ["assert len(answers) == 3"]}
 questions = [
@@ -75,24 +79,25 @@ questions = [
 answers = colab.ask(summary["paths"]["model"], questions)
 
 # %% [markdown]
-# The report has the curves, the data, the machine, and where every setting came from.
+# The report shows the result, the curves, the data, the machine, and the origin of every setting.
 
 # %%
 colab.show_report(summary["paths"]["run"])
 
 # %% [markdown]
-# ## 6 · Take it with you
-# The model lies in the ordinary Hugging Face layout, and a copy of every checkpoint at the place that
-# step 2 named. This packs the model and the report into one file.
+# ## 6 · Download the model
+# The model is an ordinary Hugging Face folder. Checkpoints are also at the backup destination that
+# step 2 named. This cell packs the model and the report into one file.
 
 # %% nbmake={"post_cell_execute": ["assert archive.stat().st_size > 100_000"]}
 archive = colab.download_results(summary["paths"]["run"])
 
 # %% [markdown]
-# ## And now?
-# Choose **Run all** again, and see that it takes seconds. Then:
-# your own data ([01](01_finetune_your_data.ipynb)) ·
-# what happens when the machine goes away ([02](02_continue_after_disconnect.ipynb)) ·
-# the quantum step ([03](03_quantum_step.ipynb)) ·
-# watching and tuning ([05](05_watch_and_tune.ipynb)) ·
-# measuring and exporting ([07](07_evaluate_and_export.ipynb)).
+# ## Next steps
+# Choose **Run all** again: it finishes in seconds. Then continue with:
+#
+# - [01](01_finetune_your_data.ipynb): fine-tune a model on your own data
+# - [02](02_continue_after_disconnect.ipynb): resume after a disconnect
+# - [03](03_quantum_step.ipynb): choose training examples with the quantum step
+# - [05](05_watch_and_tune.ipynb): monitor a run and make it faster
+# - [07](07_evaluate_and_export.ipynb): evaluate and export a model

@@ -8,12 +8,12 @@
 # %% [markdown]
 # # Fine-tune a model on your own data
 #
-# Bring a file of conversations, questions and answers, or plain text; choose a model; *Run all*.
-# As it stands, the notebook trains the small embedded model on sample conversations, on a CPU too,
-# so that you can see it all work before you bring your own.
+# Bring a file of conversations, questions and answers, or plain text, choose a model, and press
+# *Run all*. Without changes, the notebook trains the small built-in model on sample conversations,
+# on a CPU too, so that you can see everything work before you use your own data.
 
 # %% [markdown]
-# ## 1 · Install, and see where we are
+# ## 1 · Install Temper and start a session
 
 # %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
@@ -21,29 +21,32 @@ import colab
 colab.install()
 
 # %%
-colab.install(with_unsloth="on_gpu")  # where there is a GPU, Unsloth is faster
+colab.install(with_unsloth="on_gpu")  # Unsloth is faster on a GPU
 session = colab.begin()
 
 # %% [markdown]
-# ## 2 · Your data
-# A path on this machine or on your Drive, a Google Drive link, `https://…`, or `hf://datasets/…`. A file
-# that arrives damaged or cut is refused. Left empty, sample conversations are written: look at
-# their first line to see what a file of yours may look like.
+# ## 2 · Choose your data
+# Enter a path on this machine or on your Drive, a Google Drive link, an `https://…` address, or
+# `hf://datasets/…`. Files that arrive damaged or incomplete are rejected. If you leave the field
+# empty, Temper writes sample conversations. Look at their first line to see one possible format.
 #
-# JSON, JSONL, CSV, TSV, text and Parquet are read; prompt/completion, Alpaca, ShareGPT, messages and
-# question/answer are recognised. Rows that cannot be used are set aside with file, line and reason.
+# Temper reads JSON, JSONL, CSV, TSV, text and Parquet, and recognizes prompt/completion, Alpaca,
+# ShareGPT, messages and question/answer. Rows that cannot be used are skipped and listed with file,
+# line and reason.
 
 # %% tags=["parameters"] nbmake={"post_cell_execute": ["assert data.is_file()"]}
 source = ""  # @param {type:"string"}
 data = colab.fetch_dataset(source or colab.sample_chats())
 
 # %% [markdown]
-# ## 3 · The model, and what it learns from
-# For a model that can talk already, choose one with *Instruct* in its name and a GPU
-# (**Runtime → Change runtime type → T4**), and train LoRA matrices only: they fit where the model fits.
+# ## 3 · Choose a model and what it learns
+# To fine-tune a model that can already chat, choose one with *Instruct* in its name and a GPU
+# (**Runtime → Change runtime type → T4**), and turn on LoRA. It trains only small adapters, so it
+# fits wherever the model fits.
 #
-# *Answers only* means that the model is not taught to write the questions. A model that has a chat
-# template is trained with it; `chat_template` gives another one (Jinja, or a file).
+# With *answers*, only answer tokens contribute to the loss, so the model does not learn to write
+# the questions. If the model has a chat template, Temper trains with it. To use another one, enter
+# it in `chat_template` (Jinja, or a file).
 
 # %%
 model = "embedded"  # @param ["embedded", "Qwen/Qwen2.5-0.5B-Instruct"] {allow-input: true}
@@ -54,7 +57,7 @@ chat_template = ""  # @param {type:"string"}
 what = {"model.lora_config": lora, "data.train_on": learn, "data.chat_template": chat_template}
 
 # %% [markdown]
-# How long it trains, and how fast it learns. What stays empty, Temper chooses.
+# Set how long and how fast the model learns. Temper chooses a value for each empty field.
 
 # %%
 epochs = ""  # @param ["", "1", "2", "3", "5"] {allow-input: true}
@@ -66,29 +69,31 @@ given = {**what, **how, **session.settings()}
 config = colab.configure(model_name=model, data_path=str(data), **given)
 
 # %% [markdown]
-# ## 4 · Look before you pay
-# This reads the data as the training will, and shows one example as the model sees it: every token
-# that is marked is learnt. If a question is marked, or the end of an answer is not, change it now.
+# ## 4 · Check the data before you train
+# This cell reads the data exactly as training does and shows one example as the model sees it. The
+# marked tokens are trained. If a question is marked, or the end of an answer is not, change the
+# settings now.
 
 # %%
 colab.show_data(config)
 
 # %% [markdown]
-# All the other settings, with what each does, what is wrong with it, and what the training will cost.
-# *Run all* does not wait here.
+# The form shows all other settings, what each one does, and what the run will take. *Run all* does
+# not wait here.
 
 # %%
 form = colab.show_form(config)
 
 # %% [markdown]
 # ## 5 · Train
-# A broken-off training goes on when you run this again, here or on another machine with your Drive.
+# If the run is interrupted, run this cell again. It resumes, here or on another machine with your
+# Drive.
 
 # %% nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'", "assert summary['after']['eval_loss'] < summary['before']['eval_loss']"]}
 summary = colab.train(form.config)
 
 # %% [markdown]
-# ## 6 · Ask it, and take it with you
+# ## 6 · Ask the model and download it
 
 # %% nbmake={"post_cell_execute": ["assert len(answers) == 1"]}
 question = "Reverse this list: blue, car, sheep"  # @param {type:"string"}

@@ -1,13 +1,13 @@
 # %% [markdown]
-# # The machine goes away. You go on.
+# # Resume after the machine goes away
 #
-# Free runtimes end: after hours, at an idle moment, or because somebody else needs the machine.
-# This notebook does not describe what happens then. It does it: a training is killed in the middle
-# (SIGKILL, the signal that no program can answer), its disk is taken away, and then the same
-# command goes on. At the end you compare the weights with those of a training that nobody disturbed.
+# Free runtimes end: after some hours, when they are idle, or when they are preempted for someone
+# else. This notebook does not describe what happens then. It does it. It kills a run in the middle
+# (SIGKILL, the signal that no program can handle), takes its disk away, and resumes it with the
+# same command. At the end, you compare its weights with those of an uninterrupted run.
 
 # %% [markdown]
-# ## 1 · Install, and see where we are
+# ## 1 · Install Temper and start a session
 
 # %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
@@ -18,12 +18,12 @@ colab.install()
 session = colab.begin()
 
 # %% [markdown]
-# ## 2 · A training with a checkpoint every five steps
-# The *place* is where checkpoints are copied to: your Google Drive on Colab, here a folder where there
-# is no Drive. It is what is left when the machine is not.
+# ## 2 · Configure a checkpoint every five steps
+# Checkpoints are copied to the *backup destination*: your Google Drive on Colab, or a folder if
+# there is no Drive. It is all that is left if the machine is lost.
 #
-# Two configurations, the same in all that decides the result. `config` is the one that will suffer;
-# `undisturbed` is trained in peace, in a folder of its own, to compare with.
+# The two configurations agree in everything that decides the result. `config` is the run that will
+# be killed. `undisturbed` runs without interruption, in its own folder, for comparison.
 
 # %% tags=["parameters"] nbmake={"post_cell_execute": ["assert config.backup.place", "assert undisturbed.backup.place != config.backup.place"]}
 steps = 60  # @param {type:"integer"}
@@ -35,25 +35,25 @@ undisturbed = colab.configure("quick", **settings, output_dir="undisturbed")
 
 # %% [markdown]
 # ## 3 · Train, and lose the machine
-# The training runs in a process of its own. As soon as its first third is safe at the place, that
-# process and all its helpers are killed, and the run's directory is taken away, as when a runtime is
-# gone with its disk.
+# The run trains in its own process. As soon as its first third is confirmed at the backup
+# destination, that process and all its helpers are killed, and the run's directory is taken away,
+# as if a runtime were lost together with its disk.
 
 # %% nbmake={"post_cell_execute": ["from pathlib import Path", "assert list(Path(config.output_dir, 'lost-machines').glob('*/checkpoints'))"]}
 colab.rehearse_disconnect(config, at_step=config.training.max_steps // 3)
 
 # %% [markdown]
-# ## 4 · Go on
-# This is the same command as before. There is nothing on this machine to go on with, so the run is
-# fetched from the place and verified, and the training goes on after its last safe step. On another
-# machine, tomorrow, it would be the same: *Run all*.
+# ## 4 · Resume the run
+# Train with the same configuration, as if nothing had happened. Nothing is left on this machine to
+# resume from, so Temper restores the run from the backup destination, verifies it, and continues
+# after its last confirmed step. On another machine, tomorrow, you would do the same: *Run all*.
 
 # %% nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'", "assert summary['steps'] == summary['total_steps']"]}
 summary = colab.train(config)
 
 # %% [markdown]
-# ## 5 · Is it really the same?
-# Train the other one from start to end, and compare every bit of the weights.
+# ## 5 · Compare the weights
+# Train the other run without interruption, and compare every bit of the weights.
 
 # %% nbmake={"post_cell_execute": ["assert reference['status'] == 'finished'"]}
 reference = colab.train(undisturbed)
@@ -64,13 +64,13 @@ from infrastructure.core.files import file_sha256
 
 killed = file_sha256(Path(summary["paths"]["model"], "model.safetensors"))
 whole = file_sha256(Path(reference["paths"]["model"], "model.safetensors"))
-print(f"killed in the middle  {killed}\nnever disturbed       {whole}")
-print("the same model, bit for bit" if killed == whole else "NOT THE SAME: please report this")
+print(f"interrupted run    {killed}\nuninterrupted run  {whole}")
+print("Same weights, bit for bit" if killed == whole else "DIFFERENT: please report this")
 
 # %% [markdown]
-# ## What was at stake
-# The age of the newest copy at the place is all that a dead machine can cost. It stands on every view
-# of a training, and here:
+# ## See what you could lose
+# If a machine is lost, you lose only the steps since the newest backup. Every view of a run shows
+# how old that backup is. So does the report:
 
 # %%
 colab.show_report(summary["paths"]["run"])

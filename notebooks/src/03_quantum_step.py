@@ -1,13 +1,14 @@
 # %% [markdown]
-# # A decision of the training as a question for an annealer
+# # Choose training examples with an annealer
 #
-# Which half of the examples stands best for all of them? Each example pulls the weights in a direction
-# of its own: its gradient. Temper looks for the examples whose mean gradient is nearest to that of all.
-# That is a quadratic problem over zeros and ones, and any sampler can answer it: an exact one, an
-# annealer on this machine, or quantum hardware. Baselines, greedy and random, stand beside it.
+# Which half of the examples represents all of them best? Each example pulls the weights in its own
+# direction: its gradient. Temper looks for the examples whose mean gradient is closest to the mean
+# gradient of all. That is a quadratic problem over zeros and ones (a QUBO), and any solver can
+# answer it: an exact one, an annealer on this machine, or quantum hardware. Temper also computes
+# greedy and random baselines, so that you can compare.
 
 # %% [markdown]
-# ## 1 · Install, and see where we are
+# ## 1 · Install Temper and start a session
 
 # %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
@@ -18,10 +19,11 @@ colab.install()
 session = colab.begin()
 
 # %% [markdown]
-# ## 2 · What to ask
-# The budget is the share that is trained on. Of 10,656 examples so many are looked at; of the others
-# the same share is drawn by chance. More candidates take longer: the log says how long before it
-# begins. Another solver, such as *tabu*, *qaoa* (at most 20) or *leap_hybrid*, goes by its name.
+# ## 2 · Configure the problem
+# `budget` is the share of the examples that is trained on. `candidates` is how many of the 10,656
+# examples Temper looks at. From the others, it draws the same share at random. More candidates take
+# longer, and the log says how long before the step starts. To use another solver, give its name,
+# such as *tabu*, *qaoa* (at most 20 candidates) or *leap_hybrid*.
 
 # %% tags=["parameters"]
 preset = "quick"  # @param ["quick", "none"]
@@ -33,26 +35,26 @@ config = colab.configure(preset, **settings, **session.settings())
 
 # %% [markdown]
 # ## 3 · Train
-# The question is asked before the first step. A sampler that fails or takes too long is told, the best
-# baseline stands in, and the training goes on.
+# Temper solves the problem before the first step. If a solver fails or takes too long, Temper
+# reports it, uses the best baseline instead, and trains.
 
 # %% nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'"]}
 summary = colab.train(config)
 
 # %% [markdown]
-# ## 4 · What was chosen
-# The lower the energy, the nearer the chosen examples are to all of them. The bars are a hundred
-# choices by chance, the thick line is the answer that was taken.
+# ## 4 · See what was chosen
+# The lower the energy, the closer the chosen examples are to all of them. The bars show a hundred
+# random choices. The thick line is the answer that was used.
 
 # %% nbmake={"post_cell_execute": ["assert records[0]['outcome'] == 'answered'", "assert records[0]['num_variables'] == candidates", "assert records[0]['energy'] < min(records[0]['random_energies'])"]}
 records = colab.show_quantum_steps(summary["paths"]["run"])
 
 # %% [markdown]
-# ## 5 · Is it worth anything?
-# The same training with a greedy choice, with one by chance, and with all examples, at equal steps.
-# A lower energy need not mean a lower loss: with a budget this large and clean data, expect no
-# difference that another seed would not turn around. It helps where the budget is small and the data
-# holds duplicates and noise.
+# ## 5 · Measure whether it helps
+# This cell repeats the run with a greedy choice, with a random choice, and with all examples, for
+# the same number of steps. A lower energy does not have to mean a lower loss. With a budget this
+# large and clean data, expect no difference that another seed would not reverse. The quantum step
+# helps if the budget is small and the data contains duplicates and noise.
 
 # %% nbmake={"post_cell_execute": ["assert [row['answer'] for row in rows] == ['quantum', 'greedy', 'random', 'none']", "assert len({row['steps'] for row in rows}) == 1"]}
 rows = colab.compare_quantum_steps(config)

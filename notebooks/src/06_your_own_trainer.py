@@ -1,13 +1,12 @@
 # %% [markdown]
-# # Your own trainer, and nothing of it lost
+# # Add Temper to your own Trainer
 #
-# You have a notebook with a Trainer of transformers, TRL or Unsloth, and want to keep it. Add three
-# lines: from then on its checkpoints are written so that a kill at any instant leaves a good one,
-# they are copied to your Drive, and the same cell goes on where the machine went away, with the
-# weights that an undisturbed training would have had.
+# Keep your transformers, TRL or Unsloth Trainer and add three lines. From then on, a kill at any
+# moment leaves a good checkpoint, checkpoints are backed up to your Drive, and the same cell
+# resumes the run on another machine. It ends with the weights of an uninterrupted run.
 
 # %% [markdown]
-# ## 1 · Install, and see where we are
+# ## 1 · Install Temper and start a session
 
 # %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
@@ -18,9 +17,10 @@ colab.install()
 session = colab.begin()
 
 # %% [markdown]
-# ## 2 · What your notebook does before its training
-# A model, its tokenizer and some rows. Yours come from the Hub, by `from_pretrained`; so that nothing
-# need be downloaded, these are made here, by the same classes.
+# ## 2 · Prepare the model and the data
+# These cells make a model, its tokenizer and some rows. Yours come from the Hub, by
+# `from_pretrained`. Here they are made on the spot, by the same classes, so that nothing has to be
+# downloaded.
 
 # %% nbmake={"post_cell_execute": ["assert len(rows) == 64"]}
 import pandas
@@ -28,7 +28,7 @@ from datasets import Dataset
 from infrastructure.training.data.samples import SAMPLE_TRAIN
 
 table = pandas.read_json(SAMPLE_TRAIN, lines=True).head(64)[["prompt", "completion"]]
-table["prompt"] += "\n"  # where a prompt ends, a token has to end, too
+table["prompt"] += "\n"  # keeps a token from spanning prompt and answer
 rows = Dataset.from_pandas(table)
 
 # %% nbmake={"post_cell_execute": ["assert tokenizer('Reverse').input_ids"]}
@@ -51,7 +51,7 @@ sizes = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 1
 model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, eos_token_id=1))
 
 # %% [markdown]
-# ## 3 · Your trainer, as it was
+# ## 3 · Create your Trainer as usual
 
 # %% tags=["parameters"]
 num_steps = 24  # @param {type:"integer"}
@@ -66,10 +66,10 @@ args = SFTConfig(output_dir="trainer", max_length=128, **options, **more)
 trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=tokenizer)
 
 # %% [markdown]
-# ## 4 · Three lines
-# The name is what the training is found by when it goes on, here or on another machine. Where it lies
-# and where it is copied to is what step 1 said. Stop the cell with its stop button: the step is
-# finished, and everything is saved. *Run all* again, tomorrow, in a new runtime: it goes on.
+# ## 4 · Add three lines
+# The name identifies the run when it resumes, here or on another machine. Step 1 showed where the
+# run is stored and backed up. Press the cell's stop button to stop: the current step finishes and a
+# checkpoint is saved. Choose *Run all* again, tomorrow, in a new runtime, to resume.
 
 # %% nbmake={"post_cell_execute": ["assert trainer.state.global_step == 24", "assert callback.run.final.is_dir()"]}
 config = colab.configure(**session.settings())
@@ -78,9 +78,9 @@ trainer.add_callback(callback)
 trainer.train(resume_from_checkpoint=callback.resume_from())
 
 # %% [markdown]
-# What the Trainer would have written into `trainer/` lies in the run now, each version verified when it
-# was written and again when it is read. `resume_from()` makes an ordinary checkpoint folder of the
-# newest, which any Trainer reads, with this callback or without:
+# Checkpoints that the Trainer would have written to `trainer/` are in the run. Each one is verified
+# when it is written and again when it is read. `resume_from()` turns the newest one into an
+# ordinary checkpoint folder, which any Trainer can read, with this callback or without it:
 
 # %% nbmake={"post_cell_execute": ["assert 'optimizer.pt' in files"]}
 from pathlib import Path
@@ -89,9 +89,9 @@ files = sorted(path.name for path in Path(callback.resume_from()).iterdir())
 print(*files, sep="\n")
 
 # %% [markdown]
-# ## 5 · And what you see of it
-# The dashboard, `temper watch`, alerts and this report work as for every run of Temper. Early stopping
-# and other hooks of yours go into `TemperCallback(..., hooks=[...])`.
+# ## 5 · See the report
+# The dashboard, `temper watch`, alerts and this report work as for every Temper run. Add early
+# stopping and other hooks with `TemperCallback(..., hooks=[...])`.
 
 # %%
 colab.show_report(callback.run.directory)

@@ -1,12 +1,11 @@
 # %% [markdown]
-# # Measure a model, and take it anywhere
+# # Evaluate a model and export it
 #
-# What did the training change, on examples that it never saw? And how do you get the model out:
-# as a folder that every Hugging Face library reads, from the end of the training or from any
-# checkpoint.
+# What did training change, on held-out examples? And how do you get the model out, from the end of
+# the run or from any checkpoint, as a folder that every Hugging Face library reads?
 
 # %% [markdown]
-# ## 1 · Install, and see where we are
+# ## 1 · Install Temper and start a session
 
 # %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
@@ -17,9 +16,9 @@ colab.install()
 session = colab.begin()
 
 # %% [markdown]
-# ## 2 · A model
-# The training of the [quickstart](00_quickstart.ipynb). Where it is finished already, on this machine or
-# on your Drive, it is found and not trained again.
+# ## 2 · Get a model
+# This is the run of the [quickstart](00_quickstart.ipynb). If it is already finished, on this
+# machine or on your Drive, Temper finds it and does not train it again.
 
 # %% tags=["parameters"] nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'"]}
 preset = "none"  # @param ["none", "quick", "thorough", "small_memory"]
@@ -28,10 +27,10 @@ summary = colab.train(colab.configure(preset, **session.settings()))
 run, model = summary["paths"]["run"], summary["paths"]["model"]
 
 # %% [markdown]
-# ## 3 · Measure it
-# Loss and right answers, with the interval that other rows like these would give, for each kind of
-# task. `data` may be any file of yours, in any format that a training reads. The page that is written
-# beside the numbers has every answer.
+# ## 3 · Evaluate it
+# This cell shows the loss and the share of correct answers, for each kind of task, with the
+# interval that other rows like these would give. `data` can be any file of yours, in any format
+# that training reads. Temper also writes a page with every answer.
 
 # %%
 from infrastructure.training.data.samples import SAMPLE_HELDOUT
@@ -41,7 +40,7 @@ measured = colab.evaluate(model, data)
 
 # %% [markdown]
 # ## 4 · Ask it
-# Prompt format and the end of an answer are those of the training; you write plain words.
+# Write plain words. Temper uses the prompt format and the end of an answer from training.
 
 # %% nbmake={"post_cell_execute": ["assert len(answers) == 2"]}
 questions = [
@@ -51,27 +50,30 @@ questions = [
 answers = colab.ask(model, questions)
 
 # %% [markdown]
-# ## 5 · Any checkpoint as a model
-# The trained model lies in `final/` of the run. A checkpoint becomes the same kind of folder; give
-# `step=` for an earlier one. What is written is read back and compared with the trained model before
-# the folder gets its name.
+# ## 5 · Export any checkpoint
+# The trained model is in `final/` of the run. `colab.export` writes a checkpoint as the same kind
+# of folder. Give `step=` for an earlier one. Temper reads the export back and compares it with the
+# trained model before the folder gets its name.
 
 # %% nbmake={"post_cell_execute": ["assert (folder / 'config.json').is_file()", "assert (folder / 'model.safetensors').is_file()"]}
 folder = colab.export(run)
 
 # %% [markdown]
-# Half as large: 16 bits for each weight. Does that change what it answers? Both models get the same rows,
-# and are compared in pairs. `bits=8` and `bits=4` (bitsandbytes), `part="merged"` for a LoRA added to
-# its base, and `file_format="gguf"`, `"onnx"` or `"torch-export"` work the same way.
+# Halve the size: store each weight in 16 bits. Does that change the answers? This cell gives both
+# models the same rows and compares them in pairs. Other options work the same way:
+#
+# - `bits=8` and `bits=4` quantize with bitsandbytes.
+# - `part="merged"` adds a LoRA to its base model.
+# - `file_format="gguf"`, `"onnx"` or `"torch-export"` writes another format.
 
 # %% nbmake={"post_cell_execute": ["assert compared.against['differences']"]}
 half = colab.export(run, bits=16)
 compared = colab.evaluate(model, data, against=half)
 
 # %% [markdown]
-# ## 6 · Without Temper
-# Nothing in that folder is ours: plain `transformers` reads it. The model was trained with the chat
-# template that lies beside it, so it is asked with that, and answers as above.
+# ## 6 · Use the model without Temper
+# Plain `transformers` reads the exported folder. The model was trained with the chat template that
+# the folder contains, so ask it with that template. It answers as above.
 
 # %%
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -91,9 +93,11 @@ answer = tokenizer.decode(written[0, prompt["input_ids"].shape[1] :], skip_speci
 print(answer)
 
 # %% [markdown]
-# ## 7 · Take it with you
-# `temper export RUN --push-to-hub OWNER/NAME` puts it on the Hub, private, with a card;
-# `temper train --backup-place hf://OWNER/NAME` keeps every checkpoint of a training there.
+# ## 7 · Share the model and download it
+# - `temper export RUN --push-to-hub OWNER/NAME` publishes the model on the Hub, private, with a
+#   model card.
+# - `temper train --backup-place hf://buckets/OWNER/NAME` backs up the checkpoints of a run to a
+#   private bucket on the Hub.
 
 # %% nbmake={"post_cell_execute": ["assert archive.is_file()"]}
 archive = colab.download_results(run)
