@@ -2,7 +2,7 @@
 
 Its randomness is a pure function of (seed, epoch, position), so a resumed run sees the same
 changes. Augmented conversations are tokenized on the fly. If one cannot be used (too long, no
-answer left), the unchanged one is used instead, and counted.
+answer left), the unchanged one is used instead.
 """
 
 from collections.abc import Callable
