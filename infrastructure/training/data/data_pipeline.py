@@ -130,8 +130,7 @@ class DataPipeline:
             tokenizer.chat_template = read_chat_template(data_config.chat_template)
 
     def prepare(self) -> DataReport:
-        """Read, check and tokenize the data, or open it if it is prepared; a second call does
-        nothing.
+        """Read, check and tokenize the data, or open it if that is done; a second call is a no-op.
 
         Raises:
             ValueError: the data is missing or ambiguous, or too much of it cannot be used.
@@ -365,8 +364,7 @@ class DataPipeline:
         return [_as_text(c) for c in self._held_out(max_rows) if not c.num_pictures]
 
     def rows_with_questions(self, max_rows: int) -> list[tuple[EvaluationRow, GenerationPrompt]]:
-        """Return, for at most `max_rows` held-out rows, the row as text and its prompt for
-        generation.
+        """Return at most `max_rows` held-out rows, each as text and as a prompt for generation.
 
         Rows with images, and rows without a prompt that can be used, are left out.
         """
@@ -513,8 +511,7 @@ def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
 
 
 def _is_question(conversation: Conversation) -> bool:
-    """Return whether the last answer can be asked for: it has a prompt, is text, and calls no
-    tool."""
+    """Return whether the last answer can be asked for: it has a prompt, is text, calls no tool."""
     answer = conversation.answer
     return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
 

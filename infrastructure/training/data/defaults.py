@@ -137,8 +137,7 @@ def _in_folder(folder: Path, name: str) -> JsonObject:
 
 
 def _on_hub(name: str, revision: str | None, may_fetch: bool) -> JsonObject:
-    """Return the configuration of a Hub model, from the cache or fetched; {} if it is
-    unavailable."""
+    """Return the configuration of a Hub model, cached or fetched; {} if it is unavailable."""
     if name in REGISTERED_MODELS or reads_like_path(name):
         return {}
     find = hub_file if may_fetch else cached_file

@@ -67,8 +67,7 @@ CHANGED = "Zq5"  # appended to an answer to locate it
 
 
 class FormatError(Exception):
-    """A conversation that the chat template cannot write in such a way that its answers can be
-    found.
+    """A conversation that the chat template cannot write so that its answers can be found.
 
     Attributes:
         advice: the remedy if it is known, else "".
@@ -267,8 +266,7 @@ class TemplateFormat:
 
     @property
     def learned_of_prompt(self) -> str:
-        """The text that it marks as trained although the generation prompt holds it; "" if there is
-        none."""
+        """The text that it marks as trained although the generation prompt holds it; "" if none."""
         if not self.marks_answers:
             return ""
         try:
@@ -363,8 +361,7 @@ class TemplateFormat:
         return end + len(self.own_end) if is_there else end
 
     def _takes_parts(self) -> bool:
-        """Return whether it writes texts only as lists of parts, as some vision-language templates
-        do."""
+        """Return whether it writes texts only as lists of parts, as some vision templates do."""
         texts = []
         for self.takes_parts in (False, True):
             try:
@@ -375,8 +372,7 @@ class TemplateFormat:
         return is_written == [False, True]
 
     def _form_of_calls(self) -> tuple[bool, bool | None]:
-        """Return `takes_json_text` and `wraps_calls`: the first form in which it writes a tool
-        call.
+        """Return `takes_json_text` and `wraps_calls` for the first form of a call that it writes.
 
         For example, DeepSeek V3's template concatenates the arguments with text, and so fails on an
         object; that of Llama 3.1 fails on a call without `function`.
@@ -413,8 +409,7 @@ class TemplateFormat:
             return False
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
-        """Return where an answer ends: after its end-of-turn token, without the space that
-        follows."""
+        """Return where an answer ends: after its end-of-turn token, before the space."""
         stripped = text[start:end].rstrip()
         return start + len(stripped) if _ends_with(self._special, stripped) else end
 
@@ -532,8 +527,7 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
 
 
 def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """Return the marks of a chat template, such as <|im_end|>, that the tokenizer splits into
-    pieces."""
+    """Return the marks of a chat template, such as <|im_end|>, that the tokenizer splits."""
     known = tokenizer.get_vocab()
     return [mark for mark in dict.fromkeys(MARK.findall(template)) if mark not in known]
 

@@ -23,8 +23,7 @@ class NamedPair:
 
 
 def plain(name: str) -> str:
-    """Return a column's name as it is compared: in lower case, with composed accents and
-    underscores."""
+    """Return a column's name for comparison: lower case, composed accents, underscores."""
     composed = unicodedata.normalize("NFC", name).casefold().strip()
     return composed.replace(" ", "_").replace("-", "_")
 

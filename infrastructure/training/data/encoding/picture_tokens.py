@@ -160,8 +160,7 @@ class PictureTokens:
         return [int(token) for token in written["input_ids"][0]]
 
     def inputs(self, ids: "torch.Tensor", pictures: Sequence[Picture]) -> dict[str, Any]:
-        """Return the model inputs besides the tokens: pixels, and positions of images if it takes
-        them.
+        """Return the model inputs besides tokens: pixels, and positions of images if it takes them.
 
         Args:
             ids: (B, L), with the tokens of the images in place.
@@ -171,15 +170,13 @@ class PictureTokens:
         return given | self.kinds(ids)
 
     def kinds(self, ids: "torch.Tensor") -> dict[str, Any]:
-        """Return the positions of images in some rows, by argument name, if the model takes
-        them."""
+        """Return positions of images in some rows, by argument name, if the model takes them."""
         names = set(self.processor.model_input_names)
         is_picture = (ids[..., None] == ids.new_tensor(self.token_ids)).any(-1).long()
         return {name: is_picture for name in KINDS_OF_TOKENS if name in names}
 
     def pixels(self, pictures: Sequence[Picture]) -> dict[str, Any]:
-        """Return the model's inputs for some images: tensors by argument name, in the images'
-        order.
+        """Return the model inputs for some images, in their order: tensors by argument name.
 
         Raises:
             DataError: an image has changed since the data was prepared.

@@ -250,8 +250,7 @@ class RowSchema:
         return [Turn("system", system)] if system and not has_own else []
 
     def inputs(self, values: RowValues) -> str:
-        """Return the other inputs of the chat template besides the messages, as
-        `Conversation.inputs`."""
+        """Return the inputs of the chat template besides messages, as `Conversation.inputs`."""
         inputs: dict[str, object] = {}
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)
@@ -368,8 +367,7 @@ def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
 
 
 def _by_turns(value: object, column: str) -> list[Turn] | None:
-    """Return the turns of a list of texts, alternately of user and assistant; None if it is not
-    one."""
+    """Return the turns of a list of texts, alternately of user and assistant; None for others."""
     texts = from_json_text(value, column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None
@@ -422,8 +420,7 @@ def chat_turns(value: object, column: str) -> list[Turn]:
 
 
 def from_json_text(value: object, column: str) -> object:
-    """Return the value of a column; a list or object as text, in JSON or as printed by Python, is
-    parsed.
+    """Return the value of a column; parse a list or object in JSON or as Python prints it.
 
     Raises:
         ShapeError: the text begins like one and is not one.

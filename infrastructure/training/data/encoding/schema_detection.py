@@ -276,8 +276,7 @@ def _refuse_labels(
 
 
 def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
-    """Return the columns of a better and a worse answer if no setting says which one to train
-    on."""
+    """Return the columns of a better and a worse answer if no setting chooses one."""
     if request.answer_column or request.text_column or request.shape != "auto":
         return None
     for pair in PREFERENCE_PAIRS:
@@ -315,8 +314,7 @@ def common_columns(rows: Sequence[Row]) -> list[str]:
 def _check_exists(
     column: str | None, setting: str, rows: Sequence[Row], columns: list[str]
 ) -> None:
-    """Refuse a configured column that no row has; it may be inside an object, as
-    `translation.de`."""
+    """Refuse a configured column that no row has; `translation.de` is inside an object."""
     if not column or column in columns:
         return
     if not any(value_of(row.values, column) is not None for row in rows):
@@ -406,8 +404,7 @@ def _are_turns(values: Sequence[object]) -> bool:
 
 
 def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
-    """Return pairs of columns that have the names of a well-known dataset, or of another
-    language."""
+    """Return pairs of columns named as in a well-known dataset or in another language."""
     lists = {c for c in columns if any(isinstance(row.values.get(c), list) for row in rows)}
     by_name = {plain(column): column for column in columns}
     candidates = []
@@ -623,8 +620,7 @@ def _columns_of(parts: dict[str, str]) -> str:
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
-    """Return which settings to use, with column names if there is only one way to read the
-    columns."""
+    """Return which settings to use, with column names if they can be read in only one way."""
     texts = [name for name in _leaves(rows, columns) if plain(name) != "id"]
     texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
     nested = (list, dict)

@@ -120,8 +120,7 @@ class TokenSurvival:
     def compare(
         self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
     ) -> list[Survival]:
-        """Return the fate of each text, given in parts; the tokens may hold more text around
-        them."""
+        """Return the fate of each text, given in parts; the tokens may hold text around them."""
         read_back = self._read_back([[*map(int, one)] for one in ids])
         return [self._survival(*both) for both in zip(texts, read_back, strict=True)]
 
@@ -182,8 +181,7 @@ def _letters(text: str) -> str:
 
 
 def _folded(text: str) -> str:
-    """Return a text without case, accents and white space, in the plainest form of each
-    character."""
+    """Return a text without case, accents and white space, with plain forms of characters."""
     spelled = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     kept = (one for one in spelled if unicodedata.category(one) not in IGNORED)
     return "".join(kept).replace(SPACE, "")

@@ -396,13 +396,11 @@ class ConversationEncoder:
                 yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
-        """Return the template for training on a conversation with these inputs; None if there is
-        none."""
+        """Return the training template for a conversation with these inputs; None if none."""
         return self.tool_template if self._is_for_tools(inputs) else self.template
 
     def _is_for_tools(self, inputs: str) -> bool:
-        """Return whether the tokenizer's own template for tools is used for these inputs, as in
-        transformers."""
+        """Return whether the tokenizer's template for tools is used, as in transformers."""
         if self.own_tool_template is None or not inputs:
             return False
         return bool(json.loads(inputs).get("tools"))
@@ -443,8 +441,7 @@ class ConversationEncoder:
 
     @cached_property
     def _spells_pictures(self) -> bool:
-        """True if image marks are put into the texts: there is no template, or it is a text
-        model's.
+        """True if image marks are put into the texts: there is no template, or a text model's.
 
         The template of a vision-language model also writes what surrounds an image, which nothing
         else does.
@@ -456,8 +453,7 @@ class ConversationEncoder:
         return self.pictures.has_text_template and not self.own_template.writes(self.pictures.mark)
 
     def _spelled_out(self, turn: Turn) -> Turn:
-        """Return a message with the marks of its images in its text, where no template writes
-        them."""
+        """Return a message with the marks of its images in its text."""
         assert self.pictures is not None
         mark = self.pictures.mark
         texts = [str(part.get("text", mark)) for part in turn.parts]
@@ -639,8 +635,7 @@ class ConversationEncoder:
         return position >= 0 and self._is_special(int(ids[position]))
 
     def _last_word(self, ids: TokenIds, mask: Mask) -> int:
-        """Return the position of the last trained token that is not white space; -1 if there is
-        none."""
+        """Return the position of the last trained token that is not white space, or -1."""
         for position in np.flatnonzero(mask)[::-1]:
             if not self.is_space(int(ids[position])):
                 return int(position)
@@ -699,8 +694,7 @@ def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: Tok
 
 
 def _splits_cleanly(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether tokenizing a text in pieces, cut after a line break, gives the tokens of the
-    whole.
+    """Return whether a text cut after a line break has the tokens of its pieces.
 
     It does not for tokenizers that put a mark before the first word, or whose special tokens
     swallow the space next to them.

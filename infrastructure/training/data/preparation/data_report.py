@@ -98,8 +98,7 @@ class DataReport:
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any], quarantine: Quarantine) -> Self:
-        """Rebuild a report from the result of `to_dict` and the quarantine that was stored with
-        it."""
+        """Rebuild a report from the result of `to_dict` and the stored quarantine."""
         known = {key: value for key, value in facts.items() if key != "quarantined"}
         return cls(**known, quarantine=quarantine)
 

@@ -217,8 +217,7 @@ class Preparation:
             self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
 
     def _check_prompt(self, row: PreparedRow) -> None:
-        """Compare the tokens before the answer with the prompt that the model gets at
-        generation."""
+        """Compare the tokens before the answer with the model's prompt at generation."""
         conversation = row.conversation
         template = self.plan.encoder.template_for(conversation.inputs)
         self._note_prompt(row)
@@ -280,8 +279,7 @@ class Preparation:
         self.store.finish({"report": self.report.to_dict(), "groups": groups.tolist()})
 
     def _with_a_row_on_both_sides(self) -> npt.NDArray[np.bool_]:
-        """Return the evaluation mask; if chance puts all of a few rows on one side, move one of
-        them.
+        """Return the evaluation mask; move a row if chance puts all of a few on one side.
 
         Its duplicates move with it. If all rows are equal, none is held out.
         """
@@ -383,8 +381,7 @@ class Preparation:
             )
 
     def _unread(self) -> str:
-        """Return a sentence about fields of the data that the chat template does not read, or
-        ""."""
+        """Return a sentence about fields that the chat template does not read, or an empty one."""
         if fields := _listed(self.unused_fields):
             reader = phrase("data.template_ignores_field")
             if self.plan.encoder.template is None:

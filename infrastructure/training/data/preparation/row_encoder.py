@@ -121,8 +121,7 @@ class RowWorker:
 
     @property
     def needs_torch(self) -> bool:
-        """True if its tokenizer or processor may need torch; transformers' own fast tokenizers do
-        not."""
+        """True if its tokenizer or processor may need torch; transformers' fast ones do not."""
         tokenizer = self.encoder.tokenizer
         is_plain = tokenizer.is_fast and type(tokenizer).__module__.startswith("transformers.")
         return not is_plain or self.encoder.pictures is not None

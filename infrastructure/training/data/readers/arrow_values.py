@@ -126,8 +126,7 @@ def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> C
 
 
 def label_of(names: Sequence[str], number: int) -> Label | None:
-    """Return the label of a number; None if it has none, such as −1, the unknown label of
-    `datasets`."""
+    """Return the label of a number; None for others, such as −1 (unknown in `datasets`)."""
     return Label(names[number], number) if 0 <= number < len(names) else None
 
 

@@ -63,16 +63,14 @@ def is_zip(path: Path) -> bool:
 
 
 def is_damaged(error: BaseException) -> bool:
-    """Return whether an error in reading a compressed file means that it is truncated or
-    corrupt."""
+    """Return whether an error in reading a compressed file means that the file is damaged."""
     if isinstance(error, DAMAGED):
         return True
     return isinstance(error, OSError) and error.errno is None  # as bz2 and Arrow raise it
 
 
 def data_name(path: Path) -> Path:
-    """Return the name that shows the content: that of an archive's data file, or the path without
-    .gz."""
+    """Return the name that shows the content: that of the archive's data file, or without .gz."""
     if is_zip(path):
         return Path(PurePosixPath(member_of(path)).name)
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED[:-1] else path
@@ -219,8 +217,7 @@ def rewindable(open_again: Callable[[], Forward]) -> BinaryIO:
 
 
 class _Rewindable(io.RawIOBase):
-    """A seekable stream on top of a forward-only one; seeking back opens it again from the
-    start."""
+    """A seekable stream on top of a forward-only one, which it opens again to seek back."""
 
     def __init__(self, open_again: Callable[[], Forward]) -> None:
         self._open_again = open_again

@@ -137,8 +137,7 @@ class _Marks:
     _open: dict[int, tuple[int, object]] = field(default_factory=dict)
 
     def filled(self, number: int, values: list[object]) -> list[object]:
-        """Return a line with the values of merged cells that extend into it; lines must come in
-        order."""
+        """Return a line with the values of merged cells that extend into it; call it in order."""
         for n, value in enumerate(values):
             if (number, n) in self.merged:
                 self._open[n] = (self.merged[number, n], value)
@@ -210,8 +209,7 @@ def _plain(cell: Any) -> object:
 
 
 def _unescaped(text: str) -> str:
-    """Return a text with its control characters, which a workbook escapes: `_x000D_` ends a
-    line."""
+    """Return a text with its escaped control characters decoded: `_x000D_` ends a line."""
     if "_x" not in text:
         return text
     unescape = require("openpyxl.utils.escape", "reading Excel files").unescape

@@ -74,8 +74,7 @@ REMEDIES = {
 
 
 def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
-    """Return the first bytes of a file as UTF-8, and its encoding; decompressed if its name says
-    so.
+    """Return the first bytes of a file, decompressed by its name, as UTF-8, and its encoding.
 
     Args:
         encoding: the encoding of a file without a byte order mark.
@@ -114,8 +113,7 @@ def check_text(path: Path, head: bytes) -> None:
 
 
 def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return what a file that is not text is, and the remedy; for a zip archive, the kind of
-    document."""
+    """Return what a non-text file is, and the remedy; for a zip archive, the kind of document."""
     what = what_it_is(head)
     if what is None or what[0] != ZIP_ARCHIVE or data_name(path) != path:
         return what
@@ -203,8 +201,7 @@ def json_kind(head: bytes, named: str) -> str:
 
 
 def _are_objects(text: bytes, first_line: bytes) -> bool:
-    """Return whether a text begins with an object that spans lines or shares a line with the
-    next."""
+    """Return whether a text begins with an object that spans lines or shares its line."""
     if first_line == b"{":
         return True
     begun = text.decode("utf-8", "replace").lstrip()

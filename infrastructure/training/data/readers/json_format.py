@@ -71,8 +71,7 @@ class JsonScanner:
         file.seek(self.offset)
 
     def peek(self) -> str:
-        """Return the next character that is not white space, without consuming it; "" at the
-        end."""
+        """Return the next character that is not white space, unconsumed; "" at the end."""
         while True:
             match = WHITESPACE.match(self._text, self._index)
             self._pass(match.end() - self._index if match else 0)
@@ -189,8 +188,7 @@ class Lists(NamedTuple):
 
 
 def lists_of(path: Path, encoding: str = UTF8) -> Lists:
-    """Return the lists that a document holds; none if it is broken, because reading will refuse
-    it."""
+    """Return the lists that a document holds; none if it is broken: reading will refuse it."""
     stat = path.stat()
     return _lists_of(path, encoding, (stat.st_mtime_ns, stat.st_size))
 
@@ -211,8 +209,7 @@ def _lists_of(path: Path, encoding: str, _stamp: tuple[int, int]) -> Lists:
 
 
 def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
-    """Yield the keys of a document whose values are lists of objects; holds one element at a
-    time."""
+    """Yield the keys whose values are lists of objects; holds one element at a time."""
     scanner.take("{")
     while scanner.peek() != "}":
         key = str(scanner.value())
@@ -224,8 +221,7 @@ def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
 
 
 def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
-    """Return the layout, the key of the list with the rows, and whether each element holds many
-    rows.
+    """Return the layout, the key of the list of rows, and whether elements hold many rows.
 
     Values are read one by one until the layout is clear.
     """
@@ -344,8 +340,7 @@ def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
 
 
 def _pass_value(scanner: JsonScanner) -> bool:
-    """Read past one value, holding one element at a time; return whether it is a list of
-    objects."""
+    """Read past a value, one element at a time; return whether it is a list of objects."""
     if scanner.peek() != "[":
         scanner.value()
         return False

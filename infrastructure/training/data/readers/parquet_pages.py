@@ -84,8 +84,7 @@ class Column:
         return in_dictionary or any(page.encoding == DELTA_BYTE_ARRAY for page in self.data_pages)
 
     def batch_bytes(self, num_rows: int) -> int:
-        """Return the largest size that `num_rows` rows decode to, with the dictionary and an open
-        page."""
+        """Return the largest decoded size of `num_rows` rows, with dictionary and open page."""
         opened = self.dictionary_bytes + self.largest_bytes
         if self.kind != TEXT:
             return opened + num_rows * self.width
@@ -94,8 +93,7 @@ class Column:
         return opened + _most_in_a_row(self.data_pages, num_rows)
 
     def whole_bytes(self) -> int:
-        """Return the decoded size of the whole column chunk; a single list row may hold all of
-        it."""
+        """Return the decoded size of the column chunk; one row of a list may hold all of it."""
         num_values = sum(page.num_values for page in self.data_pages)
         total = self.dictionary_bytes + num_values * LEVEL_BYTES
         if self.kind != TEXT:

@@ -262,8 +262,7 @@ def _as_mask(shown: "npt.NDArray[np.bool_]") -> "Image":
 
 
 def _about_frames(image: "Image") -> list[str]:
-    """Return SEVERAL_FRAMES if the image has several; the preview inside a phone's MPO photo is not
-    one."""
+    """Return SEVERAL_FRAMES if there are several; the preview in an MPO photo does not count."""
     if image.format == "MPO":
         return []
     try:
@@ -273,8 +272,7 @@ def _about_frames(image: "Image") -> list[str]:
 
 
 def decisions_in_words(counts: Counter[str], background: str, what: str = "row") -> list[str]:
-    """Return a sentence on the decisions about images, counted by rows or images; [] if there are
-    none."""
+    """Return a sentence on the decisions about images, counted by rows or images, or []."""
     words = {
         TRANSPARENT: phrase("data.image_transparency_removed", background=background),
         SEVERAL_FRAMES: phrase("data.image_first_frame_used"),

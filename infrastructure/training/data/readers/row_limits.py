@@ -28,8 +28,7 @@ def too_large_words(max_bytes: int = MAX_ROW_BYTES) -> str:
 
 
 def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:
-    """Yield lists of rows to hold in memory together: at most `max_rows`, and fewer if they are
-    large."""
+    """Yield lists of rows to hold in memory: at most `max_rows`, fewer if they are large."""
     chunk: list[AnyRow] = []
     held_bytes = 0
     for row in rows:
@@ -43,8 +42,7 @@ def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:
 
 
 def has_too_many_values(text: str | bytes) -> bool:
-    """Return whether JSON may contain more values than a row may have; counts what can begin a
-    value."""
+    """Return whether JSON may hold more values than a row may; counts what can begin one."""
     if len(text) < MAX_ROW_VALUES:
         return False
     if isinstance(text, bytes):
@@ -62,8 +60,7 @@ def fits_a_row(batch: "RecordBatch") -> bool:
 
 
 def _extent(array: "Array") -> tuple[int, int]:
-    """Return (bytes of texts and numbers, number of values) of an Arrow array, dictionaries
-    expanded."""
+    """Return (bytes of texts and numbers, number of values) of an Arrow array, fully expanded."""
     arrow = require("pyarrow", "reading tables")
     compute = require("pyarrow.compute", "reading tables")
     kinds, kind = arrow.types, array.type

@@ -247,8 +247,7 @@ class Conversation:
 
     @property
     def with_last_answer(self) -> "Conversation":
-        """The same conversation with only its last answer trained on; all turns before it are
-        given."""
+        """The conversation with only its last answer trained on; the turns before are given."""
         turns = tuple(replace(turn, is_learnt=True) for turn in self.prompt)
         last = self.last_answer
         return replace(self, turns=turns + self.turns[last:], num_given=last)
@@ -262,9 +261,10 @@ class Conversation:
         return index >= self.num_given and self.turns[index].is_learnt
 
     def pairs(self) -> list[list[str]]:
-        """Return the turns as [role, text] up to the last answer, with everything else that
-        distinguishes the example from one with the same texts: all that is trained on, and nothing
-        else."""
+        """Return the turns as [role, text] up to the last answer, with all else that is trained on.
+
+        Two examples with the same texts differ here if anything else distinguishes them.
+        """
         pairs = [[turn.role, turn.text] for turn in self.taught]
         for index, (turn, pair) in enumerate(zip(self.taught, pairs, strict=True)):
             is_given = turn.role in ANSWER_ROLES and not self.is_learnt(index)

@@ -427,8 +427,7 @@ def _not_found(path: Path, what: str) -> str:
 
 
 def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
-    """Return all data files in a folder and its subfolders; loose texts only if there is nothing
-    else."""
+    """Return all data files in a folder and below; texts only if there is nothing else."""
     inside = [p for p in folder.rglob("*") if not _is_hidden(p, folder)]
     for directory in (folder, *filter(Path.is_dir, inside)):
         require_listable(directory)  # otherwise it would be skipped silently

@@ -293,8 +293,7 @@ def _several(folder: Path, configs: Mapping[str, Mapping[str, Sequence[Path]]]) 
 
 
 def saved_splits(folder: Path) -> list[str]:
-    """Return the splits of a dataset that `datasets.save_to_disk` wrote; [] if it is a single
-    table."""
+    """Return the splits of a dataset that `datasets.save_to_disk` wrote; [] for a single table."""
     try:
         listed = json.loads((folder / "dataset_dict.json").read_text("utf-8"))["splits"]
     except (OSError, ValueError, LookupError, TypeError):

@@ -81,8 +81,7 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
 
 
 def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
-    """Return the row groups from the one that holds `record` on, and the first record of that
-    group."""
+    """Return the row groups from that of `record` on, and the first record of the first."""
     first = 0
     for group in range(metadata.num_row_groups):
         num_rows = metadata.row_group(group).num_rows
@@ -95,8 +94,7 @@ def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]
 def _arrow_rows(
     batch: "RecordBatch", plain: PlainRows, name: str, first: int
 ) -> Iterator[Row | BadRow]:
-    """Yield the rows of a batch as plain values; a row that is too large is reported, never
-    built."""
+    """Yield the rows of a batch as plain values; a row that is too large is never built."""
     if batch.num_rows == 0:
         return
     is_large = not fits_a_row(batch)
@@ -122,8 +120,7 @@ def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) ->
 
 
 def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """Yield the rows of an HDF5 file: one one-dimensional dataset per column, all of the same
-    length.
+    """Yield the rows of an HDF5 file: one 1-D dataset per column, all of the same length.
 
     Raises:
         ValueError: the file is damaged or has another layout.
@@ -195,8 +192,7 @@ def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5D
 
 
 def _hdf5_names(column: "H5Dataset", h5py: ModuleType) -> dict[object, Label]:
-    """Return number → label of a column that stores labels as numbers; {} if it stores plain
-    values."""
+    """Return number → label of a column that stores labels as numbers; {} for others."""
     numbers: dict[str, int] = h5py.check_enum_dtype(column.dtype) or {}
     return {number: Label(name, number) for name, number in numbers.items()}
 
@@ -218,8 +214,7 @@ def _plain(field: object) -> object:
 
 
 def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """Yield the rows of a dataset of the `datasets` library; see `load_huggingface` for the
-    path."""
+    """Yield the rows of a dataset of the `datasets` library; see `load_huggingface`."""
     arrow = require("pyarrow", "reading Hugging Face data sets")
     dataset = load_huggingface(str(path)).with_format("arrow")
     described = dataset.features.arrow_schema

@@ -44,8 +44,7 @@ def _ends_lines_with_cr(path: Path, encoding: str) -> bool:
 
 
 class _WithLineFeeds:
-    """A stream that replaces CR line ends by LF; the byte count, and so all offsets, stay the
-    same."""
+    """A stream that turns CR line ends into LF; all offsets stay the same."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -92,8 +91,7 @@ class _Recoded:
 
 
 def encoding_of(path: Path, setting: str) -> str:
-    """Return the encoding of a file: that of its byte order mark, else `data.encoding`; "" is
-    UTF-8.
+    """Return the encoding of a file: its byte order mark's, else `data.encoding`; "" is UTF-8.
 
     Raises:
         ValueError: the setting names an encoding, and the file is UTF-8.

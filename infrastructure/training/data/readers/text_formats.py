@@ -92,16 +92,14 @@ def too_long(name: str, line: Line) -> BadRow:
 def read_csv(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Yield comma-separated rows under a header line; also with `;`, tab or `|` if the header has
-    it."""
+    """Yield comma-separated rows under a header line; `;`, tab or `|` if the header has it."""
     return _read_delimited(path, name, start, encoding, None)
 
 
 def read_tsv(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Yield tab-separated rows under a header line; the first MiB shows whether quotes are plain
-    text."""
+    """Yield tab-separated rows under a header line; the first MiB shows if quotes are text."""
     return _read_delimited(path, name, start, encoding, "\t")
 
 
@@ -352,8 +350,7 @@ def _check_columns(columns: list[str], name: str) -> None:
 
 
 def has_surrogates(text: str) -> bool:
-    """Return whether a text cannot be encoded as UTF-8 (undecodable bytes, half a surrogate
-    pair)."""
+    """Return whether a text cannot be UTF-8 (undecodable bytes, half a surrogate pair)."""
     if text.isascii():
         return False
     try:

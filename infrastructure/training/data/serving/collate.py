@@ -24,8 +24,7 @@ Batch = dict[str, Any]
 
 
 def padded_length(longest: int, grid: SizeGrid, most: int | None) -> int:
-    """Return the row length for this longest example; above `most` only if the example is
-    longer."""
+    """Return the row length for a longest example; above `most` only if the example is."""
     return max(longest, min(grid.up(longest), most or grid.up(longest)))
 
 

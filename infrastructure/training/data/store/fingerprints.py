@@ -16,8 +16,7 @@ def text_hash(value: object) -> str:
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return a hash that changes if any text could be tokenized differently; independent of
-    names."""
+    """Return a hash that changes if any text could be tokenized differently, without names."""
     parts = {
         **tokenizer_content(tokenizer),
         "template": tokenizer.chat_template,

@@ -144,8 +144,7 @@ class TokenCache:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove entries unused for `max_age_days`, unfinished ones of dead processes, and the
-        excess."""
+        """Remove entries unused for `max_age_days`, leftovers of dead processes, and the excess."""
         oldest = time.time() - self.config.max_age_days * SECONDS_PER_DAY
         for folder in self.root.glob(".partial-*"):
             self._remove_if_free(folder, key=folder.name.split("-")[1])
@@ -217,8 +216,7 @@ class TokenCache:
 
 
 def _was_left(folder: Path) -> bool:
-    """Return whether a removed entry is so old that the process that was deleting it must have
-    died."""
+    """Return whether a removed entry is so old that the process deleting it must have died."""
     began = folder.name.removeprefix(REMOVED).split("-")[0]
     return not began.isdecimal() or time.time() - int(began) > SECONDS_TO_DELETE
 
