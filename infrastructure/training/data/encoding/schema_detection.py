@@ -314,7 +314,7 @@ def common_columns(rows: Sequence[Row]) -> list[str]:
 def _check_exists(
     column: str | None, setting: str, rows: Sequence[Row], columns: list[str]
 ) -> None:
-    """Refuse a configured column that no row has; `translation.de` is inside an object."""
+    """Refuse a configured column that no row has; `a.b` is b inside the object a."""
     if not column or column in columns:
         return
     if not any(value_of(row.values, column) is not None for row in rows):

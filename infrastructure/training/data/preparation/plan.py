@@ -167,7 +167,7 @@ def total_bytes_of(amount: str | None) -> int | None:
 def num_processes(
     config: DataConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase"
 ) -> int:
-    """Return the number of processes that tokenize; 0 is this one. The result does not change."""
+    """Return the number of processes that tokenize; 0 is this one. The result is the same."""
     if config.num_workers != "auto":
         return int(config.num_workers)
     num_cores = processor().num_cores
