@@ -261,7 +261,7 @@ class Conversation:
         return index >= self.num_given and self.turns[index].is_learnt
 
     def pairs(self) -> list[list[str]]:
-        """Return the turns as [role, text] up to the last answer, with all else that training reads.
+        """Return the turns as [role, text] up to the last answer, with all else that is learned.
 
         Two examples with the same texts differ here if anything else distinguishes them.
         """
