@@ -4,9 +4,9 @@ r"""DataPipeline: from the path in the configuration to batches of examples.
     print(*pipeline.prepare().lines(), sep="\n")
     for batch in pipeline.train_batches(epoch=0, start_example=0, batch_size=8): ...
 
-What an epoch holds, and in which order, is a pure function of data, settings, seed and epoch, so
-training goes on at any example without looking at those before it. With a `memory_limit` in percent
-the windows of a stream depend on the machine's memory; the fingerprint tells.
+The content and order of an epoch are a pure function of data, settings, seed and epoch, so training
+can resume at any example without reading those before it. With a `memory_limit` in percent, the
+windows of a stream depend on the machine's memory; the fingerprint then differs.
 """
 
 import copy
@@ -77,12 +77,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DataPipeline", "chat_template_of", "first_examples", "first_rows", "training_texts"]
 
-LOOKED_THROUGH = 100  # for examples that differ, to look at
+LOOKED_THROUGH = 100  # to find different examples to show
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What `DataPipeline` has once the data is prepared."""
+    """The parts of `DataPipeline` that exist once the data is prepared."""
 
     entry: CacheEntry
     report: DataReport
@@ -92,16 +92,16 @@ class _Prepared:
 
 
 class DataPipeline:
-    """The data of one training.
+    """The data of one run.
 
     Args:
         data_config: what to read and how.
         tokenizer: a transformers tokenizer; `data_config.chat_template` becomes its chat template,
             so that it is saved with the model.
         cache_config: where prepared data is kept, and how much of it.
-        seed: of the order.
-        memory_config: what processes that prepare data may take.
-        pictures: what makes tokens of pictures; None: rows that hold some are refused.
+        seed: seed of the order.
+        memory_config: memory limits of the processes that prepare data.
+        pictures: encoder of images into tokens; None: rows with images are refused.
 
     Raises:
         ValueError: the chat template is neither a template nor a file.
@@ -130,10 +130,10 @@ class DataPipeline:
             tokenizer.chat_template = read_chat_template(data_config.chat_template)
 
     def prepare(self) -> DataReport:
-        """Read, check and tokenise the data, or find it prepared; the second call does nothing.
+        """Read, check and tokenize the data, or open it if that is done; a second call is a no-op.
 
         Raises:
-            ValueError: the data is not there, not clear, or too much of it cannot be used.
+            ValueError: the data is missing or ambiguous, or too much of it cannot be used.
             DataError: a process that prepares data died.
         """
         return self._ready().report
@@ -157,23 +157,25 @@ class DataPipeline:
 
     @property
     def report(self) -> DataReport:
-        """What was found in the data; prepares it if need be."""
+        """The report on the data; prepares the data if necessary."""
         return self._ready().report
 
     @property
     def store(self) -> TokenStore:
-        """The prepared examples (of a stream, the held-out ones); prepares them if need be."""
+        """The prepared examples (of a stream, the held-out ones); prepares them if necessary."""
         return self._ready().entry.store
 
     @property
     def num_examples(self) -> int:
-        """Training examples in one epoch."""
+        """The number of training examples in one epoch."""
         return self.report.num_train if self._num_selected is None else self._num_selected
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the training examples, in their order in the files, and of how they are drawn;
-        of a selection its size: which they are is decided while the training goes on."""
+        """A hash of the training examples, in the order of the files, and of how they are drawn.
+
+        Of a selection it includes only the size: its members are chosen during training.
+        """
         limit = [] if self._num_selected is None else [self._num_selected]
         changes = [self.config.balance_by, self.config.augmentation, *limit]
         fingerprint = self.report.fingerprint
@@ -181,7 +183,7 @@ class DataPipeline:
 
     @property
     def held_out_identity(self) -> str | None:
-        """Hash of the held-out examples in their order; None: there are none."""
+        """A hash of the held-out examples in their order; None if there are none."""
         if self._held_out_identity is None and len(self._ready().held_out):
             examples = ExampleHash()
             for row in self._ready().held_out:
@@ -191,32 +193,32 @@ class DataPipeline:
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """What answers end with in this data: where generation has to stop."""
+        """The tokens that end answers in this data, at which generation has to stop."""
         ends = {*self.report.end_tokens, self.tokenizer.eos_token}
         special = special_tokens(self.tokenizer)  # a cut answer ends with any token
         return sorted(number for number, token in special.items() if token in ends)
 
     @property
     def num_candidates(self) -> int:
-        """Training examples that there are to choose from: their ids count from 0."""
+        """The number of training examples to select from; their ids count from 0."""
         return self.report.num_train
 
     @property
     def selected(self) -> Indices:
-        """Ids of the examples that are trained on, ascending.
+        """The ids of the examples that are trained on, ascending.
 
         Raises:
-            ValueError: they are read in an order of their own.
+            ValueError: the data is a stream, whose examples cannot be selected.
         """
         return self._order().selected
 
     def limit_to(self, num_examples: int) -> None:
-        """Train on so many of the examples from now on: on random ones until `select` says which.
+        """Train on this many examples from now on: random ones until `select` chooses them.
 
         Raises:
-            ValueError: there are not so many, or they are read in an order of their own.
+            ValueError: there are fewer, or the data is a stream, whose examples cannot be selected.
         """
-        self._order()  # a stream says why none can be selected
+        self._order()  # raises for a stream
         if not 1 <= num_examples <= self.num_candidates:
             raise InputError(
                 "data.selection_out_of_range",
@@ -227,26 +229,28 @@ class DataPipeline:
         self.unselect()
 
     def unselect(self) -> None:
-        """Train on all again, or on as many random ones as `limit_to` has said.
+        """Train on all examples again, or on the number of random ones that `limit_to` has set.
 
         Raises:
-            ValueError: they are read in an order of their own.
+            ValueError: the data is a stream, whose examples cannot be selected.
         """
         order = self._order()
         order.select(random_selection(self.num_candidates, self.num_examples, self.seed))
 
     def select(self, ids: Sequence[int] | Indices) -> None:
-        """Train on these examples in epochs that begin from now on: on as many as `limit_to` has
-        said; without a limit, on any number, some of which then come again in the places of the
-        others, so that an epoch stays as long.
+        """Train on these examples in epochs that begin from now on.
+
+        With a limit from `limit_to`, their number must be that limit. Without one it can be any
+        number; some of them then repeat in the places of the others, so that an epoch keeps its
+        length.
 
         Raises:
-            ValueError: they are not so many different ids.
+            ValueError: the ids are not that many different ones.
         """
         self._order().select(self.check_selection(ids), is_filled=self._num_selected is None)
 
     def check_selection(self, ids: Sequence[int] | Indices) -> Indices:
-        """The ids as `select` takes them, ascending; raises what it does."""
+        """Return the ids as `select` uses them, ascending; raises what `select` raises."""
         chosen = np.unique(np.asarray(ids, dtype=np.int64))
         is_known = len(chosen) == 0 or (chosen[0] >= 0 and chosen[-1] < self.num_candidates)
         wanted = self._num_selected or max(1, len(chosen))
@@ -262,25 +266,25 @@ class DataPipeline:
         return chosen
 
     def examples(self, ids: Sequence[int] | Indices) -> list[TokenizedExample]:
-        """Training examples by their ids, never augmented."""
+        """Return training examples by id, never augmented."""
         rows = self._order().all_rows
         return [self.store.example(int(rows[number])) for number in ids]
 
     def places_of(self, ids: Sequence[int] | Indices) -> list[str]:
-        """file:line of training examples by their ids."""
+        """Return file:line of training examples by id."""
         return _places(self.store, [int(self._order().all_rows[number]) for number in ids])
 
     def candidate_lengths(self) -> Indices:
-        """Tokens of all training examples, by their ids; before augmentation."""
+        """Return the number of tokens of all training examples, by id, before augmentation."""
         return self.store.lengths()[self._order().all_rows]
 
     def candidate_tasks(self) -> list[str]:
-        """The tasks of all training examples, by their ids."""
+        """Return the tasks of all training examples, by id."""
         return [self.store.task(int(row)) for row in self._order().all_rows]
 
     def lengths_of_selection(self, ids: Indices, epoch: int) -> Indices:
-        """Tokens of the examples of an epoch, in its order, where these ids are selected; before
-        augmentation."""
+        """Return the number of tokens of an epoch's examples, in order, as if these ids were
+        selected; before augmentation."""
         now = self._order()
         order = Order(now.all_rows, now.seed, now.all_groups)
         order.select(ids, is_filled=self._num_selected is None)
@@ -288,7 +292,7 @@ class DataPipeline:
 
     @property
     def is_stored(self) -> bool:
-        """Whether its examples have ids, which those of a stream lack."""
+        """True if the examples have ids; those of a stream have none."""
         return isinstance(self._ready().source, StoredExamples | AugmentedExamples)
 
     def _order(self) -> Order:
@@ -300,9 +304,9 @@ class DataPipeline:
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
     ) -> Generator[list[TokenizedExample], None, None]:
-        """Batches of one epoch from `start_example` on; the last one may be short.
+        """Yield the batches of one epoch from `start_example` on; the last one may be smaller.
 
-        The next `prefetch_factor` batches are made ahead in a thread; close the generator to end
+        The next `prefetch_factor` batches are built ahead in a thread; close the generator to end
         it.
         """
         prepared = self._ready()
@@ -311,57 +315,72 @@ class DataPipeline:
         return prefetch(batches, self.config.prefetch_factor)
 
     def lengths(self) -> Indices | None:
-        """Tokens of the training examples in the order of the first epoch; None of a stream and of
-        augmented data, which are not known before."""
+        """Return the number of tokens of the training examples in the order of the first epoch.
+
+        None for a stream and for augmented data, whose lengths are not known in advance.
+        """
         source = self._ready().source
         return source.lengths(0) if isinstance(source, StoredExamples) else None
 
     def places(self, epoch: int, start_example: int, num_examples: int) -> list[str]:
-        """file:line of some examples of an epoch, in its order.
+        """Return file:line of some examples of an epoch, in its order.
 
         Raises:
-            DataError: the files, or what was prepared of them, are not what they were.
+            DataError: the files, or the prepared data, have changed.
         """
         return self._ready().source.places(epoch, start_example, num_examples)
 
     def evaluation_batches(self, batch_size: int) -> Generator[list[TokenizedExample], None, None]:
-        """Batches of the held-out examples, always in the order of the files."""
+        """Yield batches of the held-out examples, always in the order of the files."""
         prepared = self._ready()
         examples = (prepared.entry.store.example(int(row)) for row in prepared.held_out)
         batches = _batches(examples, batch_size, prepared.entry)
         return prefetch(batches, self.config.prefetch_factor)
 
     def evaluation_places(self) -> list[str]:
-        """file:line of the held-out examples, in the order of `evaluation_batches`."""
+        """Return file:line of the held-out examples, in the order of `evaluation_batches`."""
         return _places(self.store, [int(row) for row in self._ready().held_out])
 
     def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64] | None:
-        """A hash of what each training or held-out row says, whatever file it lies in; (rows,).
-        None where the rows were prepared before there was one."""
+        """Return a hash of the content of each training or held-out row, independent of its file;
+        (rows,).
+
+        None if the rows were prepared by a version without these hashes.
+        """
         name = "evaluation_contents.npy" if held_out else "train_contents.npy"
         is_there = (self.store.folder / name).is_file()
         return self.store.array(name).view(np.uint64) if is_there else None
 
     def evaluation_tasks(self) -> list[str]:
-        """Their kinds of task, in the same order; "" where no column names one."""
+        """Return the tasks of the held-out examples, in the order of `evaluation_batches`; "" if no
+        column names one."""
         return [self.store.task(int(row)) for row in self._ready().held_out]
 
     def evaluation_rows(self, max_rows: int | None = None) -> list[EvaluationRow]:
-        """Held-out rows that have a prompt, as text; at most `max_rows`, from everywhere."""
+        """Return held-out rows with a prompt and without images, as text.
+
+        If there are more than `max_rows`, they are spread evenly over the held-out data.
+        """
         return [_as_text(c) for c in self._held_out(max_rows) if not c.num_pictures]
 
     def rows_with_questions(self, max_rows: int) -> list[tuple[EvaluationRow, GenerationPrompt]]:
-        """Of at most `max_rows` held-out rows those that have both, as text and for generation."""
+        """Return at most `max_rows` held-out rows, each as text and as a prompt for generation.
+
+        Rows with images, and rows without a prompt that can be used, are left out.
+        """
         return [
             (_as_text(conversation), question)
             for conversation in self._held_out(max_rows)
-            if not conversation.num_pictures  # which a text cannot show
+            if not conversation.num_pictures  # text cannot show images
             for question in self._questions([conversation])
         ]
 
     def questions(self, max_questions: int | None = None) -> list[GenerationPrompt]:
-        """The same rows with their prompts tokenised as in training, for generation; without those
-        whose prompts alone are as long as an example may be."""
+        """Return the prompts of held-out rows for generation, tokenized as in training.
+
+        With `over_length: keep_start`, prompts that alone are as long as an example may be are left
+        out.
+        """
         return self._questions(self._held_out(max_questions))
 
     def _questions(self, conversations: Sequence[Conversation]) -> list[GenerationPrompt]:
@@ -388,20 +407,20 @@ class DataPipeline:
         return [q for q in questions if len(q.prompt_ids) < encoder.max_length]
 
     def release_memory(self, unused_seconds: float = 0.0) -> int:
-        """Read prepared data from the disk from now on, where it was not used for so long.
+        """Read prepared data from disk from now on if it has not been used for `unused_seconds`.
 
         Returns:
-            Bytes of main memory that are free for others now.
+            Bytes of main memory that this frees.
         """
         return 0 if self._prepared is None else self.store.release_memory(unused_seconds)
 
     def close(self) -> None:
-        """Let the cache entry be swept; the pipeline cannot be used afterwards."""
+        """Allow the cache entry to be swept; the pipeline cannot be used afterwards."""
         if self._prepared is not None:
             self._prepared.entry.close()
 
     def _held_out_pictures(self) -> dict[str, tuple[Picture, ...]]:
-        """The pictures of held-out rows that have some, by file:line."""
+        """Return the images of held-out rows that have some, by file:line."""
         if self.pictures is None:
             return {}
         rows = [int(row) for row in self._ready().held_out]
@@ -450,7 +469,8 @@ class DataPipeline:
         return AugmentedExamples(kept, order, self._texts(plan, augment))
 
     def _texts(self, plan: PreparationPlan, augment: Augmentation | None) -> TextTokenizer:
-        """Its own copy of the tokenizer: it works in a thread, and tokenizers are not shared."""
+        """Return a text tokenizer with its own copy of the encoder: it works in a thread, and
+        tokenizers cannot be shared between threads."""
         return TextTokenizer(copy.deepcopy(plan.encoder), self.seed, augment)
 
     def _stream(self, plan: PreparationPlan, store: TokenStore) -> StreamingDataset:
@@ -466,15 +486,15 @@ class DataPipeline:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """An example to look at, and what of its row the model never reads, in words."""
+    """An example for display, and the texts of its row that the model never reads, in words."""
 
     example: TokenizedExample
     left_out: tuple[str, ...] = ()
 
 
 def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
-    """Examples that are trained on, to look at: the first of the data, equal ones once; of a stream
-    those that are trained on first."""
+    """Return different training examples for display: the first of the data, or of a stream those
+    that are trained on first."""
     if data.is_stored:
         ids = range(min(LOOKED_THROUGH, data.num_candidates))
         looked_at, places = data.examples(ids), data.places_of(ids)
@@ -491,7 +511,7 @@ def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
 
 
 def _is_question(conversation: Conversation) -> bool:
-    """Whether a model can be asked for the last answer: it is text, and so is what is before it."""
+    """Return whether the last answer can be asked for: it has a prompt, is text, calls no tool."""
     answer = conversation.answer
     return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
 
@@ -510,7 +530,7 @@ def _places(store: TokenStore, rows: list[int]) -> list[str]:
 def _batches(
     examples: Iterable[TokenizedExample], batch_size: int, _entry: CacheEntry
 ) -> Iterator[list[TokenizedExample]]:
-    """Holds the entry and so its lock: it is not swept while it is read, whoever else forgot it."""
+    """Yield batches; holds the entry, and with it the lock that keeps it from being swept."""
     iterator = iter(examples)
     while batch := list(itertools.islice(iterator, batch_size)):
         yield batch

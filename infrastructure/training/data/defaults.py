@@ -1,4 +1,4 @@
-"""A configuration as a training takes it: every door asks here, so that all of them take the same.
+"""Completion of a configuration before a run; every entry point calls it, so all get the same.
 
 Loads no torch.
 """
@@ -21,14 +21,13 @@ from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_list import finished_model, model_of_run
 from infrastructure.training.data.samples import use_sample_data
 
-# Where a shorter length came from.
-
 
 def make_ready(config: DeploymentConfig) -> None:
-    """Give the sample data to a training that names none, take the model of a run that is named,
-    and lengths that the model has where nobody has given one, have names mean what they
-    meant where its run began, then refuse what cannot be carried out; a second call changes
-    nothing.
+    """Complete a configuration, and refuse one that cannot be carried out.
+
+    If no data is configured, the sample data is used. The name of a run is replaced by the path of
+    its model. Lengths that the user did not set are limited to what the model supports. Names of
+    plug-ins keep the meaning that they had when the run began. A second call changes nothing.
 
     Raises:
         ConfigurationError: a sentence for each setting that cannot be carried out.
@@ -41,8 +40,8 @@ def make_ready(config: DeploymentConfig) -> None:
 
 
 def problems_of(config: DeploymentConfig) -> list[str]:
-    """The sentences that `make_ready` would raise; leaves the configuration as it is, and asks
-    nothing of the hub."""
+    """Return the sentences that `make_ready` would raise, without changing the configuration or
+    contacting the Hub."""
     ready = config.changed([])
     use_sample_data(ready)
     _find_models_of_runs(ready)
@@ -60,11 +59,13 @@ def _find_models_of_runs(config: DeploymentConfig) -> None:
 
 
 def fit_lengths(config: DeploymentConfig, *, may_fetch: bool) -> None:
-    """Examples are at most as long as the model has positions for, and answers that it writes in
-    training leave half of that to the prompt; a length that somebody has given stays as it is.
+    """Limit the lengths that the user did not set to what the model supports.
+
+    Examples are at most as long as the model has positions. If answers generated in training could
+    fill a whole example, they are limited to half of it, which leaves the rest to the prompt.
 
     Args:
-        may_fetch: the configuration of a hub model is brought here, if the cache has none.
+        may_fetch: download the configuration of a Hub model if it is not in the cache.
     """
     _fit_examples(config, may_fetch=may_fetch)
     _fit_answers(config)
@@ -109,10 +110,10 @@ def _fit_examples(config: DeploymentConfig, *, may_fetch: bool) -> None:
 
 
 def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
-    """Tokens that the model can see; None where it does not say it, or cannot be had.
+    """Return the number of tokens that the model can read; None if it is unknown or unavailable.
 
     Args:
-        may_fetch: the configuration of a hub model is brought here, if the cache has none.
+        may_fetch: download the configuration of a Hub model if it is not in the cache.
     """
     if config.model.name == "embedded":
         return config.model.embedded.max_positions
@@ -131,16 +132,16 @@ def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
 
 
 def _in_folder(folder: Path, name: str) -> JsonObject:
-    """A file of a saved model, or of a run's."""
+    """Return the contents of a JSON file of a saved model, or of the final model of a run."""
     return json_of(folder / name) or json_of(folder / "final" / name)
 
 
 def _on_hub(name: str, revision: str | None, may_fetch: bool) -> JsonObject:
-    """The configuration of a hub model, where it lies in the cache or can be fetched."""
+    """Return the configuration of a Hub model, cached or fetched; {} if it is unavailable."""
     if name in REGISTERED_MODELS or reads_like_path(name):
         return {}
     find = hub_file if may_fetch else cached_file
     try:
         return json_of(find(name, "config.json", revision))
-    except NotOnHubError:  # which is told where model and data are looked at
+    except NotOnHubError:  # reported when the model is loaded
         return {}

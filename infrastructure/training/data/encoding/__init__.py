@@ -1,1 +1,1 @@
-"""From a row to token ids and a mask of what is learnt."""
+"""Encoding of rows into token ids and a mask of the trained tokens."""

@@ -1,8 +1,8 @@
-"""Augmentation: a plug-in that changes a conversation each time it is seen.
+"""Augmentation: a plug-in that changes a conversation each time it is used.
 
-Its randomness is a pure function of (seed, epoch, position), so a resumed training sees the same.
-Augmented conversations are tokenised on the way; one that then cannot be used (too long, no answer
-left) is replaced by the unchanged one, and counted.
+Its randomness is a pure function of (seed, epoch, position), so a resumed run sees the same
+changes. Augmented conversations are tokenized on the fly. If one cannot be used (too long, no
+answer left), the unchanged one is used instead.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ AUGMENTATIONS: Registry[Augmentation] = registries.AUGMENTATIONS
 
 
 def register_augmentation(name: str, function: Augmentation) -> None:
-    """Teach Temper an augmentation, for `data.augmentation=name`.
+    """Register an augmentation, for `data.augmentation=name`.
 
-    An installed package does the same with an entry point in the group "temper.augmentations".
+    An installed package can register one with an entry point in the group "temper.augmentations".
 
     Args:
-        function: gives a changed conversation; all its randomness comes from the generator.
+        function: returns a changed conversation; all its randomness comes from the generator.
 
     Raises:
         ValueError: the name is taken.
@@ -34,15 +34,15 @@ def register_augmentation(name: str, function: Augmentation) -> None:
 
 
 def unregister_augmentation(name: str) -> None:
-    """Forget an augmentation that `register_augmentation` added."""
+    """Remove an augmentation that `register_augmentation` added."""
     AUGMENTATIONS.unregister(name)
 
 
 def get_augmentation(name: str) -> Augmentation:
-    """The augmentation of that name.
+    """Return the augmentation with this name.
 
     Raises:
-        ValueError: there is none; the text suggests the nearest one.
+        ValueError: there is none; the message suggests the nearest name.
     """
     try:
         return AUGMENTATIONS.get(name)

@@ -1,13 +1,12 @@
-"""How a conversation is written down before it is tokenised, and where its answers stand.
+"""Formats of conversations as text before tokenization, and the positions of their answers.
 
-With a chat template, the template writes. What it marks with {% generation %} is learnt: these
-characters and no others, as transformers' `return_assistant_tokens_mask` and TRL's
-`assistant_only_loss` define it. Where it marks nothing, answers are found by comparing what it
-writes with and without them. Without a template, the plain format below is used, for training and
-for generation alike:
+If there is a chat template, it writes the text. The characters that it marks with {% generation %}
+are trained on, and no others, as in transformers' `return_assistant_tokens_mask` and TRL's
+`assistant_only_loss`. If it marks nothing, answers are found by comparing its output with and
+without them. Without a template, the plain format below is used, for training and for generation:
 
-    every message that is no answer: its text and a line break
-    every answer: its text and the EOS token (and a line break, if the conversation goes on)
+    every message that is not an answer: its text and a line break
+    every answer: its text and the EOS token (and a line break, if the conversation continues)
 
 Both begin with the BOS token once, if the tokenizer uses one.
 """
@@ -32,13 +31,13 @@ from infrastructure.training.data.readers.rows import PICTURE_PART, Conversation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Some templates write today's date. Data that differs from day to day could not be resumed.
+# Some templates write today's date. A run could not be resumed on data that changes every day.
 TEMPLATE_DATE = datetime(2024, 7, 26)
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MARK = re.compile(r"""<\|[^|<>\s'"{}]+\|>""")  # such as <|im_end|>, around messages
 TAG = re.compile(r"<[^<>\s]+>")  # such as <|im_end|>, <think> and </s>
 COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-SENTENCE_WORDS = 4  # fewer are names of roles
+SENTENCE_WORDS = 4  # fewer words are role names
 QUESTION, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
 THOUGHT = Turn("assistant", "<think>\nPing?\n</think>\n\nPong 4826")
 CALL = Turn(
@@ -64,14 +63,14 @@ HISTORIES = (
     (QUESTION, CALL, RESULT, ANSWER, QUESTION, ANSWER),
     (QUESTION, ANSWER, ANSWER, QUESTION, ANSWER),
 )
-CHANGED = "Zq5"  # written after an answer to see where it stands
+CHANGED = "Zq5"  # appended to an answer to locate it
 
 
 class FormatError(Exception):
-    """The chat template cannot write this conversation so that its answers can be found.
+    """A conversation that the chat template cannot write so that its answers can be found.
 
     Attributes:
-        advice: what to do, where that is known; else "".
+        advice: the remedy if it is known, else "".
     """
 
     def __init__(self, text: str, advice: str = "") -> None:
@@ -80,12 +79,12 @@ class FormatError(Exception):
 
     @property
     def sentence(self) -> str:
-        """What is wrong, and what to do."""
+        """The problem and the remedy."""
         return f"{self}: {self.advice}" if self.advice else str(self)
 
 
 class HistoryError(FormatError):
-    """The chat template writes earlier messages otherwise once the conversation goes on."""
+    """A chat template that writes earlier messages differently once the conversation continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +93,11 @@ class Written:
 
     Attributes:
         lead: token ids that come before the text.
-        spans: where that stands in the text which the model would write itself: the answers, with
-            what ends them.
-        is_learnt: of each span; False where the data says that it is not to be trained on.
-        is_marked: the template says itself where the spans are: the text is tokenised whole, and
+        spans: positions of the text that the model would generate: the answers with their ends.
+        is_learnt: for each span; False if the data excludes it from the loss.
+        is_marked: the template itself marks the spans; the text is then tokenized as a whole, and
             nothing is added to it.
-        given: what stands before the part of the row that is to be learnt; "" where there is no
-            such part.
+        given: the text before the part of the row that is trained on; "" if no part is given.
     """
 
     lead: tuple[int, ...]
@@ -112,16 +109,16 @@ class Written:
 
 
 class ChatFormat(Protocol):
-    """A way to write conversations down."""
+    """A way to write conversations as text."""
 
     def write(self, conversation: Conversation) -> Written:
-        """The conversation as text with its answers marked; raises `FormatError`."""
+        """Return the conversation as text with its answers marked; raises `FormatError`."""
 
     def text_of(self, conversation: Conversation) -> str:
-        """The text alone, in one writing; raises `FormatError`."""
+        """Return only the text, written once; raises `FormatError`."""
 
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
-        """The text before an answer, as it stands at generation; raises `FormatError`."""
+        """Return the text before an answer, as it is at generation; raises `FormatError`."""
 
 
 class PlainFormat:
@@ -163,7 +160,7 @@ class PlainFormat:
         return Written(self._lead(text), text, (), ())
 
     def _lead(self, text: str) -> tuple[int, ...]:
-        """What comes before a text: not what it begins with itself."""
+        """Return the ids to put before a text; none if the text begins with BOS already."""
         return () if self.start and text.startswith(self.start) else self.lead
 
 
@@ -171,17 +168,16 @@ class TemplateFormat:
     """A chat template.
 
     Attributes:
-        marks_answers: it says with {% generation %} what is learnt.
-        own_end: what it writes after an answer to end it and does not mark, although it marks the
-            answer; "" where it marks its ends, or has none. It is learnt too, so that the model
-            learns to stop.
-        writes_end: something ends an answer: nothing is to be added.
-        takes_parts: it writes the text of a message only where that is a list of parts.
-        takes_json_text: it writes the arguments of a tool call only where they are JSON text.
+        marks_answers: it marks the trained text with {% generation %}.
+        own_end: the end that it writes after a marked answer without marking it; "" if it marks
+            its ends, or writes none. It is trained on too, so that the model learns to stop.
+        writes_end: it writes an end after answers, so none has to be added.
+        takes_parts: it writes the text of a message only if that is a list of parts.
+        takes_json_text: it writes the arguments of a tool call only if they are JSON text.
         wraps_calls: it writes a tool call only as an object `function` (True), or only without one
             (False); None: in both forms.
-        wraps_tools: the same of the tools that a row lists.
-        origin: where it is from, if it is not the tokenizer's own.
+        wraps_tools: the same for the tools that a row lists.
+        origin: the source of the template if it is not the tokenizer's own.
     """
 
     def __init__(
@@ -243,8 +239,10 @@ class TemplateFormat:
         return Written((), text, tuple(spans), tuple(is_learnt))
 
     def can_find_answers(self, last_only: bool) -> bool:
-        """Whether answers (or the last one of each conversation) can be found in what it writes: it
-        writes what is before them alike, whatever follows; what it refuses to write does not count.
+        """Return whether answers (or the last one of each conversation) can be found in its output.
+
+        They can if it writes the text before them identically, whatever follows. Conversations that
+        it refuses to write do not count.
         """
         for history in map(Conversation, HISTORIES):
             try:
@@ -257,7 +255,7 @@ class TemplateFormat:
 
     @property
     def preamble(self) -> str:
-        """What it says of itself where a conversation has no system message; "" is nothing."""
+        """The text that it adds if a conversation has no system message; "" if there is none."""
         try:
             text, _ = self._render((QUESTION,), "")
         except FormatError:
@@ -268,7 +266,7 @@ class TemplateFormat:
 
     @property
     def learned_of_prompt(self) -> str:
-        """What it marks as learned although the generation prompt holds it; "" is nothing."""
+        """The text that it marks as trained although the generation prompt holds it; "" if none."""
         if not self.marks_answers:
             return ""
         try:
@@ -279,14 +277,14 @@ class TemplateFormat:
         return text[spans[0][0] : len(prompt)] if spans and text.startswith(prompt) else ""
 
     def reads(self, name: str) -> bool:
-        """Whether the template so much as names this field of a message, or input."""
+        """Return whether the source of the template mentions this field of a message, or input."""
         if name not in self._reads:
             source = COMMENT.sub("", self.template)
             self._reads[name] = re.search(rf"\b{re.escape(name)}\b", source) is not None
         return self._reads[name]
 
     def writes(self, mark: str) -> bool:
-        """Whether it writes this mark where a message has a picture among its parts."""
+        """Return whether it writes this mark if a message has an image among its parts."""
         parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTION.text}]
         turn = Turn("user", QUESTION.text, json.dumps({"content": parts}))
         try:
@@ -296,7 +294,7 @@ class TemplateFormat:
         return mark in text and QUESTION.text in text and "'type'" not in text
 
     def write_whole(self, conversation: Conversation) -> Written:
-        """The conversation as one text of which everything is learnt; raises `FormatError`."""
+        """Return the conversation as one text, all of it trained on; raises `FormatError`."""
         text = self.text_of(conversation)
         return Written((), text, ((0, len(text)),), (True,))
 
@@ -319,8 +317,11 @@ class TemplateFormat:
     def _spans_of(
         self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """Which of the marked spans turn number `index` says: those that change with it, and what
-        the template adds to them (an end by itself is part of what stands before it)."""
+        """Return the numbers of the marked spans that belong to turn number `index`.
+
+        They are the spans that change with the turn's text, and end tokens marked on their own
+        after them.
+        """
         turns = list(conversation.turns)
         turns[index] = _changed(turns[index])
         other, other_spans = self._marked(turns, conversation.inputs)
@@ -340,12 +341,12 @@ class TemplateFormat:
         return self._special.sub("", text).strip() == ""
 
     def _find_end(self) -> tuple[str, bool]:
-        """`own_end` and `writes_end`, by what the template does with an answer that is known."""
+        """Return `own_end` and `writes_end`, found by writing a known answer."""
         try:
             last, last_spans = self._marked((QUESTION, ANSWER), "")
             followed, followed_spans = self._marked((QUESTION, ANSWER, QUESTION), "")
         except FormatError:
-            return "", True  # it wants more than a question and an answer
+            return "", True  # it needs more than a question and an answer
         if not last_spans or not followed_spans:
             return "", True
         spoken = [last[start:end] for start, end in last_spans]
@@ -360,7 +361,7 @@ class TemplateFormat:
         return end + len(self.own_end) if is_there else end
 
     def _takes_parts(self) -> bool:
-        """Templates of models that see pictures may read no plain text; then a list is given."""
+        """Return whether it writes texts only as lists of parts, as some vision templates do."""
         texts = []
         for self.takes_parts in (False, True):
             try:
@@ -371,9 +372,11 @@ class TemplateFormat:
         return is_written == [False, True]
 
     def _form_of_calls(self) -> tuple[bool, bool | None]:
-        """`takes_json_text` and `wraps_calls`: the first form in which it writes a call. DeepSeek
-        V3's own, for one, joins the arguments to a text, and so fails at an object; Llama 3.1's
-        fails at a call without `function`."""
+        """Return `takes_json_text` and `wraps_calls` for the first form of a call that it writes.
+
+        For example, DeepSeek V3's template concatenates the arguments with text, and so fails on an
+        object; that of Llama 3.1 fails on a call without `function`.
+        """
         if not self.reads("tool_calls"):
             return False, None
         for self.takes_json_text in (False, True):
@@ -395,7 +398,7 @@ class TemplateFormat:
         return None if all(written) or not any(written) else written[0]
 
     def tools(self, tools: Any) -> list[JsonObject]:
-        """The tools of a row as this template takes them."""
+        """Return the tools of a row in the form that this template takes."""
         return [_wrapped(tool, self.wraps_tools) for tool in tools]
 
     def _writes_call(self, wrapped: bool) -> bool:
@@ -406,19 +409,19 @@ class TemplateFormat:
             return False
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
-        """Where an answer ends: with its end-of-turn token, not with the space after it."""
+        """Return where an answer ends: after its end-of-turn token, before the space."""
         stripped = text[start:end].rstrip()
         return start + len(stripped) if _ends_with(self._special, stripped) else end
 
     def _marked(self, turns: Sequence[Turn], inputs: str) -> tuple[str, Sequence[tuple[int, int]]]:
-        """What the template writes, and what of it it marks; nothing that is empty."""
+        """Return the template's output, and the spans that it marks, without empty ones."""
         text, marked = self._render(turns, inputs, mark=True)
         return text, [(start, end) for start, end in marked if end > start]
 
     def _render(
         self, turns: Sequence[Turn], inputs: str, prompts: bool = False, mark: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
-        """What the template writes, and the answers that it marks."""
+        """Return the template's output, and the spans that it marks."""
         from jinja2.exceptions import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -445,7 +448,7 @@ class TemplateFormat:
         return text, list(marked[0]) if mark else []
 
     def message(self, turn: Turn) -> JsonObject:
-        """A message as this template takes it."""
+        """Return a message in the form that this template takes."""
         message = turn.message()
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -455,7 +458,7 @@ class TemplateFormat:
         return message
 
     def _call(self, call: JsonObject) -> JsonObject:
-        """A tool call as this template takes it."""
+        """Return a tool call in the form that this template takes."""
         function: Any = call.get("function", call)
         if self.takes_json_text:
             text = json.dumps(function.get("arguments", {}), ensure_ascii=False)
@@ -467,16 +470,18 @@ class TemplateFormat:
 def training_format(
     tokenizer: "PreTrainedTokenizerBase", own: TemplateFormat, last_only: bool = False
 ) -> TemplateFormat:
-    """The template that conversations are written with for training: the tokenizer's own, unless
-    that one writes answers otherwise as soon as they are history, as Qwen3's does, and not the last
-    one alone is learnt. Then TRL's training template of the same family, if the installed TRL has
-    one."""
+    """Return the template that conversations are written with for training.
+
+    It is the tokenizer's own, unless that one writes answers differently once they are history, as
+    Qwen3's does, and more than the last one is trained on. Then it is TRL's training template of
+    the same family, if the installed TRL has one.
+    """
     if own.marks_answers or own.can_find_answers(last_only) or not is_installed("trl"):
         return own
     from jinja2.exceptions import TemplateError
     from trl.chat_template_utils import get_training_chat_template
 
-    one = copy(tokenizer)  # TRL looks at a template by itself, and some tokenizers have several
+    one = copy(tokenizer)  # TRL takes one template, and some tokenizers have several
     one.chat_template = own.template
     try:
         template = get_training_chat_template(one)
@@ -487,7 +492,7 @@ def training_format(
 
 
 def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
-    """A tool or a call of one in the form that a template takes; None: as it is."""
+    """Return a tool, or a call of one, in the form that a template takes; None: unchanged."""
     function: Any = one.get("function")
     if function is None:
         return {"type": "function", "function": one} if wraps else one
@@ -495,7 +500,7 @@ def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
 
 
 def _changed(turn: Turn) -> Turn:
-    """The turn with another text, and other names of the tools that it calls."""
+    """Return the turn with another text, and other names of the tools that it calls."""
     fields = json.loads(turn.fields) if turn.fields else {}
     for call in fields.get("tool_calls") or ():
         function = call.get("function", call)
@@ -505,7 +510,7 @@ def _changed(turn: Turn) -> Turn:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches each of the texts, the longest first; nothing where there are none."""
+    """Return a pattern that matches any of the texts, the longest first; without texts, nothing."""
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
@@ -515,14 +520,14 @@ def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
-    """Tokens that are control, not text: EOS, end of turn and the like."""
+    """Return the tokens that are control, not text: EOS, end of turn and the like."""
     added = tokenizer.added_tokens_decoder.items()
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
     return {**{int(i): str(token) for i, token in added if token.special}, **dict(named)}
 
 
 def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The marks of a chat template, such as <|im_end|>, that the tokenizer cuts into pieces."""
+    """Return the marks of a chat template, such as <|im_end|>, that the tokenizer splits."""
     known = tokenizer.get_vocab()
     return [mark for mark in dict.fromkeys(MARK.findall(template)) if mark not in known]
 
@@ -530,9 +535,11 @@ def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> 
 def spelled_tags(
     template: TemplateFormat, tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[list[str], int]:
-    """The tags that a chat template writes around a question and its answer and that are no tokens
-    of this tokenizer, and about how many tokens more they take than if they were: what stands
-    beside them may be cut otherwise, too."""
+    """Return the tags around a question and its answer that are not tokens of this tokenizer.
+
+    Also return about how many more tokens they take than if they were; text next to them may be
+    tokenized differently, too.
+    """
     known = tokenizer.get_vocab()
     tags = [tag for tag in tags_of(template) if tag not in known]
     pieces = [len(tokenizer(tag, add_special_tokens=False)["input_ids"]) for tag in tags]
@@ -540,16 +547,18 @@ def spelled_tags(
 
 
 def tags_of(template: TemplateFormat) -> list[str]:
-    """The tags that a chat template writes around a question and its answer."""
+    """Return the tags that a chat template writes around a question and its answer."""
     try:
         return TAG.findall(template.text_of(Conversation((QUESTION, ANSWER))))
     except FormatError:
-        return []  # it wants more than a question and an answer
+        return []  # it needs more than a question and an answer
 
 
 def shipped_templates() -> dict[str, Path]:
-    """The chat templates that come with TRL, by their names; without its variants that only mark
-    answers, which Temper finds by itself. Empty where TRL is not there, or ships none."""
+    """Return the chat templates that come with TRL, by name; {} if TRL is missing or ships none.
+
+    Its variants that only mark answers are left out, because Temper finds answers itself.
+    """
     package = find_spec("trl")
     folders = package.submodule_search_locations if package else None
     if not folders:
@@ -559,7 +568,7 @@ def shipped_templates() -> dict[str, Path]:
 
 
 def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """What the tokenizer puts before a text by itself: BOS, or nothing."""
+    """Return the ids that the tokenizer puts before a text by itself: BOS, or nothing."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
@@ -567,13 +576,13 @@ def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
 
 
 def start_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The BOS token as text, if the tokenizer puts it before every text; else ""."""
+    """Return the BOS token as text if the tokenizer puts it before every text, else ""."""
     is_put = leading_ids(tokenizer) == (tokenizer.bos_token_id,)
     return str(tokenizer.bos_token) if is_put else ""
 
 
 def end_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The EOS token as text.
+    """Return the EOS token as text.
 
     Raises:
         ValueError: there is none, or the tokenizer does not read it as one token.

@@ -1,6 +1,6 @@
-"""Names of columns that are guessed: those of well-known data sets, and of other languages.
+"""Names of columns to guess: those of well-known datasets, and of other languages.
 
-They are tried where no column has a name that `schema_detection` knows first.
+They are tried if no column has one of the names that `schema_detection` tries first.
 """
 
 import unicodedata
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NamedPair:
-    """Two columns of which one asks and one answers.
+    """Two columns, one with questions and one with answers.
 
     Attributes:
-        shape: what rows with them are.
-        contexts: what a column is called that belongs to the question.
+        shape: the shape of rows with these columns.
+        contexts: names of a column with the context of the question.
     """
 
     shape: str
@@ -23,7 +23,7 @@ class NamedPair:
 
 
 def plain(name: str) -> str:
-    """A column's name as it is compared: without capitals, signs of accents apart, or spaces."""
+    """Return a column's name for comparison: lower case, composed accents, underscores."""
     composed = unicodedata.normalize("NFC", name).casefold().strip()
     return composed.replace(" ", "_").replace("-", "_")
 
@@ -76,7 +76,7 @@ def _pairs(shape: str, text: str, contexts: tuple[str, ...]) -> list[NamedPair]:
 
 
 def known_pairs(prompt: str, question: str, instruction: str) -> list[NamedPair]:
-    """All pairs; the arguments are the shapes that their rows are of."""
+    """Return all pairs; the arguments are the shapes of their rows."""
     contexts = tuple(map(plain, _CONTEXTS.split()))
     return [
         *_pairs(prompt, _PROMPTS, ()),

@@ -1,8 +1,8 @@
-"""Pictures among tokens: what a processor of transformers writes in the place of a picture.
+"""Images among tokens: what a processor of transformers writes in the place of an image.
 
-A chat template writes one mark for a picture (`<image>`, `<|image_pad|>`). The model's processor
-makes as many tokens of it as the model has features for a picture of that size: these take the
-mark's place, and are never learnt.
+A chat template writes one mark for an image (`<image>`, `<|image_pad|>`). The model's processor
+turns it into as many tokens as the model has features for an image of that size. These replace the
+mark, and are never trained on.
 """
 
 from collections.abc import Sequence
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 NUM_CHECKED = 3
-KINDS_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")  # 1 where a picture's tokens are
-MOST_SIZES = 256  # of pictures whose tokens are remembered
+KINDS_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")  # 1 at an image's tokens
+MOST_SIZES = 256  # of images, whose tokens are cached
 
 
 class PictureTokens:
-    """The tokens and the pixels of pictures, as one processor makes them.
+    """The tokens and pixels of images, as one processor makes them.
 
     Args:
-        processor: of transformers, for pictures and text.
-        name: the model's, for sentences.
-        has_text_template: the chat template is that of a text model, which may know no pictures.
-        background: the colour behind transparent pixels.
+        processor: a transformers processor for images and text.
+        name: name of the model, for messages.
+        has_text_template: the chat template is that of a text model, which may not support images.
+        background: the color behind transparent pixels.
 
     Attributes:
-        mark, mark_id: what a chat template writes for a picture.
-        token_ids: the IDs of a picture's tokens. For Gemma 3 the mark is not one of them.
+        mark, mark_id: what a chat template writes for an image.
+        token_ids: the IDs of an image's tokens. For Gemma 3 the mark is not one of them.
 
     Raises:
-        ValueError: it does not say which token stands for a picture.
+        ValueError: the processor does not define which token stands for an image.
     """
 
     background = WHITE
@@ -74,7 +74,7 @@ class PictureTokens:
         self._num_checked = 0
 
     def settings(self) -> list[str]:
-        """What decides the tokens of a picture, beside the tokenizer."""
+        """Return everything besides the tokenizer that determines the tokens of an image."""
         made_by = type(self.processor.image_processor).__name__
         rule = [str(RULE_VERSION), self.background]
         return [type(self.processor).__name__, made_by, self.processor.to_json_string(), *rule]
@@ -82,12 +82,12 @@ class PictureTokens:
     def read(
         self, sources: Sequence[PictureSource], folder: Path
     ) -> tuple[list[Picture], list["Image"]]:
-        """The pictures of a row and their pixels; raises `PictureError`."""
+        """Return the images of a row and their pixels; raises `PictureError`."""
         read = [read_picture(source, folder, self.background) for source in sources]
         return [picture for picture, _ in read], [image for _, image in read]
 
     def ids_of(self, image: "Image") -> list[int]:
-        """The tokens of a picture, which depend on its size alone.
+        """Return the tokens of an image, which depend only on its size.
 
         Raises:
             PictureError: the processor refuses it.
@@ -101,13 +101,13 @@ class PictureTokens:
     def in_place(
         self, ids: Sequence[int], mask: np.ndarray, images: Sequence["Image"]
     ) -> tuple[list[int], np.ndarray]:
-        """Tokens with those of the pictures in the places of their marks.
+        """Return the tokens with each mark replaced by the tokens of its image, and their mask.
 
         Args:
-            mask: bool (len(ids),), what is learnt.
+            mask: bool (len(ids),), True for trained tokens.
 
         Raises:
-            PictureError: there are other marks than pictures.
+            PictureError: the number of marks is not the number of images.
         """
         places = [n for n, token in enumerate(ids) if token == self.mark_id]
         if len(places) != len(images):
@@ -127,10 +127,10 @@ class PictureTokens:
         return [*whole, *ids[start:]], np.concatenate([*masks, mask[start:]])
 
     def check(self, text: str, before: Sequence[int], after: Sequence[int], images: Any) -> None:
-        """Compare the first texts with what the processor makes of text and pictures at once.
+        """Compare the first rows with the processor's own output for text and images together.
 
         Args:
-            before, after: the tokens of the text, and those with the pictures in their places.
+            before, after: the tokens of the text, and the same with the tokens of the images.
 
         Raises:
             ValueError: they differ.
@@ -140,7 +140,7 @@ class PictureTokens:
         self._num_checked += 1
         tokenizer = self.processor.tokenizer
         if tokenizer(text, add_special_tokens=False)["input_ids"] != list(before):
-            return  # its answers are tokenised apart, or something was put before it
+            return  # its answers are tokenized separately, or a lead was added
         if self._written(text, images) != list(after):
             raise InputError(
                 "data.image_encoding_depends_on_text",
@@ -160,36 +160,35 @@ class PictureTokens:
         return [int(token) for token in written["input_ids"][0]]
 
     def inputs(self, ids: "torch.Tensor", pictures: Sequence[Picture]) -> dict[str, Any]:
-        """What the model's forward is given beside the tokens of some rows: pixels, and where in
-        the rows pictures are, if it takes that.
+        """Return the model inputs besides tokens: pixels, and positions of images if it takes them.
 
         Args:
-            ids: (B, L), with the tokens of the pictures in their places.
-            pictures: of all the rows, in their order.
+            ids: (B, L), with the tokens of the images in place.
+            pictures: of all rows, in order.
         """
         given = self.pixels(pictures) if pictures else {}
         return given | self.kinds(ids)
 
     def kinds(self, ids: "torch.Tensor") -> dict[str, Any]:
-        """Where in some rows pictures are, by argument name, if the model takes that."""
+        """Return positions of images in some rows, by argument name, if the model takes them."""
         names = set(self.processor.model_input_names)
         is_picture = (ids[..., None] == ids.new_tensor(self.token_ids)).any(-1).long()
         return {name: is_picture for name in KINDS_OF_TOKENS if name in names}
 
     def pixels(self, pictures: Sequence[Picture]) -> dict[str, Any]:
-        """What the model is given of some pictures: tensors by argument name, in their order.
+        """Return the model inputs for some images, in their order: tensors by argument name.
 
         Raises:
-            DataError: one is not what it was when the data was prepared.
+            DataError: an image has changed since the data was prepared.
         """
         return self.pixels_of(self.images(pictures))
 
     def images(self, pictures: Sequence[Picture]) -> list["Image"]:
-        """Some pictures decoded; raises what `pixels` does."""
+        """Return some images, decoded; raises what `pixels` raises."""
         return [decode(picture.read(), background=self.background) for picture in pictures]
 
     def pixels_of(self, images: Sequence["Image"]) -> dict[str, Any]:
-        """The same of decoded pictures."""
+        """Return the same as `pixels` for decoded images."""
         made = self.processor.image_processor([*images], return_tensors="pt")
         names = self.processor.image_processor.model_input_names
         unused = getattr(self.processor, "unused_input_names", ())  # by a model's forward

@@ -1,7 +1,7 @@
-"""Read lists and objects that were saved as Python prints them: `[{'role': 'user', 'content': …}]`.
+"""Read lists and objects in Python's printed form: `[{'role': 'user', 'content': …}]`.
 
-That is what pandas writes into a CSV for a column of lists. Nothing is run: only literals are read,
-and only those that JSON has as well.
+That is what pandas writes into a CSV file for a column of lists. Nothing is executed: only literals
+are read, and only those that JSON has as well.
 """
 
 import ast
@@ -15,16 +15,16 @@ from io import StringIO
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import MAX_DEPTH, JsonValue, is_too_deep, too_deep
 
-MAX_CHARACTERS = 1 << 18  # the tree of a text takes a hundred times its length
+MAX_CHARACTERS = 1 << 18  # the syntax tree takes a hundred times the length
 BRACKETS = re.compile(r"[][(){}]")
 JOINS = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
 
 def parse_python(text: str) -> JsonValue:
-    """The value of a printed Python list or dict.
+    """Return the value of a printed Python list or dict.
 
     Raises:
-        ValueError: it is none, or holds what JSON does not have.
+        ValueError: it is not one, or holds values that JSON does not have.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError("data.python_text_too_long", max_characters=MAX_CHARACTERS)
@@ -33,7 +33,7 @@ def parse_python(text: str) -> JsonValue:
         raise ValueError(too_deep())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not have
+            warnings.simplefilter("ignore")  # about invalid escapes
             value = ast.literal_eval(text)
         if _has_neighbours(text):
             raise InputError("data.python_strings_without_comma")
@@ -46,13 +46,13 @@ def parse_python(text: str) -> JsonValue:
 
 
 def _depth(text: str) -> int:
-    """At most how deep brackets stand in each other; those in texts count, too."""
+    """Return an upper bound of the nesting depth of brackets, which counts those in strings."""
     steps = (1 if one in "[{(" else -1 for one in BRACKETS.findall(text))
     return max(itertools.accumulate(steps, initial=0))
 
 
 def _has_neighbours(text: str) -> bool:
-    """Whether two texts follow each other, which Python would join into one."""
+    """Return whether two strings follow each other, which Python would join into one."""
     kinds = [kind for kind in _token_kinds(text) if kind not in JOINS]
     return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
 

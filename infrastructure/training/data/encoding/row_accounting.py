@@ -1,21 +1,20 @@
-"""Where each text of a row stands in what the model reads, and which texts no position holds.
+"""Location of each text of a row in the text that the model reads, and of texts that are missing.
 
-A chat template may leave out a system message, earlier reasoning, or the text beside a tool call.
-To see that, the row is written a second time with a mark in the place of each text: a character of
-Unicode's private planes, which no template knows. What the template does with the mark, it does
-with the text. The texts are then put back into the marked writing, and the result is compared with
-what the model reads: where both are equal, every mark is the position of its text, and a text
-whose mark is nowhere is left out. Nothing is searched for, so short, repeated and escaped texts
-are told apart.
+A chat template may leave out a system message, earlier reasoning, or the text next to a tool call.
+To detect that, the row is written a second time with a mark in the place of each text: a character
+of Unicode's private planes, which no template knows. What the template does with the mark, it does
+with the text. The texts are then put back into the marked output, and the result is compared with
+the text that the model reads. If both are equal, every mark is the position of its text, and a text
+whose mark is missing is left out. Nothing is searched for, so short, repeated and escaped texts
+are distinguished.
 
-Rows of one form (the same roles and fields) share one marked writing. Where the texts do not
-fit back, because the template looks into them, the row gets a marked writing of its own: the marks
-are as long as the texts, and every string that the template itself names stays as it is. Where
-that does not fit either, each text is tried by itself; what fits nowhere is undetermined, never
-missing.
+Rows of the same form (the same roles and fields) share one marked output. If the texts do not fit
+back, because the template inspects them, the row gets its own marked output: the marks are as long
+as the texts, and every string that the template itself contains stays as it is. If that does not
+fit either, each text is tried separately; what still does not fit is undetermined, never missing.
 
 White space at the edges of a text does not count, and neither do values without a text of their
-own (true, false, null). What `max_length` cuts off is no matter of this module.
+own (true, false, null). Text that `max_length` cuts off is not handled here.
 """
 
 import html
@@ -30,7 +29,7 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.rows import ANSWER_ROLES, Conversation, Turn, excerpt
 
-ACCOUNTING_VERSION = 1  # of what is kept of it with prepared rows
+ACCOUNTING_VERSION = 1  # of the facts that are stored with prepared rows
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 REASONING = re.compile(r"(\s*<think>)?(.*?)(</think>)", re.DOTALL)
 THINK_TAGS = ("<think>", "</think>")
@@ -39,28 +38,28 @@ AFTER_LAST = "message after the last answer"
 FIRST_MARK, MOST_MARKS = 0xF0000, 60_000
 MARKS = re.compile(r"([\U000F0000-\U000FFFFD])\1*")
 ESCAPED_MARKS = re.compile(r"\\+u(db[89ab][0-9a-f])\\+u(d[c-f][0-9a-f]{2})|\\+U(000f[0-9a-f]{4})")
-FIRST_NUMBER = 790_000_000_000  # marks a number: a number stays one
-END = "\0"  # of a text, so that its last piece is found whole
+FIRST_NUMBER = 790_000_000_000  # stands for a number, so that it stays a number
+END = "\0"  # end of a text, so that its last piece is matched completely
 NUMBERS = re.compile(r"(?<![\d.])79(\d{10})(?:\.5)?(?![\d.])")
 CAUSE = "which the chat template does not write"
 
 CAUSES = {AFTER_LAST: "which no answer follows"}
-MOST_FORMS = 512  # of rows whose marked writing is kept
+MOST_FORMS = 512  # of rows, whose marked output is cached
 MOST_TRIED_ALONE = 64
 ROLE_KINDS = {"assistant": "answer", "tool": "tool result"}
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A text of a row that the model does not read whole.
+    """A text of a row that the model does not read completely.
 
     Attributes:
         kind: "system message", "reasoning", "answer", "argument", …
-        what: the same with its place in the row, such as "reasoning of message 3".
+        what: the same with its position in the row, such as "reasoning of message 3".
         text: the whole text.
         is_learnt: it is part of an answer that is trained on.
-        is_cut: some of it is read.
-        message: number of its message, from 1; 0: it is of a tool.
+        is_cut: a part of it is read.
+        message: number of its message, from 1; 0 if it belongs to a tool.
     """
 
     kind: str
@@ -76,11 +75,11 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What became of the texts of a row.
+    """The fate of the texts of a row.
 
     Attributes:
-        missing: those that the model does not read whole, in the order of the row.
-        undetermined: those of which that cannot be told, in words.
+        missing: those that the model does not read completely, in the order of the row.
+        undetermined: those for which this cannot be determined, in words.
     """
 
     missing: tuple[Missing, ...] = ()
@@ -88,7 +87,7 @@ class Account:
 
     @property
     def unlearnable(self) -> tuple[Missing, ...]:
-        """The missing texts that were to be learned."""
+        """The missing texts that should have been trained on."""
         return tuple(one for one in self.missing if one.is_learnt)
 
 
@@ -97,11 +96,11 @@ WHOLE = Account()
 
 @dataclass
 class LeftOut:
-    """What the rows of a data set lose, by kind of text.
+    """The texts that the rows of a dataset lose, by kind.
 
     Attributes:
-        rows: kind → rows that lose such a text.
-        firsts: kind → the first of them: its place, and what it loses.
+        rows: kind → number of rows that lose such a text.
+        firsts: kind → the first of these rows: its position, and the lost text.
         cause: why it is lost, as the end of a sentence.
     """
 
@@ -110,7 +109,7 @@ class LeftOut:
     firsts: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, place: str, missing: Iterable[Missing]) -> None:
-        """Count what the row at `place` loses."""
+        """Count the texts that the row at `place` loses."""
         by_kind: dict[str, Missing] = {}
         for one in missing:
             by_kind.setdefault(one.kind, one)
@@ -119,7 +118,7 @@ class LeftOut:
             self.firsts.setdefault(kind, (place, str(one)))
 
     def lines(self) -> list[str]:
-        """A sentence for each kind, with its first example."""
+        """Return a sentence for each kind, with its first example."""
         return [
             phrase(
                 "data.never_read_by_model",
@@ -134,7 +133,7 @@ class LeftOut:
         ]
 
     def to_json(self) -> list[JsonObject]:
-        """JSON-ready records, one a kind."""
+        """Return records that JSON can hold, one per kind."""
         return [
             {
                 "kind": kind,
@@ -148,7 +147,7 @@ class LeftOut:
 
     @classmethod
     def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """What `to_json` gave."""
+        """Rebuild the counts from the result of `to_json`."""
         left_out = cls()
         for record in records:
             left_out.rows[record["kind"]] = record["rows"]
@@ -158,8 +157,10 @@ class LeftOut:
 
 
 def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Conversation]:
-    """The conversation with the reasoning of its answers in each other form that a template names
-    in its source: in one of the fields, or in tags at the beginning of the answer."""
+    """Yield the conversation with its reasoning in each other form that a template mentions.
+
+    The forms are the reasoning fields, and tags at the beginning of the answer.
+    """
     fields = [name for name in REASONING_FIELDS if re.search(rf"\b{name}\b", source)]
     for name in (*fields, *([None] if THINK_TAGS[1] in source else [])):
         turns = tuple(_with_reasoning_in(turn, name) for turn in conversation.turns)
@@ -168,7 +169,7 @@ def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Convers
 
 
 def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
-    """An answer with its reasoning in this field; None: in tags."""
+    """Return an answer with its reasoning in this field; None: in tags."""
     fields: dict[str, Any] = json.loads(turn.fields) if turn.fields else {}
     if turn.role != "assistant" or isinstance(fields.get("content"), list):
         return turn
@@ -180,7 +181,7 @@ def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
     rest = turn.text[match.end() :] if match else turn.text
     others = {key: value for key, value in fields.items() if key not in REASONING_FIELDS}
     if name is None:
-        others.pop("content", None)  # null beside calls: now there is a text
+        others.pop("content", None)  # null next to calls; now there is a text
         text = f"<think>\n{thought.strip()}\n</think>\n\n{rest.lstrip()}"
     else:
         others[name] = thought.strip()
@@ -189,11 +190,11 @@ def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
 
 
 class RowAccounting:
-    """Locates the texts of rows in what one chat template writes of them.
+    """A locator of the texts of rows in the output of one chat template.
 
     Args:
-        write: what the model reads of a conversation, as text; whatever it raises of a marked one
-            means that this one cannot be told.
+        write: returns a conversation as the text that the model reads; an exception for a marked
+            one means that this one cannot be determined.
         sources: the Jinja source of each template that `write` uses.
     """
 
@@ -205,7 +206,7 @@ class RowAccounting:
         self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
 
     def account(self, conversation: Conversation, text: str) -> Account:
-        """Say which texts of a conversation `text` does not hold, which `write` made of it."""
+        """Return which texts of a conversation are missing in `text`, which `write` made of it."""
         if conversation.is_text:
             return WHOLE
         marker = _Marker(kept=THINK_TAGS, names=self._names)
@@ -216,7 +217,7 @@ class RowAccounting:
         return self._by_itself(conversation, text)
 
     def _skeleton(self, marked: Conversation, marker: "_Marker") -> "_Skeleton | None":
-        """The marked writing of all rows of this form; None: the template refuses it."""
+        """Return the marked output of all rows of this form; None if the template refuses it."""
         turns = tuple((turn.role, turn.text, turn.fields, turn.is_learnt) for turn in marked.turns)
         form = (turns, marked.inputs, marked.num_given)
         if form in self._forms:
@@ -231,11 +232,11 @@ class RowAccounting:
     def _written(self, marked: Conversation, marker: "_Marker") -> "_Skeleton | None":
         try:
             return _Skeleton(self._write(marked), marker.lengths)
-        except Exception:  # whatever a template raises
+        except Exception:  # a template may raise anything
             return None
 
     def _by_itself(self, conversation: Conversation, text: str) -> Account:
-        """The same of a row whose template looks into its texts."""
+        """Return the same for a row whose texts the template inspects."""
         marker = _Marker(kept=self._strings, names=self._names, keeps_length=True)
         skeleton = self._written(marker.conversation(conversation), marker)
         if skeleton is not None and skeleton.fits(marker.pieces, text):
@@ -265,18 +266,18 @@ class _Text:
 
 
 class _Marker:
-    """Writes marks in the place of the texts of one conversation.
+    """A writer of marks in the place of the texts of one conversation.
 
     Args:
         kept: strings that stay as they are, the longest first.
-        names: keys of objects that stay as they are, because the template asks for them.
+        names: keys of objects that stay as they are, because the template looks them up.
         keeps_length: a mark is as long as its text; numbers and keys stay as they are.
-        only: number of the one text that is marked; None: all are.
+        only: number of the only text to mark; None: all are marked.
 
     Attributes:
         texts: all texts, in the order of the row.
-        pieces: what each mark stands for.
-        lengths: of each mark, in characters.
+        pieces: the piece of text that each mark stands for.
+        lengths: the length of each mark, in characters.
     """
 
     def __init__(
@@ -328,7 +329,7 @@ class _Marker:
         return replace(turn, text=text, fields=packed)
 
     def _with_reasoning(self, text: str, kind: str, what: str, number: int, is_learnt: bool) -> str:
-        """An answer that holds reasoning in tags: two texts."""
+        """Mark an answer that holds reasoning in tags, as two texts."""
         match = REASONING.match(text)
         assert match is not None
         head, thought, close = match.groups()
@@ -340,7 +341,7 @@ class _Marker:
         return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
 
     def _fields(self, fields: dict[str, Any], number: int, is_learnt: bool) -> None:
-        """Mark what a message holds beside its text, in place."""
+        """Mark the fields of a message besides its text, in place."""
         for name in REASONING_FIELDS:
             if isinstance(value := fields.get(name), str):
                 what = phrase("data.part_message_reasoning", number=number)
@@ -364,9 +365,9 @@ class _Marker:
     def _object(
         self, values: dict[str, Any], path: str, where: str, is_learnt: bool
     ) -> dict[str, Any]:
-        """Arguments: each is a text, of its key and its value."""
+        """Mark arguments: each is one text, made of its key and its value."""
         owners = {}
-        for key in sorted(values, key=str.lower):  # templates may sort by key: marks sort alike
+        for key in sorted(values, key=str.lower):  # templates may sort by key; marks sort the same
             value = values[key]
             what = f"argument {path + key!r} {where}"
             shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -399,7 +400,7 @@ class _Marker:
         return json.dumps(given)
 
     def _schema(self, schema: dict[str, Any], where: str) -> None:
-        """Mark what of a tool's description is text, in place: types stay."""
+        """Mark the texts in a tool's description, in place; types stay as they are."""
         if isinstance(value := schema.get("description"), str):
             owner = self._text("description of a tool", f"the description {where}", value, False)
             schema["description"] = self._marked(value, owner)
@@ -427,7 +428,7 @@ class _Marker:
         return len(self.texts) - 1
 
     def _marked(self, text: str, owner: int) -> str:
-        """The text with marks, between strings that are kept and white space."""
+        """Return the text with marks between white space and the strings that are kept."""
         if self.only not in (None, owner):
             return text
         kept = [one for one in self.kept if one in text]
@@ -436,7 +437,7 @@ class _Marker:
         pattern = "|".join(map(re.escape, kept))
         pieces = re.split(f"({pattern})", text)
         if not any(piece.strip() for piece in pieces[::2]):
-            return self._piece(text, owner)  # nothing else: perhaps it is just a word here
+            return self._piece(text, owner)  # nothing else, so it may be an ordinary word here
         return "".join(
             piece if number % 2 else self._piece(piece, owner)
             for number, piece in enumerate(pieces)
@@ -463,7 +464,7 @@ class _Marker:
         return key if is_kept else self._piece(key, owner)
 
     def _unnamed(self, text: str) -> str:
-        """Something that is no text and differs from row to row, such as the id of a call."""
+        """Mark a value that is not a text and differs from row to row, such as the id of a call."""
         return text if self.keeps_length else self._mark(text, None, len(text))
 
     def _number(self, value: float, owner: int) -> float:
@@ -475,18 +476,18 @@ class _Marker:
 
 
 class _Skeleton:
-    """A marked writing: what stands between the marks, and which mark stands where.
+    """A marked output: the literals between the marks, and the position of each mark.
 
     Attributes:
-        whole: the marks that stand somewhere in their full length.
-        seen: those of which some stands somewhere.
-        loses: a mark stands nowhere, or is cut.
+        whole: the marks that occur somewhere in full length.
+        seen: the marks of which at least a part occurs.
+        loses: a mark is missing or cut.
     """
 
     def __init__(self, written: str, lengths: Sequence[int]) -> None:
         text = NUMBERS.sub(_number_mark, ESCAPED_MARKS.sub(_unescaped, written))
         self._literals: list[str] = []
-        self._slots: list[tuple[int, int]] = []  # a mark's number, and 0 or what of it is there
+        self._slots: list[tuple[int, int]] = []  # a mark's number, and 0 or its part
         self.whole: set[int] = set()
         self.seen: set[int] = set()
         end = 0
@@ -494,7 +495,7 @@ class _Skeleton:
             number = ord(match[1]) - FIRST_MARK
             self._literals.append(text[end : match.start()])
             end = match.end()
-            # IndexError: a character of the private planes that is no mark
+            # IndexError: a character of the private planes that is not a mark
             times, rest = divmod(end - match.start(), lengths[number])
             self.seen.add(number)
             for part in [0] * times + [rest] * (rest > 0):
@@ -507,8 +508,10 @@ class _Skeleton:
         self.loses = len(self.whole) < len(lengths)
 
     def fits(self, pieces: Sequence[str], text: str) -> bool:
-        """Whether the pieces in the places of their marks make the text: as they are, as JSON, as
-        Python or as HTML, or cut."""
+        """Return whether the pieces, put in the places of their marks, give the text.
+
+        They may be written as they are, as JSON, as Python or as HTML, or be cut.
+        """
         text, literals = f"{text}{END}", [*self._literals[:-1], f"{self._literals[-1]}{END}"]
         position, before = 0, literals[0]
         for (number, part), after in zip(self._slots, literals[1:], strict=True):
@@ -522,26 +525,27 @@ class _Skeleton:
 
 
 def _ways(before: str, piece: str, part: int, after: str) -> Iterator[tuple[str, str]]:
-    """How a piece may stand between two literals: up to its end, and what is left of the second."""
+    """Yield the ways in which a piece can stand between two literals: the text up to its end, and
+    what remains of the second literal."""
     for spelled in (piece[:part], piece[-part:]) if part else _spellings(piece):
         yield before + spelled, after
-    if before[-1:] == "'" == after[:1]:  # Python takes other quotes for a text with these
+    if before[-1:] == "'" == after[:1]:  # Python uses other quotes for a text that contains these
         yield before[:-1] + repr(piece), after[1:]
 
 
 def _spellings(piece: str) -> Iterator[str]:
-    """How a template may write a text."""
+    """Yield the ways in which a template may write a text."""
     quoted = json.dumps(piece, ensure_ascii=False)[1:-1]
     yield from (piece, quoted, json.dumps(piece)[1:-1])
     yield repr(piece)[1:-1]
     yield json.dumps(quoted, ensure_ascii=False)[1:-1]
-    for text in (piece, quoted):  # as Jinja escapes them
+    for text in (piece, quoted):  # as Jinja escapes it
         yield html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
 
 
 def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]:
-    """The texts of which a mark stands nowhere; not reasoning that its message holds twice, once in
-    a field that is read."""
+    """Return the texts with a missing mark, except reasoning that its message also holds in a field
+    that is read."""
     lost = [one for one in texts if not skeleton.whole.issuperset(one.marks)]
     thoughts = (one for one in texts if one.kind == REASONING_KIND and one not in lost)
     written = {(one.what, one.text.strip()) for one in thoughts}
@@ -560,7 +564,7 @@ def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]
 
 
 def _words_of(sources: Iterable[str]) -> tuple[set[str], set[str]]:
-    """The strings and the names that templates are written with."""
+    """Return the strings and the names in the sources of templates."""
     from jinja2 import Environment
 
     strings, names = set(), set()

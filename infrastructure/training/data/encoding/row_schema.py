@@ -1,19 +1,19 @@
-"""What a row means: six known shapes, and how a row of each becomes a conversation.
+"""The meaning of a row: six known shapes, and the conversion of each to a conversation.
 
 | shape | columns |
 | --- | --- |
 | prompt | prompt and completion (or response, answer, ...) |
 | qa | question and answer |
-| alpaca | instruction, output and perhaps input |
+| alpaca | instruction, output and optionally input |
 | messages | a list of {"role", "content"} |
 | sharegpt | a list of {"from", "value"} |
-| text | text, learnt as a whole |
+| text | text, all of it trained on |
 
-Every row of a known shape becomes a `Conversation`, or a `BadRow` that says why not. Whole numbers
-are taken as text; any other type is refused rather than guessed at. What a message holds beside its
-role and its text (tool calls, thinking) goes to the chat template, as do the columns `tools` and
-`chat_template_kwargs`; a message of `weight` 0 is read and not learnt. Pictures are parts of
-messages, or in a column beside them.
+Every row of a known shape becomes a `Conversation`, or a `BadRow` with the reason. Whole numbers
+are taken as text; any other type is refused rather than guessed at. Other fields of a message than
+its role and text (tool calls, thinking) are passed to the chat template, as are the columns `tools`
+and `chat_template_kwargs`. A message of `weight` 0 is read and not trained on. Images are parts of
+messages, or in a separate column.
 """
 
 import json
@@ -59,25 +59,25 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
     "sharegpt",
     "text",
 )
-# What rows are read and what conversations are made of them: rows that were prepared otherwise are
-# prepared again. 2: the arguments of tool calls are objects, and tables add no keys to messages. 3:
-# calls that a template would leave out are refused though their names stand in the text. 4: a
-# context is written even if its letters occur in the question, and with a prompt of messages, too;
-# lines that a stray quote joins are no row, cells are what their types say, texts keep their white
-# space. 5: tab-separated files may use quotes as text. 6: a lone carriage return is part of a cell,
-# calls and tools are given in the form that the template takes, `loss` of a message decides.
+# Version of how rows are read and converted; rows prepared with another version are prepared again.
+# 2: the arguments of tool calls are objects, and tables add no keys to messages. 3: calls that a
+# template would leave out are refused although their names occur in the text. 4: a context is
+# written even if its letters occur in the question, and also with a prompt of messages; lines that
+# a stray quote joins are not a row, the types of cells decide, texts keep their white space. 5:
+# tab-separated files may use quotes as text. 6: a lone carriage return is part of a cell, calls and
+# tools are given in the form that the template takes, `loss` of a message decides.
 ROWS_VERSION = 6
-LEARNT_KEYS = ("weight", "train", "loss")  # what of a message says whether it is trained on
+LEARNT_KEYS = ("weight", "train", "loss")  # keys of a message that decide whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
 OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"
 CONTENT_KEYS = ("content", "value", "parts", "text")
-PICTURES = "pictures"  # the part of a column that holds a picture, or a list of them
+PICTURES = "pictures"  # the part of a column that holds an image, or a list of them
 PICTURE_TYPES = (PICTURE_PART, "image_url", "input_image")  # of a message's parts
-PICTURE_MARK = "<image>"  # where a picture stands in a text, beside a column of pictures
+PICTURE_MARK = "<image>"  # position of an image in a text, with a column of images
 CHOICES = "choices"  # the part of a column that lists the answers to choose from
-BY_TURNS = "turns"  # the part of a column that lists texts of user and assistant
+BY_TURNS = "turns"  # the part of a column that lists texts of user and assistant in turn
 HISTORY = "history"
-FIRST_OF = "answers"  # a column of this name lists answers of which each is right
+FIRST_OF = "answers"  # a column with this name lists answers that are all right
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -97,11 +97,11 @@ ROLES = {
     "function_call": "assistant",
     "tool_call": "assistant",
 }
-CALL_ROLES = ("function_call", "tool_call")  # whose text is a call of a tool, or a list of calls
+CALL_ROLES = ("function_call", "tool_call")  # their text is a tool call, or a list of calls
 
 
 class ShapeError(Exception):
-    """One row does not fit; becomes a `BadRow`."""
+    """A row that does not fit the shape; it becomes a `BadRow`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -111,7 +111,7 @@ class ShapeError(Exception):
 
 @dataclass(frozen=True)
 class RowSchema:
-    """A recognised shape: which column plays which part, and why it was taken.
+    """A recognized shape: the part that each column plays, and why it was chosen.
 
     Attributes:
         columns: part ("prompt", "answer", "context", "system", "chat", "text", "tools",
@@ -126,7 +126,7 @@ class RowSchema:
     group_column: str | None = None
 
     def convert(self, row: Row) -> Conversation | BadRow:
-        """The row as a conversation that ends with an answer."""
+        """Return the row as a conversation with an answer, or a `BadRow` with the reason."""
         try:
             return self.conversation(row)
         except ShapeError as error:
@@ -134,7 +134,7 @@ class RowSchema:
             return BadRow(row.source, row.line, error.reason, error.detail, shown, row.offset)
 
     def conversation(self, row: Row) -> Conversation:
-        """The same; raises `ShapeError` where the row does not fit."""
+        """Return the row as a conversation; raises `ShapeError` if the row does not fit."""
         turns, num_given = self._turns(row.values)
         pictures = self._pictures(row.values, turns)
         inputs = self.inputs(row.values)
@@ -143,10 +143,10 @@ class RowSchema:
         return Conversation(tuple(turns), task, group, *place, inputs, num_given, pictures)
 
     def _pictures(self, values: RowValues, turns: list[Turn]) -> tuple[PictureSource, ...]:
-        """The pictures of a row; each gets a part in `turns`, if it has none there yet.
+        """Return the images of a row; each gets a part in `turns`, if it has none there yet.
 
-        Those of a column stand where messages have parts without a picture of their own; else where
-        the texts say <image>; else before the text of the first user message.
+        Images of a column are put where messages have image parts without content; else where the
+        texts contain <image>; else before the text of the first user message.
         """
         column = self.columns.get(PICTURES)
         listed = _listed_pictures(value_of(values, column), column) if column else []
@@ -173,7 +173,7 @@ class RowSchema:
         return tuple(next(given) if source is None else source for source in own)
 
     def _chat_columns(self, values: RowValues) -> list[str]:
-        """The columns that list messages; a prompt that is a text is one, however it begins."""
+        """Return the columns that list messages; a text prompt is not one, however it begins."""
         pair = [self.columns[part] for part in ("prompt", "answer") if part in self.columns]
         lists = [column for column in pair if isinstance(value_of(values, column), list)]
         return [*([self.columns["chat"]] if "chat" in self.columns else []), *lists]
@@ -189,7 +189,7 @@ class RowSchema:
         return "" if value is None else str(value)
 
     def _turns(self, values: RowValues) -> tuple[list[Turn], int]:
-        """The messages, and how many of them are given as a prompt of their own."""
+        """Return the messages, and how many of them are given as a separate prompt."""
         if self.name == TEXT:
             return [Turn(TEXT_ROLE, _text(values, self.columns["text"]))], 0
         if self.name in CHAT_KEYS:
@@ -207,14 +207,13 @@ class RowSchema:
         return [*before, *after], 0
 
     def prompt_turns(self, values: RowValues, messages: Sequence[Turn] = ()) -> list[Turn]:
-        """The messages that a row asks with, whatever answers them: the one place where a prompt is
-        put together.
+        """Return the messages of a row's prompt, without its answer; all prompts are built here.
 
         Args:
             messages: the question, if another column holds it.
 
         Raises:
-            ShapeError: the row asks nothing.
+            ShapeError: the row has no question.
         """
         turns = [*_past_turns(values, self.columns.get(HISTORY))]
         turns += messages or self._question(values)
@@ -234,7 +233,7 @@ class RowSchema:
         return [Turn("user", _text(values, prompt))]
 
     def answers(self, values: RowValues, column: str) -> list[Turn]:
-        """What a column answers: a text, one of the choices, or messages; raises `ShapeError`."""
+        """Return the answer in a column: a text, a choice, or messages; raises `ShapeError`."""
         if CHOICES in self.columns:
             return [Turn("assistant", _choice(values, self.columns[CHOICES], column))]
         value = _present(values, column)
@@ -245,13 +244,13 @@ class RowSchema:
         return [Turn("assistant", text)]
 
     def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
-        """The system message of a column, where the messages have none of their own."""
+        """Return the system message of a column if the messages have none."""
         system = _optional_text(values, self.columns.get("system"))
         has_own = any(turn.role == "system" for turn in turns)
         return [Turn("system", system)] if system and not has_own else []
 
     def inputs(self, values: RowValues) -> str:
-        """What the chat template is given beside the messages, as `Conversation.inputs`."""
+        """Return the inputs of the chat template besides messages, as `Conversation.inputs`."""
         inputs: dict[str, object] = {}
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)
@@ -270,12 +269,12 @@ class RowSchema:
 
 
 def value_of(values: RowValues, column: str | None) -> object:
-    """What a row has in a column; `a.b` is b inside the object a. None: nothing."""
+    """Return a row's value in a column; `a.b` is b inside the object a. None: there is none."""
     return _held(values, column)[0] if column else None
 
 
 def _held(values: RowValues, column: str) -> tuple[object, bool]:
-    """What a row has in a column, and whether it has that column."""
+    """Return a row's value in a column, and whether the row has that column."""
     if column in values or "." not in column:
         return values.get(column), column in values
     outer, _, inner = column.partition(".")
@@ -293,7 +292,7 @@ def _present(values: RowValues, column: str) -> object:
 
 
 def _first_answer(value: object, column: str) -> object:
-    """The text of an answer; the first of those that are all right."""
+    """Return the text of an answer; if several are given that are all right, the first."""
     if isinstance(value, Mapping):
         keys = [key for key in ("value", "text") if key in value]
         return _first_of(value[keys[0]], column) if keys else value
@@ -310,7 +309,7 @@ def _first_of(value: object, column: str) -> object:
 
 
 def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
-    """What was said before: pairs of a question and an answer."""
+    """Return the earlier turns, given as pairs of a question and an answer."""
     past = from_json_text(value_of(values, column), column) if column else None
     if not past:
         return []
@@ -322,7 +321,7 @@ def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
 
 
 def _listed_choices(values: RowValues, column: str) -> str:
-    """The answers to choose from, a line each."""
+    """Return the answers to choose from, one per line."""
     lines = _lines_of_choices(values, column)[0]
     if not lines:
         raise ShapeError(WRONG_TYPE, f"column {column!r} lists no answers to choose from")
@@ -330,7 +329,7 @@ def _listed_choices(values: RowValues, column: str) -> str:
 
 
 def _choice(values: RowValues, column: str, answer: str) -> str:
-    """The line of the right one."""
+    """Return the line of the right answer."""
     lines, labels = _lines_of_choices(values, column)
     number = chosen_number(_present(values, answer), labels)
     if number is None:
@@ -345,7 +344,7 @@ def _lines_of_choices(values: RowValues, column: str) -> tuple[list[str], list[s
 
 
 def choices_in(value: object) -> tuple[list[str], list[str]]:
-    """Answers to choose from and the letters before them; none: there are none."""
+    """Return the answers to choose from and their labels; ([], []) if there are none."""
     if isinstance(value, Mapping) and "text" not in value:  # {"A": "Two.", "B": "Three."}
         value = {"text": [*value.values()], "label": [*value]}
     texts = value.get("text") if isinstance(value, Mapping) else value
@@ -359,7 +358,7 @@ def choices_in(value: object) -> tuple[list[str], list[str]]:
 
 
 def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
-    """Which of the answers is meant, by its number from 0 or by its letter."""
+    """Return the 0-based index of the right answer, given as that number or as its label."""
     if isinstance(answer, Label) and answer not in labels:
         answer = answer.number
     if isinstance(answer, int) and not isinstance(answer, bool):
@@ -368,7 +367,7 @@ def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
 
 
 def _by_turns(value: object, column: str) -> list[Turn] | None:
-    """The turns of a list of texts: user and assistant in turn."""
+    """Return the turns of a list of texts, alternately of user and assistant; None for others."""
     texts = from_json_text(value, column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None
@@ -385,7 +384,7 @@ def _text(values: RowValues, column: str) -> str:
 def _optional_text(values: RowValues, column: str | None) -> str:
     value = value_of(values, column)
     if isinstance(value, Mapping) and isinstance(value.get("parts"), list):
-        value = value["parts"]  # as Gemini's system instruction
+        value = value["parts"]  # as in Gemini's system instruction
     if value is None or value == "":
         return ""
     if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
@@ -411,7 +410,7 @@ def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
 
 
 def chat_turns(value: object, column: str) -> list[Turn]:
-    """The messages of a list of them, whatever their keys are called; raises `ShapeError`."""
+    """Return the messages of a list, whatever the names of their keys; raises `ShapeError`."""
     messages = from_json_text(value, column)
     if not isinstance(messages, list):
         raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not a list")
@@ -421,11 +420,10 @@ def chat_turns(value: object, column: str) -> list[Turn]:
 
 
 def from_json_text(value: object, column: str) -> object:
-    """What a column holds; a text that is a list or an object, in JSON or as Python prints it, is
-    that.
+    """Return the value of a column; parse a list or object in JSON or as Python prints it.
 
     Raises:
-        ShapeError: it begins like one and is none.
+        ShapeError: the text begins like one and is not one.
     """
     if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
         return value
@@ -481,8 +479,10 @@ def _turn(message: object, where: str) -> Turn:
 
 
 def _calls(calls: object, where: str) -> list[object]:
-    """The calls of tools, with their arguments as objects: OpenAI writes them as JSON text, which a
-    chat template would quote once more."""
+    """Return tool calls with their arguments as objects.
+
+    OpenAI writes arguments as JSON text, which a chat template would quote a second time.
+    """
     if not (isinstance(calls, list) and all(map(_names_function, calls))):
         raise ShapeError(WRONG_TYPE, f"tool_calls of {where} is no list of calls with names")
     return [_with_object_arguments(call, where) for call in calls]
@@ -512,20 +512,22 @@ def _names_function(call: object) -> bool:
 
 
 def are_tools(value: object) -> bool:
-    """Whether a column `tools` holds objects, as a chat template lists them, right or wrong. Some
-    data sets keep plain words under that name."""
+    """Return whether a column `tools` holds objects, as chat templates take them, valid or not.
+
+    Some datasets have plain words in a column of that name.
+    """
     try:
         listed = from_json_text(value, "")
         schemas = (
             [from_json_text(one, "") for one in listed] if isinstance(listed, list) else [listed]
         )
     except ShapeError:
-        return True  # it is written like such a list: what is wrong with it is told
+        return True  # it looks like such a list, so its errors are reported
     return any(isinstance(schema, Mapping) for schema in schemas)
 
 
 def _tool_schemas(tools: Sequence[object], column: str | None) -> list[object]:
-    """The tools that a chat template lists: objects with names, each perhaps as JSON text."""
+    """Return the tools for a chat template: objects with names; each may be given as JSON text."""
     schemas = [from_json_text(tool, f"an entry of {column}") for tool in tools]
     if not all(map(_names_function, schemas)):
         raise ShapeError(WRONG_TYPE, f"column {column!r} is no list of tools with names")
@@ -533,15 +535,17 @@ def _tool_schemas(tools: Sequence[object], column: str | None) -> list[object]:
 
 
 def _learnt_keys(message: Mapping[object, object]) -> list[str]:
-    """Which keys of a message say whether it is trained on; a number under `loss` is none: it may
-    be one that somebody has measured."""
+    """Return the keys of a message that decide whether it is trained on.
+
+    A number under `loss` does not count: it may be a measured loss.
+    """
     given = [key for key in LEARNT_KEYS if message.get(key) is not None]
     return [key for key in given if key != "loss" or isinstance(message[key], bool)]
 
 
 def _is_learnt(message: Mapping[object, object], where: str) -> bool:
-    """What OpenAI's `weight` says, Axolotl's `train`, or ms-swift's `loss`: 0 or false is not to be
-    trained on."""
+    """Return whether a message is trained on by OpenAI's `weight`, Axolotl's `train`, or ms-swift's
+    `loss`: 0 or false excludes it."""
     values = {key: message[key] for key in _learnt_keys(message)}
     for key, value in values.items():
         if value not in (0, 1):
@@ -550,7 +554,7 @@ def _is_learnt(message: Mapping[object, object], where: str) -> bool:
 
 
 def message_keys(message: Mapping[str, object]) -> tuple[str, str]:
-    """Under which keys a message has its role and its text."""
+    """Return the keys under which a message has its role and its text."""
     roles = ("role", *OTHER_ROLE_KEYS)
     role, content = CHAT_KEYS[SHAREGPT]
     role = next((key for key in roles if key in message), role)
@@ -575,7 +579,7 @@ def _is_picture(part: object) -> bool:
 
 
 def _plain_part(part: object, where: str) -> dict[str, str]:
-    """A part of a message as chat templates take it; a picture without its content."""
+    """Return a part of a message as chat templates take it; an image part without its content."""
     if _is_picture(part):
         return {"type": PICTURE_PART}
     return {"type": "text", "text": _joined_parts([part], where)}
@@ -587,7 +591,7 @@ def _of_parts(turn: Turn, parts: Sequence[Mapping[str, str]]) -> Turn:
 
 
 def _with_marked_parts(turn: Turn) -> Turn:
-    """A message whose text says <image>, in parts: the marks are for the reader, not learnt."""
+    """Return a message whose text contains <image> as parts; the marks are not part of its text."""
     if PICTURE_MARK not in turn.text or turn.parts:
         return turn
     texts = [text.strip("\n") for text in turn.text.split(PICTURE_MARK)]
@@ -609,7 +613,7 @@ def _listed_pictures(value: object, column: str) -> list[PictureSource]:
 
 
 def _own_pictures(values: RowValues, column: str) -> list[PictureSource | None]:
-    """The pictures of a list of messages, in order; None where a part holds none itself."""
+    """Return the images of a list of messages, in order; None for image parts without content."""
     messages = from_json_text(value_of(values, column), column)
     sources: list[PictureSource | None] = []
     for number, message in enumerate(messages if isinstance(messages, list) else [], 1):
@@ -629,7 +633,7 @@ def _source(value: object, where: str) -> PictureSource:
 
 
 def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
-    """The messages, of which one at least is an answer that says something."""
+    """Return the messages, after checking that at least one is an answer that is not empty."""
     answers = {n: turn for n, turn in enumerate(turns, 1) if turn.role == "assistant"}
     if not answers:
         raise ShapeError(NOT_SUPERVISED, "no message of the assistant")
@@ -639,13 +643,15 @@ def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
 
 
 def with_context(question: str, context: str | None) -> str:
-    """A question followed by what it is about. The context is always written: that a question
-    holds the same letters by chance says nothing."""
+    """Return a question followed by its context.
+
+    The context is always written: the question may contain the same letters by chance.
+    """
     return f"{question}\n\n{context}" if context and context.strip() else question
 
 
 def _with_more_text(turn: Turn, text: str) -> Turn:
-    """A message with a further paragraph; of one in parts, as its last part."""
+    """Return a message with one more paragraph; if it has parts, as its last part."""
     more = with_context(turn.text, text)
     if more == turn.text:
         return turn

@@ -1,6 +1,7 @@
-"""Which shape the rows have, by what the configuration says and what columns there are.
+"""Detection of the shape of rows, from the configuration and the columns.
 
-The first rows decide, and the reason is told. Where no shape or several fit, nothing is guessed.
+The first rows decide, and the reason is reported. If no shape fits, or several do, nothing is
+guessed.
 """
 
 import json
@@ -48,7 +49,7 @@ PAIR_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ALPACA: (("instruction",), ("output", "response")),
 }
 CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat")
-USUAL_COLUMNS = (  # which a wrong name may be a slip of
+USUAL_COLUMNS = (  # suggested if a name looks like a typo of one
     *CHAT_COLUMNS,
     *("prompt", "completion", "instruction", "output", "question", "answer", "text"),
 )
@@ -60,7 +61,7 @@ TEXT_COLUMNS = ("text", "content", "document")
 CONTEXT_COLUMNS = ("input", "context")
 LABEL_COLUMNS = ("label", "labels", "class", "sentiment", "target")
 SYSTEM_COLUMNS = ("system", "system_prompt", "systeminstruction", "system_instruction")
-TEMPLATE_COLUMNS = {"tools": "tools", "options": "chat_template_kwargs"}  # as TRL names them
+TEMPLATE_COLUMNS = {"tools": "tools", "options": "chat_template_kwargs"}  # TRL's names
 PROMPT_NAMES = ("prompt", "question", "instruction", "query", "input")
 SAMPLE_ROWS = 100
 KNOWN_PAIRS = known_pairs(PROMPT, QA, ALPACA)
@@ -78,7 +79,7 @@ Candidate = tuple[str, dict[str, str], str]
 
 @dataclass(frozen=True)
 class ShapeRequest:
-    """What the configuration says about columns; None means: find out."""
+    """The settings about columns; None means: detect."""
 
     shape: str = "auto"
     prompt_column: str | None = None
@@ -90,10 +91,10 @@ class ShapeRequest:
     image_column: str = "auto"
 
     def check(self) -> None:
-        """Refuse requests that contradict themselves.
+        """Refuse settings that contradict each other.
 
         Raises:
-            ValueError: says which settings do not go together.
+            ValueError: names the settings that cannot be combined.
         """
         if self.shape not in ("auto", *SHAPES):
             raise InputError(
@@ -113,14 +114,15 @@ class ShapeRequest:
 def recognise_question(
     rows: Sequence[Row], request: ShapeRequest, answers: Sequence[str] = ()
 ) -> RowSchema:
-    """What rows ask, with all that belongs to a prompt, whatever answers it.
+    """Return a schema of the prompts of rows, whatever their answers are.
 
     Args:
-        answers: the columns of which each answers it; none: nothing does.
+        answers: the columns that each answer the prompt; none: nothing answers it.
 
     Returns:
-        A schema to call `prompt_turns` and `inputs` of, and `answers` with one of these columns. It
-        has no part "prompt" if no column is known to ask.
+        A schema for calls of `prompt_turns` and `inputs`, and of `answers` with one of these
+            columns.
+        It has no part "prompt" if no column is known as a question.
     """
     columns = [column for column in common_columns(rows) if column not in answers]
     named = matching((*PROMPT_NAMES, *CHAT_COLUMNS), columns)
@@ -138,7 +140,7 @@ def recognise_question(
 
 
 def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
-    """The shape of the rows, by what is asked for and by the columns that most of them have.
+    """Return the shape of the rows, from the settings and the columns that most rows have.
 
     Raises:
         ValueError: no shape or several shapes fit; names the columns found and the remedy.
@@ -178,7 +180,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
 def _picture_column(
     rows: Sequence[Row], columns: list[str], parts: dict[str, str], request: ShapeRequest
 ) -> str | None:
-    """The column of the pictures: the named one, or by its name and what it holds."""
+    """Return the column with images: the configured one, or one found by its name and values."""
     if request.image_column != "auto":
         return None if request.image_column == "none" else request.image_column
     for column in matching(PICTURE_COLUMNS, columns):
@@ -190,7 +192,7 @@ def _picture_column(
 
 
 def picture_words(rows: Sequence[Row], schema: RowSchema) -> str:
-    """Where rows of this shape hold pictures, in words; "" where they hold none."""
+    """Return in words where rows of this shape hold images; "" if they hold none."""
     if PICTURES in schema.columns:
         return f"column {schema.columns[PICTURES]!r}"
     for row in rows:
@@ -201,7 +203,7 @@ def picture_words(rows: Sequence[Row], schema: RowSchema) -> str:
 
 
 def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
-    """What to tell of rows that are understood, and perhaps otherwise than they are meant."""
+    """Return notes about rows that may be meant differently from how they are interpreted."""
     if schema.name != TEXT:
         return []
     column = schema.columns["text"]
@@ -213,7 +215,7 @@ def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
 
 
 def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
-    """Rows of well-known data sets which are no examples as they stand.
+    """Refuse rows of well-known datasets that cannot be used as examples directly.
 
     Raises:
         ValueError: says what they are, and what to do.
@@ -231,10 +233,10 @@ def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
 
 
 def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
-    """Answers that are no words.
+    """Refuse answers that are only true or false.
 
     Raises:
-        ValueError: says which column, and what to do.
+        ValueError: names the column and the remedy.
     """
     answer = parts.get("answer")
     values = [value_of(row.values, answer) for row in rows]
@@ -245,11 +247,13 @@ def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
 def _refuse_labels(
     rows: Sequence[Row], candidate: Candidate, columns: list[str], request: ShapeRequest
 ) -> None:
-    """A label beside a text is what a classifier learns; one beside an answer that is true or false
-    says which answers are bad. Whoever names shape or columns has decided.
+    """Refuse rows with a label, unless the user has set the shape or the columns.
+
+    A label next to a text is meant for a classifier. One next to an answer that is true or false
+    marks bad answers.
 
     Raises:
-        ValueError: says both ways to go on.
+        ValueError: names the possible remedies.
     """
     name, parts, _ = candidate
     if request.shape != "auto" or request.text_column or request.prompt_column:
@@ -272,7 +276,7 @@ def _refuse_labels(
 
 
 def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
-    """The columns of a better and a worse answer, where nobody said which column is learnt."""
+    """Return the columns of a better and a worse answer if no setting chooses one."""
     if request.answer_column or request.text_column or request.shape != "auto":
         return None
     for pair in PREFERENCE_PAIRS:
@@ -302,7 +306,7 @@ def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str])
 
 
 def common_columns(rows: Sequence[Row]) -> list[str]:
-    """The columns that at least half of the rows have."""
+    """Return the columns that at least half of the rows have."""
     counts = Counter(column for row in rows for column in row.values)
     return [column for column, count in counts.items() if 2 * count >= len(rows)]
 
@@ -310,7 +314,7 @@ def common_columns(rows: Sequence[Row]) -> list[str]:
 def _check_exists(
     column: str | None, setting: str, rows: Sequence[Row], columns: list[str]
 ) -> None:
-    """A column may be one of an object inside a column, as `translation.de`."""
+    """Refuse a configured column that no row has; `a.b` is b inside the object a."""
     if not column or column in columns:
         return
     if not any(value_of(row.values, column) is not None for row in rows):
@@ -323,7 +327,7 @@ def _check_exists(
 
 
 def _leaves(rows: Sequence[Row], columns: list[str]) -> list[str]:
-    """The columns that hold texts, those inside objects as `translation.de`."""
+    """Return the columns that hold texts, including those inside objects, as `translation.de`."""
     leaves = []
     for column in columns:
         values = [v for row in rows if (v := row.values.get(column)) not in (None, "")]
@@ -375,7 +379,7 @@ def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]
 
 
 def _kind_of_chat(values: Sequence[object]) -> tuple[str | None, tuple[str, str]]:
-    """What most columns of messages are, and the keys of their messages."""
+    """Return the shape of most values in a column of messages, and the keys of their messages."""
     kinds: Counter[tuple[str, tuple[str, str]]] = Counter()
     for value in values:
         try:
@@ -392,7 +396,7 @@ def _kind_of_chat(values: Sequence[object]) -> tuple[str | None, tuple[str, str]
 
 
 def _are_turns(values: Sequence[object]) -> bool:
-    """Whether each is a list of texts of which the second answers the first."""
+    """Return whether each value is a list of at least two texts, of user and assistant in turn."""
     return bool(values) and all(
         isinstance(value, list) and len(value) > 1 and all(isinstance(text, str) for text in value)
         for value in values
@@ -400,7 +404,7 @@ def _are_turns(values: Sequence[object]) -> bool:
 
 
 def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
-    """Pairs of columns that are named as in a well-known data set, or in another language."""
+    """Return pairs of columns named as in a well-known dataset or in another language."""
     lists = {c for c in columns if any(isinstance(row.values.get(c), list) for row in rows)}
     by_name = {plain(column): column for column in columns}
     candidates = []
@@ -416,10 +420,10 @@ def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest)
 def _with_more(
     candidate: Candidate, rows: Sequence[Row], columns: list[str], answers: Sequence[str] = ()
 ) -> Candidate:
-    """A pair with the answers to choose from, and with what was said before.
+    """Return a pair extended by the answers to choose from and by the earlier turns.
 
     Args:
-        answers: the columns that answer, unless that is the pair's own.
+        answers: the columns with answers, if not the pair's own.
     """
     name, parts, words = candidate
     taken = parts.values()
@@ -437,8 +441,8 @@ def _with_more(
 
 
 def _chooses(rows: Sequence[Row], column: str, answer: str) -> bool:
-    """Whether answers are numbers or letters of what another column lists; without answers,
-    whether it lists something."""
+    """Return whether answers are numbers or labels of the choices in another column; without
+    answers, whether it lists choices."""
     for row in rows:
         texts, labels = choices_in(value_of(row.values, column))
         is_named = not answer or chosen_number(value_of(row.values, answer), labels) is not None
@@ -454,7 +458,7 @@ def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
     candidates = []
     for name, (prompts, answers) in PAIR_COLUMNS.items():
         if name == PROMPT and request.shape == "auto" and matching(("instruction",), columns):
-            prompts = prompts[:1]  # beside an instruction, "input" is its context
+            prompts = prompts[:1]  # next to an instruction, "input" is its context
         left = [request.prompt_column] if request.prompt_column else matching(prompts, columns)
         right = [request.answer_column] if request.answer_column else matching(answers, columns)
         candidates += [_pair(name, p, a, columns, request) for p in left for a in right if p != a]
@@ -475,8 +479,11 @@ def _pair(
 def _contexts(
     name: str, taken: Sequence[str], columns: list[str], request: ShapeRequest
 ) -> list[str]:
-    """The columns that belong to the prompt; whoever names the prompt's column has put into it what
-    does."""
+    """Return the columns with context: the configured one, or those found by name.
+
+    If the user has set the prompt's column, none are looked for (except for alpaca), because that
+    column should hold the whole prompt.
+    """
     if request.context_column:
         return [request.context_column]
     if request.prompt_column and name != ALPACA:
@@ -501,7 +508,7 @@ def _add_context(parts: dict[str, str], context: Sequence[str]) -> str:
 
 
 def _add_others(parts: dict[str, str], columns: list[str]) -> str:
-    """Give the columns that any conversation may have their parts; the words for it."""
+    """Assign parts to columns that any conversation may have, and return the words about it."""
     words = ""
     if system := matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
@@ -512,8 +519,7 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
 def _add_rare(
     parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str], request: ShapeRequest
 ) -> str:
-    """Give the columns that few rows have their parts, which the other rows do without; and those
-    that a chat template reads beside the messages."""
+    """Assign parts to columns that few rows have, and to the chat template's other inputs."""
     present = dict.fromkeys(name for row in rows for name in row.values)
     rare = [name for name in present if name not in columns and name not in parts.values()]
     words = ""
@@ -526,7 +532,7 @@ def _add_rare(
 
 
 def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Give the columns that a chat template reads beside the messages their parts; the words."""
+    """Assign parts to columns that a chat template reads besides the messages; return the words."""
     words = ""
     for part, name in TEMPLATE_COLUMNS.items():
         for column in matching((name,), [c for c in columns if c not in parts.values()]):
@@ -548,13 +554,13 @@ def _text_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
 
 
 def matching(names: Sequence[str], columns: list[str]) -> list[str]:
-    """The columns with these names, however capitalised, in the order of the names."""
+    """Return the columns with these names, in any capitalization, in the order of the names."""
     lower = {column.strip().lower(): column for column in columns}
     return [lower[name] for name in names if name in lower]
 
 
 def shown(columns: Sequence[str]) -> str:
-    """The names of some columns, the first few and none of them long."""
+    """Return the names of the first few columns, each shortened if it is long."""
     names = [excerpt(column, COLUMN_CHARACTERS) for column in columns[:NUM_COLUMNS_SHOWN]]
     more = len(columns) - len(names)
     return (", ".join(names) or "none") + (f" and {more} more" if more else "")
@@ -593,7 +599,7 @@ def _unclear(
 
 
 def _other_column(columns: list[str], request: ShapeRequest) -> str:
-    """What to set beside the one column of a pair that is named."""
+    """Return the message for the case that only one column of a pair is configured."""
     has_prompt = request.prompt_column is not None
     what = "the answers" if has_prompt else "the prompts"
     key = f"data.{'answer' if has_prompt else 'prompt'}_column"
@@ -614,7 +620,7 @@ def _columns_of(parts: dict[str, str]) -> str:
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
-    """What to set; named where there is no other way to read the columns."""
+    """Return which settings to use, with column names if they can be read in only one way."""
     texts = [name for name in _leaves(rows, columns) if plain(name) != "id"]
     texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
     nested = (list, dict)
@@ -627,12 +633,12 @@ def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
 
 
 def _typed(column: str) -> str:
-    """A column's name as a value that can be typed: quoted where it is several words."""
+    """Return a column's name as a value that can be typed: quoted if it has unusual characters."""
     return column if re.fullmatch(r"[\w.-]+", column) else json.dumps(column, ensure_ascii=False)
 
 
 def _by_columns(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows in groups of equal columns, the largest first."""
+    """Return the rows grouped by equal columns, the largest group first."""
     groups: dict[frozenset[str], list[Row]] = {}
     for row in rows:
         groups.setdefault(frozenset(row.values), []).append(row)
@@ -640,7 +646,7 @@ def _by_columns(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _is_mixed(rows: Sequence[Row], request: ShapeRequest) -> bool:
-    """Whether the shape is not clear because rows differ, not because one can be read in ways."""
+    """Return whether the shape is unclear because rows differ, not because of several readings."""
     groups = _by_columns(rows)
     counts = {len(_candidates(group, list(group[0].values), request)) for group in groups}
     return max(counts) == 1

@@ -1,5 +1,5 @@
-"""Which tokens of an example are trained, and which of them end an answer, to look at: as text, in
-a terminal's colours, or as HTML."""
+"""A view of an example that shows which tokens are trained, and which of them end an answer: as
+text, in a terminal's colors, or as HTML."""
 
 import html
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What a training does with a token.
+    """The use of a token in training.
 
-    MASKED: it is read and not trained on. TRAINED: the model learns to write it. STOP: it does, and
-    the token ends its answer there.
+    MASKED: it is read and not trained on. TRAINED: the model learns to generate it. STOP: the same,
+    and the token ends its answer.
     """
 
     MASKED = "masked"
@@ -30,9 +30,9 @@ class Kind(Enum):
 
 
 COLOURS = {Kind.MASKED: "2", Kind.TRAINED: "32", Kind.STOP: "7;32"}
-HALF, MOST_BYTES = "\ufffd", 4  # what a part of a letter is decoded to; bytes of a letter
-MOST_TOKENS = 2000  # of an example; the rest is counted
-# What a page without a style sheet of its own needs; grounds that are readable in light and dark.
+HALF, MOST_BYTES = "\ufffd", 4  # decoded from a part of a character; bytes per character
+MOST_TOKENS = 2000  # shown of an example; the rest is counted
+# For pages without a style sheet; the backgrounds are readable in light and dark mode.
 PREVIEW_STYLE = """<style>
 .temper-tokens pre {white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.7}
 .temper-tokens mark {background: #2463c43d; color: inherit; border-radius: 3px}
@@ -41,11 +41,11 @@ PREVIEW_STYLE = """<style>
 
 
 def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> list[Kind]:
-    """The kind of each token; a stop is the last special token of a stretch that is trained."""
+    """Return the kind of each token; a stop is the last special token of a trained stretch."""
     trained = example.supervised
     is_special = np.isin(example.input_ids, list(special_tokens(tokenizer)))
     kinds = [Kind.TRAINED if is_trained else Kind.MASKED for is_trained in trained]
-    is_open = True  # nothing that is trained stands to the right but white space
+    is_open = True  # to the right, this stretch has only white space
     for place in range(len(kinds) - 1, -1, -1):
         if not trained[place]:
             is_open = True
@@ -57,7 +57,7 @@ def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") ->
 
 
 def counts_line(kinds: Sequence[Kind]) -> str:
-    """`45 tokens: 12 trained, 2 of them end an answer, 33 masked`."""
+    """Return `45 tokens: 12 trained, 2 of them end an answer, 33 masked`."""
     stops = kinds.count(Kind.STOP)
     trained = kinds.count(Kind.TRAINED) + stops
     verb = "ends" if stops == 1 else "end"
@@ -77,12 +77,13 @@ def token_preview(
     has_colour: bool = False,
     left_out: Sequence[str] = (),
 ) -> str:
-    """The tokens as text: `|` between them, trained ones in ⟦ ⟧, with ■ after each that ends an
-    answer; ⏎ for a newline in them.
+    """Return the tokens as text: `|` between them, trained ones in ⟦ ⟧, with ■ after each that ends
+    an answer, and ⏎ for a newline.
 
     Args:
-        has_colour: masked ones are dim, trained ones green, those that end an answer reversed.
-        left_out: what of the row the model never reads, in words; a line each.
+        has_colour: masked tokens are dim, trained ones green, and those that end an answer
+            reversed.
+        left_out: texts of the row that the model never reads, in words; one per line.
     """
     parts = []
     tokens = _tokens(example, tokenizer)
@@ -98,8 +99,10 @@ def token_preview_html(
     tokenizer: "PreTrainedTokenizerBase",
     left_out: Sequence[str] = (),
 ) -> str:
-    """The tokens as HTML: trained ones are marked, and say so when pointed at; above them a key,
-    below them what of the row is left out."""
+    """Return the tokens as HTML, with a key above and the left-out texts of the row below.
+
+    Trained tokens are highlighted, and show their kind when the pointer is on them.
+    """
     spans = []
     for text, kind in _tokens(example, tokenizer):
         shown = html.escape(text).replace("\n", "⏎\n")
@@ -125,8 +128,10 @@ def _in_text(text: str, kind: Kind, has_colour: bool) -> str:
 def _tokens(
     example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[tuple[str, Kind]]:
-    """The text and the kind of each of the first MOST_TOKENS tokens; those that hold only a part
-    of a letter are one piece."""
+    """Return the text and kind of each of the first MOST_TOKENS tokens.
+
+    Tokens that hold only a part of a character are joined.
+    """
     kinds = kinds_of(example, tokenizer)[:MOST_TOKENS]
     tokens, place = [], 0
     while place < len(kinds):
@@ -139,7 +144,7 @@ def _tokens(
 def _length_of_piece(
     tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, kinds: list[Kind], place: int
 ) -> int:
-    """How many tokens from `place` on make whole letters; 1 where none do."""
+    """Return how many tokens from `place` on make whole characters; 1 if none do."""
     if HALF not in _text(tokenizer, example, place):
         return 1
     for length in range(2, MOST_BYTES + 1):

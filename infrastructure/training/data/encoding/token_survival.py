@@ -1,21 +1,21 @@
-"""Whether what is to be learned survives the tokenizer: its tokens are read back as text and
-compared with the text that they were made from.
+"""A check that trained text survives the tokenizer: its tokens are decoded and compared with the
+text that they were made from.
 
-A tokenizer may have no token for a character, write it in lower case, take its accent off, or make
-a space of a line break. What the comparison finds is one of three things:
+A tokenizer may have no token for a character, convert it to lower case, remove its accent, or turn
+a line break into a space. The comparison finds one of three kinds of change:
 
 | | |
 | --- | --- |
-| lost | a character is gone, or one unknown token stands for many: the row is no use |
-| letters | the same letters but for case, accents and other spellings of one character |
-| white space | the same letters, and other line breaks, indentation or tabs |
+| lost | a character is gone, or one unknown token stands for many: the row cannot be used |
+| letters | the same letters except for case, accents and other spellings of a character |
+| white space | the same letters, with other line breaks, indentation or tabs |
 
-Of the rest of a row only what is lost is looked for, and such a row is used: it is asked as it was
-trained.
+In the rest of a row only lost text is looked for, and such a row is used: at inference, its prompt
+is tokenized as it was in training.
 
-Single spaces do not count, since some tokenizers write them by rule, and neither do two spellings
-of one character that Unicode calls equal. The numbers of what is given and of what is learned tell
-which different answers have become one.
+Single spaces do not count, because some tokenizers write them by rule, and neither do two spellings
+of a character that Unicode calls equal. Hashes of the text before and after tokenization show
+which different answers have become equal.
 """
 
 import hashlib
@@ -38,32 +38,32 @@ from infrastructure.training.data.encoding.chat_format import Written
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SURVIVAL_VERSION = 2  # of what is kept of it with prepared rows
+SURVIVAL_VERSION = 2  # of the facts that are stored with prepared rows
 LOST, LETTERS, WHITE_SPACE = "lost", "letters", "white space"
 KINDS = {
     LETTERS: "learned in other letters than the data has",
     WHITE_SPACE: "learned with other line breaks, tabs or indentation than the data has",
 }
-UNREAD = "unread"  # rows of which something that is not learned is lost
-# A line break and characters of several scripts: a tokenizer that has tokens for them has some for
-# all, byte by byte.
+UNREAD = "unread"  # rows that lose text that is not trained on
+# A line break and characters of several scripts: a tokenizer that has tokens for these has tokens
+# for all, byte by byte.
 PROBE = "a\nb \u5b57 \U0001f600 \u01c2 \u03a9"
-LAYOUT = re.compile(r"\s{2,}|[^\S ]")  # white space that is more than a space between two words
-SPACE = "▁"  # what some tokenizers write for one, and read back as one wherever it stands
-HALF = "\N{REPLACEMENT CHARACTER}"  # what is read back of some of a character's bytes
+LAYOUT = re.compile(r"\s{2,}|[^\S ]")  # any white space other than a single space
+SPACE = "▁"  # some tokenizers write it for a space, and always decode it as one
+HALF = "\N{REPLACEMENT CHARACTER}"  # decoded from incomplete bytes of a character
 SHOWN_BEFORE, SHOWN = 12, 40  # characters of an example
 IGNORED = ("Mn", "Cc", "Cf", "Zs", "Zl", "Zp")  # accents, control characters, white space
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """What became of the learned text of one row.
+    """The fate of the trained text of one row.
 
     Attributes:
         kind: LOST, LETTERS or WHITE_SPACE; "": nothing changed.
-        example: where it changed first, in words.
-        given, learned: numbers of the letters that the data has and of those that are learned.
-        unread: what is lost of the rest of the row, in words; "": nothing.
+        example: the first change, in words.
+        given, learned: hashes of the letters in the data and of those that are trained on.
+        unread: lost text in the rest of the row, in words; "" if there is none.
     """
 
     kind: str = ""
@@ -77,7 +77,7 @@ UNCHANGED = Survival()
 
 
 class TokenSurvival:
-    """Compares texts with what their tokens read back as.
+    """A comparison of texts with their decoded tokens.
 
     Args:
         tokenizer: a transformers tokenizer, fast or slow.
@@ -89,16 +89,15 @@ class TokenSurvival:
     def of_rows(
         self, written: Sequence[Written], learned: Sequence[Sequence[int]]
     ) -> list[Survival]:
-        """What became of the learned parts of some rows.
+        """Return the fate of the trained parts of some rows.
 
         Args:
-            learned: the tokens of each that are learned.
+            learned: the trained tokens of each.
         """
         return self.compare([_learned_parts(one) for one in written], learned)
 
     def lost_of(self, texts: Iterable[str], written: str, ids: Sequence[int]) -> str:
-        """What the tokenizer loses of the texts that stand in what is written, in words; "" where
-        nothing is lost.
+        """Return in words what the tokenizer loses of texts that occur in `written`; "" if nothing.
 
         Args:
             ids: the tokens of `written`.
@@ -114,14 +113,14 @@ class TokenSurvival:
 
     @cached_property
     def _loses(self) -> bool:
-        """Whether there are characters that the tokenizer has no tokens for."""
+        """True if there are characters that the tokenizer has no tokens for."""
         ids = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
         return self.compare([[PROBE]], [ids])[0].kind == LOST
 
     def compare(
         self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
     ) -> list[Survival]:
-        """What became of each text, which is given in parts; tokens may hold more around them."""
+        """Return the fate of each text, given in parts; the tokens may hold text around them."""
         read_back = self._read_back([[*map(int, one)] for one in ids])
         return [self._survival(*both) for both in zip(texts, read_back, strict=True)]
 
@@ -154,7 +153,7 @@ def _learned_parts(written: Written) -> list[str]:
 
 def _kind(parts: Sequence[str], text: str, read_back: str) -> str:
     if HALF in read_back and HALF not in text:
-        return ""  # a character of several tokens at the edge of what is learned
+        return ""  # a character of several tokens at the edge of the trained text
     if _holds(_letters(read_back), map(_letters, parts)):
         gone = Counter(LAYOUT.findall(text.strip())) - Counter(LAYOUT.findall(read_back))
         return WHITE_SPACE if gone else ""
@@ -162,7 +161,7 @@ def _kind(parts: Sequence[str], text: str, read_back: str) -> str:
 
 
 def _holds(text: str, parts: Iterable[str]) -> bool:
-    """Whether a text holds these parts, one after the other."""
+    """Return whether a text holds these parts, one after the other."""
     end = 0
     for part in parts:
         start = text.find(part, end)
@@ -182,18 +181,18 @@ def _letters(text: str) -> str:
 
 
 def _folded(text: str) -> str:
-    """A text without case, accents and white space, in the plainest spelling of each character."""
+    """Return a text without case, accents and white space, with plain forms of characters."""
     spelled = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     kept = (one for one in spelled if unicodedata.category(one) not in IGNORED)
     return "".join(kept).replace(SPACE, "")
 
 
 def _difference(text: str, read_back: str) -> str:
-    """Where two texts differ first, but for spaces; where spaces alone differ, at the first."""
+    """Return where two texts first differ, ignoring spaces unless they differ only in spaces."""
     start = back = 0
     while start < len(text) and back < len(read_back) and text[start] == read_back[back]:
         start, back = _after_spaces(text, start + 1), _after_spaces(read_back, back + 1)
-    if start == len(text) and back == len(read_back):  # they differ in spaces alone
+    if start == len(text) and back == len(read_back):  # they differ only in spaces
         start = back = next(n for n, one in enumerate(text) if one != read_back[n : n + 1])
     shown = _excerpt(text, start), _excerpt(read_back, back)
     return phrase("data.text_decoded_differently", text=shown[0], decoded=shown[1])
@@ -206,7 +205,7 @@ def _after_spaces(text: str, position: int) -> int:
 
 
 def _excerpt(text: str, position: int) -> str:
-    """A few words of a text from just before a position, on one line."""
+    """Return a few words of a text from just before a position."""
     start = max(0, position - SHOWN_BEFORE)
     shown = text[start : start + SHOWN]
     return f"{'…' if start else ''}{shown}{'…' if start + SHOWN < len(text) else ''}"
@@ -214,13 +213,13 @@ def _excerpt(text: str, position: int) -> str:
 
 @dataclass
 class Survivals:
-    """What became of the learned texts of a data set; eight bytes a row, and some more for each
-    that is changed.
+    """The fate of the trained texts of a dataset; takes eight bytes per row, and some more for each
+    changed row.
 
     Attributes:
-        rows: kind → rows of it.
-        firsts: kind → the first of them: its place, and what changed.
-        num_equal: rows whose answers are learned as the same as other answers.
+        rows: kind → number of rows.
+        firsts: kind → the first row of that kind: its position, and the change.
+        num_equal: rows whose answers became equal to different answers.
         equal_example: one of them, in words.
     """
 
@@ -245,7 +244,7 @@ class Survivals:
         self._learned.append(survival.learned)
 
     def finish(self) -> None:
-        """Count the rows whose answers have become equal to other ones."""
+        """Count the rows whose answers have become equal to others."""
         if not self._changed:
             return
         changed = np.fromiter(self._changed, np.int64)
@@ -256,7 +255,7 @@ class Survivals:
         untouched = np.ones(len(learned), dtype=bool)
         untouched[changed] = False
         for number in np.unique(learned[untouched & np.isin(learned, learned[changed])]).tolist():
-            given[number].add(number)  # what it was given is what it has learned
+            given[number].add(number)  # an unchanged text: both hashes are equal
         equal = {number for number, texts in given.items() if len(texts) > 1}
         is_equal = np.isin(learned, np.fromiter(equal, np.uint64))
         self.num_equal = int(is_equal.sum())
@@ -264,10 +263,10 @@ class Survivals:
         self.equal_example = next(shown, "")
 
     def check(self, num_rows: int, max_percent: float) -> None:
-        """Refuse to start where different answers have become equal in too many rows.
+        """Refuse to start if different answers have become equal in too many rows.
 
         Raises:
-            ValueError: says how many, and what to do.
+            ValueError: names the number, and what to do.
         """
         percent = 100 * self.num_equal / max(1, num_rows)
         if percent > max_percent:
@@ -281,7 +280,7 @@ class Survivals:
             )
 
     def lines(self) -> list[str]:
-        """A sentence for each kind, with its first example."""
+        """Return a sentence for each kind, with its first example."""
         lines = [
             phrase(
                 "data.tokenizer_changed_answers",
@@ -316,7 +315,7 @@ class Survivals:
         return lines
 
     def to_json(self) -> JsonObject:
-        """JSON-ready facts; without the numbers of rows."""
+        """Return facts that JSON can hold, without the hashes of rows."""
         return {
             "rows": {**self.rows},
             "firsts": {kind: [*first] for kind, first in self.firsts.items()},
@@ -326,7 +325,7 @@ class Survivals:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """What `to_json` gave; of nothing, nothing."""
+        """Rebuild the counts from the result of `to_json`; empty facts give no counts."""
         if not facts:
             return cls()
         firsts = {kind: (place, example) for kind, (place, example) in facts["firsts"].items()}

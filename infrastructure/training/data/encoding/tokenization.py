@@ -1,10 +1,10 @@
-"""From conversations to token ids with a mask of what is learnt.
+"""Conversion of conversations to token ids with a mask of the trained tokens.
 
-By default the answers are learnt, each with the token that ends it, so that the model learns to
-stop. Where the chat template marks what is learnt, tokens and mask are those of transformers'
-`return_assistant_tokens_mask`. Elsewhere, what stands before an answer is tokenised exactly as at
-generation: where the tokens of the whole text differ from those of the prompt alone, prompt and
-answer are tokenised apart.
+By default the answers are trained on, each with the token that ends it, so that the model learns to
+stop. If the chat template marks the trained text, tokens and mask are those of transformers'
+`return_assistant_tokens_mask`. Otherwise the text before an answer is tokenized exactly as at
+generation: if the tokens of the whole text differ from those of the prompt alone, prompt and
+answer are tokenized separately.
 """
 
 import itertools
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-# How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
-# token after a marked answer was learnt too. 3: a text that begins with BOS or ends with EOS gets
-# no second one.
+# Version of the rules for trained tokens. 2: as in TRL if a chat template marks answers; before,
+# the token after a marked answer was trained too. 3: a text that begins with BOS or ends with EOS
+# gets no second one.
 LABELS_VERSION = 3
 
-TOOL_USE = "tool_use"  # the name of the template that transformers takes for tools
+TOOL_USE = "tool_use"  # the template that transformers uses for tools
 KEEP_START = "keep_start"
 LAST_ANSWER = "last_answer"
 
@@ -77,7 +77,7 @@ PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
 NUM_TEMPLATES_NAMED = 2
 SHORT_TEXT = "a"
-LONGEST_JOINT = 4  # tokens of a prompt's end that may be others before an answer
+LONGEST_JOINT = 4  # tokens at a prompt's end that may differ when an answer follows
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
@@ -85,16 +85,16 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tokenised conversation.
+    """A tokenized conversation.
 
     Attributes:
-        end_token: the last learnt token that is no white space: what ends its last answer. Of one
-            that was cut, what ends the answer before it, if that is a special token.
+        end_token: the last trained token that is not white space, which ends the last answer. If
+            that was cut, the token that ends the answer before it, if it is a special token.
         is_truncated: tokens were cut off.
         account: what became of its texts.
         is_rewritten: its reasoning is written in another form than the row's, which the chat
             template would leave out.
-        survival: what the tokenizer made of what is learned.
+        survival: what the tokenizer made of the trained text.
     """
 
     example: TokenizedExample
@@ -106,8 +106,8 @@ class Encoded:
 
 
 def answer_end_ids(tokenizer: "PreTrainedTokenizerBase", max_length: int = 4096) -> list[int]:
-    """Return the tokens that end an answer: the last one that the chat template writes behind it,
-    where that is a special token, and the tokenizer's own end."""
+    """Return the tokens that end an answer: the last one that the chat template writes after it, if
+    that is a special token, and EOS."""
     turns = (Turn("user", "1"), Turn("assistant", "2"))
     [written] = ConversationEncoder(tokenizer, max_length=max_length).encode([Conversation(turns)])
     ends = {tokenizer.eos_token_id}
@@ -117,8 +117,8 @@ def answer_end_ids(tokenizer: "PreTrainedTokenizerBase", max_length: int = 4096)
 
 
 def ends_of_template(processing_class: object) -> list[int]:
-    """Return what ends an answer by the chat template of a Trainer's tokenizer or processor;
-    nothing where there is none."""
+    """Return the tokens that end an answer by the chat template of a Trainer's tokenizer or
+    processor; [] if it has none."""
     tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
     has_both = getattr(tokenizer, "chat_template", None) and getattr(tokenizer, "eos_token", None)
     return answer_end_ids(tokenizer) if has_both else []
@@ -134,16 +134,16 @@ class _Accounted:
 
 
 class ConversationEncoder:
-    """Tokenises conversations for training, and prompts for generation.
+    """A tokenizer of conversations for training, and of prompts for generation.
 
     Args:
         tokenizer: a transformers tokenizer, fast or slow, with or without a chat template.
-        max_length: longest example, in tokens.
-        over_length: "quarantine" refuses longer ones, "keep_start" cuts their ends off as TRL does,
-            "truncate" the beginnings of their prompts (see `truncate`).
+        max_length: maximum length of an example in tokens.
+        over_length: for longer examples: "quarantine" refuses them, "keep_start" cuts off their
+            ends as TRL does, "truncate" cuts the beginnings of their prompts (see `truncate`).
         train_on: "answers", "last_answer" of each conversation, or "all" for every token but the
             first.
-        pictures: what makes tokens of pictures; None: the model sees none.
+        pictures: encoder of images into tokens; None: the model reads only text.
 
     Raises:
         ValueError: the tokenizer has no usable EOS token.
@@ -177,14 +177,14 @@ class ConversationEncoder:
 
     @cached_property
     def template(self) -> TemplateFormat | None:
-        """What conversations are written with for training; prompts are the tokenizer's own."""
+        """The template of conversations in training; prompts use the tokenizer's own."""
         if self.own_template is None:
             return None
         return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
 
     @cached_property
     def tool_template(self) -> TemplateFormat | None:
-        """The same for conversations with tools, where the tokenizer has a template for them."""
+        """The same for conversations with tools, if the tokenizer has a template for them."""
         if self.own_tool_template is None:
             return None
         return training_format(self.tokenizer, self.own_tool_template, self.train_on == LAST_ANSWER)
@@ -192,10 +192,10 @@ class ConversationEncoder:
     def encode(
         self, conversations: Sequence[Conversation], folder: Path = Path()
     ) -> list[Encoded | BadRow]:
-        """Each conversation as tokens, or why it cannot be used; in the given order.
+        """Return each conversation as tokens, or why it cannot be used, in the given order.
 
         Args:
-            folder: what the paths of pictures are relative to.
+            folder: the folder that paths of images are relative to.
         """
         results: dict[int, Encoded | BadRow] = {}
         accounted: dict[int, _Accounted] = {}
@@ -242,7 +242,7 @@ class ConversationEncoder:
     def _with_pictures(
         self, conversation: Conversation, written: Written, ids: list[int], mask: Mask, folder: Path
     ) -> tuple[tuple[Picture, ...], list[int], Mask]:
-        """The pictures, and the tokens with theirs among them; raises `PictureError`."""
+        """Return the images, and the tokens with those of the images; raises `PictureError`."""
         if self.pictures is None:
             if conversation.num_pictures:
                 raise PictureError("data.model_accepts_text_only")
@@ -256,15 +256,15 @@ class ConversationEncoder:
     def prompt_ids(
         self, turns: Sequence[Turn], inputs: str = "", images: Sequence["Image"] = ()
     ) -> list[int]:
-        """The tokens after which the model is to answer: as its own chat template writes them.
+        """Return the tokens of a prompt, as the model's own chat template writes it at generation.
 
         Args:
-            inputs: what else the chat template is given, as `Conversation.inputs`.
-            images: the pictures that the messages have parts for.
+            inputs: other inputs of the chat template, as in `Conversation.inputs`.
+            images: the images that the messages have parts for.
 
         Raises:
             FormatError: the chat template refuses these messages.
-            PictureError: it writes other marks than there are pictures.
+            PictureError: the number of marks in its output is not the number of images.
         """
         written = self.prompt_written(turns, inputs)
         ids = [*written.lead, *self._ids([written.text])[0]]
@@ -274,7 +274,7 @@ class ConversationEncoder:
         return self.pictures.in_place(ids, np.zeros(len(ids), dtype=bool), images)[0]
 
     def prompt_account(self, turns: Sequence[Turn], inputs: str = "") -> Account:
-        """What becomes of the texts of a prompt; raises `FormatError`."""
+        """Return what becomes of the texts of a prompt; raises `FormatError`."""
         text = self.prompt_written(turns, inputs).text
         conversation = Conversation(tuple(turns), inputs=inputs, num_given=len(turns))
         return self._prompt_accounting.account(conversation, text)
@@ -287,8 +287,8 @@ class ConversationEncoder:
         return self.prompt_written(conversation.turns, conversation.inputs).text
 
     def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
-        """For people: a single message as it stands; of several who says it, too, and which of
-        them the model does not read."""
+        """Return a prompt for display: a single message as it is; several with their roles, and
+        with those marked that the model does not read."""
         if len(turns) == 1:
             return turns[0].text
         account = self.prompt_account(turns, inputs)
@@ -299,14 +299,14 @@ class ConversationEncoder:
         )
 
     def prompt_written(self, turns: Sequence[Turn], inputs: str) -> Written:
-        """A prompt as text; raises `FormatError`."""
+        """Return a prompt as text; raises `FormatError`."""
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
         return (self.own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
 
     def num_template_tokens(self) -> int:
-        """Tokens that the chat template itself writes around one question and its answer; 0 where
-        there is none, or where it refuses them."""
+        """Return the number of tokens that the chat template itself writes around one question and
+        its answer; 0 if there is no template, or if it refuses them."""
         if self.own_template is None:
             return 0
         turns = Turn("user", SHORT_TEXT), Turn("assistant", SHORT_TEXT)
@@ -318,14 +318,15 @@ class ConversationEncoder:
         return whole - len(turns) * self.num_tokens(SHORT_TEXT)
 
     def num_tokens(self, text: str) -> int:
-        """Tokens of a bare text."""
+        """Return the number of tokens of a bare text."""
         return len(self._ids([text])[0])
 
     def _accounted(self, conversation: Conversation) -> _Accounted:
-        """A conversation as text, with its texts accounted for; raises `FormatError`.
+        """Return a conversation as text, with its texts accounted for; raises `FormatError`.
 
-        Reasoning that the template would not let be learned is written in another form which it
-        does, if there is one: a field where the answer has it in tags, or tags for a field.
+        If the template would leave out reasoning that should be trained on, the reasoning is
+        written in another form that it keeps, if there is one: in a field instead of tags, or in
+        tags instead of a field.
         """
         first = self._account(conversation)
         if not any(one.kind == REASONING_KIND for one in first.account.unlearnable):
@@ -366,8 +367,8 @@ class ConversationEncoder:
         return "the chat template" if self.own_template else "the plain format"
 
     def advice_for(self, conversation: Conversation) -> str:
-        """What to do about a row of which something would not be learned."""
-        if self._advised is None:  # once: other rows lack the same
+        """Return the remedy for a row with text that would not be trained on."""
+        if self._advised is None:  # once, because other rows lack the same
             names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
             some = (
                 phrase("data.shipped_template_examples", names=" or ".join(names)) if names else ""
@@ -376,8 +377,10 @@ class ConversationEncoder:
         return self._advised
 
     def _writing(self, conversation: Conversation) -> Iterator[str]:
-        """Names of the templates that TRL ships, in tokens that this tokenizer has, which write all
-        that is to be learned of a conversation."""
+        """Yield names of TRL's templates that write all trained text of a conversation.
+
+        Only templates whose tags are tokens of this tokenizer count.
+        """
         known = self.tokenizer.get_vocab()
         for name, path in shipped_templates().items():
             template = TemplateFormat(self.tokenizer, path.read_text("utf-8"))
@@ -393,18 +396,17 @@ class ConversationEncoder:
                 yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
-        """What a conversation with these inputs is written with for training; None: no template."""
+        """Return the training template for a conversation with these inputs; None if none."""
         return self.tool_template if self._is_for_tools(inputs) else self.template
 
     def _is_for_tools(self, inputs: str) -> bool:
-        """Whether the tokenizer's own template for conversations with tools writes one with these
-        inputs, as transformers chooses it."""
+        """Return whether the tokenizer's template for tools is used, as in transformers."""
         if self.own_tool_template is None or not inputs:
             return False
         return bool(json.loads(inputs).get("tools"))
 
     def own_template_for(self, inputs: str) -> TemplateFormat | None:
-        """What prompts with these inputs are written with; None: no template."""
+        """Return the template for prompts with these inputs; None if there is none."""
         return self.own_tool_template if self._is_for_tools(inputs) else self.own_template
 
     def _format(self, conversation: Conversation) -> ChatFormat:
@@ -416,7 +418,7 @@ class ConversationEncoder:
         return form
 
     def write(self, conversation: Conversation) -> Written:
-        """A conversation as text, with what of it is learnt; raises `FormatError`."""
+        """Return a conversation as text with its trained spans; raises `FormatError`."""
         return self._write(self._for_writing(conversation))
 
     def _for_writing(self, conversation: Conversation) -> Conversation:
@@ -428,8 +430,7 @@ class ConversationEncoder:
         return conversation
 
     def _is_whole(self, conversation: Conversation) -> bool:
-        """Whether all is learnt: then nothing needs to be told apart but what the data leaves
-        out."""
+        """Return whether everything is trained on, so that no spans have to be found."""
         return self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
 
     def _write(self, conversation: Conversation) -> Written:
@@ -440,9 +441,11 @@ class ConversationEncoder:
 
     @cached_property
     def _spells_pictures(self) -> bool:
-        """Whether marks go into the texts: no template is there, or it is one of a text model. The
-        template of a model of image and text knows what stands around a picture: nothing else
-        writes that."""
+        """True if image marks are put into the texts: there is no template, or a text model's.
+
+        The template of a vision-language model also writes what surrounds an image, which nothing
+        else does.
+        """
         if self.pictures is None:
             return False
         if self.own_template is None:
@@ -450,7 +453,7 @@ class ConversationEncoder:
         return self.pictures.has_text_template and not self.own_template.writes(self.pictures.mark)
 
     def _spelled_out(self, turn: Turn) -> Turn:
-        """A message with the marks of its pictures in its text, where no template writes them."""
+        """Return a message with the marks of its images in its text."""
         assert self.pictures is not None
         mark = self.pictures.mark
         texts = [str(part.get("text", mark)) for part in turn.parts]
@@ -460,7 +463,7 @@ class ConversationEncoder:
         return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
     def _needs_end(self, conversation: Conversation) -> bool:
-        """Whether the template that has marked this conversation ends no answer."""
+        """Return whether the template that marked this conversation writes no end after answers."""
         template = self.template_for(conversation.inputs)
         assert template is not None
         return not template.writes_end
@@ -478,14 +481,14 @@ class ConversationEncoder:
         return ids
 
     def _tokenise(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
-        if not self.tokenizer.is_fast:  # it does not tell where its tokens stand
+        if not self.tokenizer.is_fast:  # it has no offsets of tokens
             return self._tokenise_apart(written)
         marked = iter(self._tokenise_marked([w for w in written if w.is_marked]))
         apart = iter(self._tokenise_apart([w for w in written if not w.is_marked]))
         return [next(marked if one.is_marked else apart) for one in written]
 
     def _tokenise_marked(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
-        """The tokens of each whole text; learnt are those that hold a marked character."""
+        """Return the tokens of each whole text; those that hold a marked character are trained."""
         if not written:
             return []
         texts = [w.text for w in written]
@@ -518,7 +521,7 @@ class ConversationEncoder:
     def _tokenise_whole(
         self, written: list[Written], pieces: list[list[str]]
     ) -> list[tuple[list[int], Mask]]:
-        """For tokenizers that begin a piece otherwise than its middle: cut the whole's tokens."""
+        """Tokenize whole texts and cut the tokens, for tokenizers that do not split cleanly."""
         whole = self._ids([w.text for w in written])
         parts = iter(self._ids([text for texts in pieces for text in texts[:-1]]))
         results = []
@@ -533,12 +536,12 @@ class ConversationEncoder:
         return results
 
     def _continuation(self, text: str) -> list[int]:
-        """The tokens of a text that goes on after a line break: no mark of a beginning."""
+        """Return the tokens of a text that follows a line break, without a mark of a beginning."""
         lead, both = self._ids(["\n", "\n" + text])
         return both[len(lead) :] if both[: len(lead)] == lead else self._ids([text])[0]
 
     def _bounds(self, texts: list[str], heads: list[list[int]], ids: list[int]) -> list[int] | None:
-        """Token positions between the pieces; None where tokens reach across, or differ alone."""
+        """Return the token positions between the pieces; None if tokens cross them, or differ."""
         bounds: list[int] = []
         position = 0
         for index, head in enumerate(heads):
@@ -553,7 +556,7 @@ class ConversationEncoder:
         return bounds
 
     def _masked(self, written: Written, parts: list[list[int]]) -> tuple[list[int], Mask]:
-        """Join the tokens of the pieces; those of answers are learnt."""
+        """Join the tokens of the pieces, and mask those of answers as trained."""
         answers = {start: n for n, (start, _) in enumerate(written.spans)}
         ids, owners = list(written.lead), [-1] * len(written.lead)
         for start, part in zip(_edges(written), parts, strict=False):
@@ -609,12 +612,12 @@ class ConversationEncoder:
         return int(np.isin(cut, of_pictures).sum()) != int(np.isin(whole, of_pictures).sum())
 
     def _with_end(self, ids: list[int], mask: Mask) -> tuple[list[int], Mask]:
-        """Let the last answer end with a token that stops generation: EOS where there is none."""
+        """Add EOS after the last answer if no special token ends it, so that generation stops."""
         last = self._last_word(ids, mask)
         if last < 0 or self._is_special(ids[last]):
             return ids, mask
         last = int(np.flatnonzero(mask)[-1])
-        end_of_text(self.tokenizer)  # raises where there is none
+        end_of_text(self.tokenizer)  # raises if there is none
         return [*ids[: last + 1], int(self.tokenizer.eos_token_id)], np.append(
             mask[: last + 1], True
         )
@@ -622,7 +625,7 @@ class ConversationEncoder:
     def _end_token(self, ids: TokenIds, mask: Mask, is_cut: bool) -> int:
         last = self._last_word(ids, mask)
         if is_cut and not self._is_special_at(ids, last):
-            ends = np.flatnonzero(mask[:-1] & ~mask[1:])  # of answers that the row goes on after
+            ends = np.flatnonzero(mask[:-1] & ~mask[1:])  # of answers with text after them
             upto = int(ends[-1]) + 1 if ends.size else 0
             earlier = self._last_word(ids[:upto], mask[:upto])
             last = earlier if self._is_special_at(ids, earlier) else last
@@ -632,14 +635,14 @@ class ConversationEncoder:
         return position >= 0 and self._is_special(int(ids[position]))
 
     def _last_word(self, ids: TokenIds, mask: Mask) -> int:
-        """Position of the last learnt token that is not white space; -1: there is none."""
+        """Return the position of the last trained token that is not white space, or -1."""
         for position in np.flatnonzero(mask)[::-1]:
             if not self.is_space(int(ids[position])):
                 return int(position)
         return -1
 
     def is_space(self, token: int) -> bool:
-        """Whether a token is white space and nothing else."""
+        """Return whether a token is only white space."""
         if token not in self._is_space:
             text = str(self.tokenizer.decode([token], skip_special_tokens=False))
             self._is_space[token] = not self._is_special(token) and not text.strip()
@@ -650,7 +653,7 @@ class ConversationEncoder:
 
 
 def _pieces(written: Written) -> list[str]:
-    """The text cut before and after each answer; empty pieces left out."""
+    """Return the text cut before and after each answer, without empty pieces."""
     return [written.text[start:end] for start, end in itertools.pairwise(_edges(written))]
 
 
@@ -659,8 +662,8 @@ def _edges(written: Written) -> list[int]:
 
 
 def _tokens_of(encoded: "BatchEncoding", number: int, start: int, end: int) -> slice:
-    """The tokens that hold the characters from `start` to `end`, as transformers finds them: by
-    the first and the last character that a token holds."""
+    """Return the tokens that hold the characters from `start` to `end`, found as in transformers,
+    by the first and the last character that a token holds."""
     tokens = (encoded.char_to_token(number, position) for position in range(start, end))
     first = next((token for token in tokens if token is not None), None)
     tokens = (encoded.char_to_token(number, position) for position in range(end - 1, start - 1, -1))
@@ -669,15 +672,18 @@ def _tokens_of(encoded: "BatchEncoding", number: int, start: int, end: int) -> s
 
 
 def num_common(ids: TokenIds, others: TokenIds) -> int:
-    """How many tokens both begin with."""
+    """Return how many tokens both begin with."""
     length = min(len(ids), len(others))
     same = np.asarray(ids[:length]) == np.asarray(others[:length])
     return length if same.all() else int(np.argmin(same))
 
 
 def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: TokenIds) -> bool:
-    """Whether an example begins with a prompt: with its tokens, or with its text where the last
-    characters of the prompt are one token with the first ones of the answer."""
+    """Return whether an example begins with a prompt.
+
+    It must begin with its tokens, or with its text if the last characters of the prompt form one
+    token with the first ones of the answer.
+    """
     same = num_common(ids, prompt)
     if same == len(prompt):
         return True
@@ -688,10 +694,10 @@ def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: Tok
 
 
 def _splits_cleanly(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether a text tokenised in pieces, cut after a line break, gives the tokens of the whole.
+    """Return whether a text cut after a line break has the tokens of its pieces.
 
-    Tokenizers that put a mark before the first word, or whose special tokens swallow the space
-    beside them, do not.
+    It does not for tokenizers that put a mark before the first word, or whose special tokens
+    swallow the space next to them.
     """
     added = tokenizer.added_tokens_decoder.values()
     if any(getattr(token, side, False) for token in added for side in ("lstrip", "rstrip")):
@@ -712,11 +718,11 @@ def _bad(conversation: Conversation, reason: str, detail: str, advice: str = "")
 def truncate(
     tokens: npt.NDArray[np.int32], mask: Mask, max_length: int, bos_id: int | None = None
 ) -> tuple[npt.NDArray[np.int32], Mask]:
-    """Cut an over-long example so that the last answer stays, whole if it can.
+    """Cut an over-long example so that the last answer is kept, completely if possible.
 
-    The beginning of the prompt goes first (BOS stays). An answer that is itself too long loses its
-    end, EOS with it, and keeps at least a quarter of the length for what stands before it. A plain
-    document keeps its beginning.
+    The beginning of the prompt is cut first (BOS stays). An answer that is itself too long loses
+    its end, including EOS, and leaves at least a quarter of the length to the text before it. A
+    plain document keeps its beginning.
     """
     last = int(np.flatnonzero(mask)[-1])
     unsupervised = np.flatnonzero(~mask[:last])

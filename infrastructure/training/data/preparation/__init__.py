@@ -1,1 +1,1 @@
-"""Preparing data once: the plan, the pass over all rows, what is set aside, the report."""
+"""One-time preparation of the data: the plan, the pass over all rows, skipped rows, the report."""

@@ -1,4 +1,4 @@
-"""What was found in the data, before anything is trained on it."""
+"""A report on the prepared data, written before anything is trained on it."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ MAX_TASKS_SHOWN = 12
 
 
 def rows_in_words(count: int, kind: str = "") -> str:
-    """`1 row`, `8,000 rows`; with a `kind` of them, `1 training row`."""
+    """Return `1 row` or `8,000 rows`; with a `kind`, `1 training row`."""
     return f"{count:,} {kind}row{'' if count == 1 else 's'}"
 
 
@@ -24,30 +24,33 @@ class DataReport:
 
     Attributes:
         files: the files read, with format and number of rows.
-        shape, shape_reason: how rows were understood, and why.
+        shape, shape_reason: how rows were interpreted, and why.
         rows_read: all rows; `num_train + num_evaluation + quarantine.total`.
-        tokens, supervised_tokens: of the training examples of one epoch.
-        length_quantiles: length in tokens → of which share ("5%", "50%", "95%") this is the limit.
+        tokens, supervised_tokens: totals of the training examples of one epoch.
+        length_quantiles: share ("5%", "50%", "95%") → length in tokens that this share of the
+            training examples does not exceed.
         task_counts: training examples by task.
-        end_tokens: what the answers end with → how often; generation must stop there. Empty:
-            all of them were cut before their end.
-        truncated: examples that were cut to the longest length.
-        template_tokens: that the chat template itself writes around a question and its answer;
-            counted where rows are too long.
-        duplicates: training rows that say the same as an earlier one.
-        leaked: training rows that say the same as a held-out one.
-        system_prompt: what every row begins with; None: they have none, or several.
-        has_context: a column says what the questions of the rows are about.
+        end_tokens: token that ends answers → how often; generation must stop at it. Empty if all
+            answers were cut before their end.
+        truncated: examples that were cut to the maximum length.
+        template_tokens: tokens that the chat template itself writes around a question and its
+            answer; counted only if some rows are too long.
+        duplicates: training rows with the same content as an earlier one.
+        leaked: training rows with the same content as a held-out one.
+        system_prompt: the one that every row begins with; None if there is none, or several.
+        has_context: a column holds the context that the questions are about.
         special_text_rows: rows whose text spells a special token.
-        unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
-        left_out: what usable rows say and the model never reads, as `LeftOut.to_json` gives it.
-        survivals: what the tokenizer made of learned texts, as `Survivals.to_json` gives it.
-        losses: file:line of the first rows that lose something → what, in words.
-        undetermined_rows: rows of which that cannot be told.
-        unused_columns: columns that nobody reads, in words; "": none.
-        notes: further sentences for people.
+        unread: a sentence about fields of the rows that the chat template does not read; "" if
+            there are none.
+        left_out: texts of usable rows that the model never reads, as `LeftOut.to_json` returns
+            them.
+        survivals: what the tokenizer made of trained texts, as `Survivals.to_json` returns it.
+        losses: file:line of the first rows that lose a text → the lost texts, in words.
+        undetermined_rows: rows for which it cannot be determined whether a text is lost.
+        unused_columns: columns that nothing reads, in words; "" if there are none.
+        notes: further sentences for the user.
         fingerprint: hash of the training examples in their order.
-        from_cache: the data had been prepared before.
+        from_cache: the data was already in the cache.
     """
 
     files: list[JsonObject] = field(default_factory=list)
@@ -85,29 +88,29 @@ class DataReport:
 
     @property
     def supervised_share(self) -> float:
-        """Share of the training tokens that are learnt."""
+        """The share of the training tokens that contribute to the loss."""
         return self.supervised_tokens / self.tokens if self.tokens else 0.0
 
     def to_dict(self) -> JsonObject:
-        """JSON-ready facts; of the quarantine its counts."""
+        """Return the facts in a form that JSON can hold; of the quarantine, only its counts."""
         facts = {key: value for key, value in vars(self).items() if key != "quarantine"}
         return {**facts, "quarantined": dict(self.quarantine.counts)}
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any], quarantine: Quarantine) -> Self:
-        """What `to_dict` gave, with the quarantine that was kept beside it."""
+        """Rebuild a report from the result of `to_dict` and the stored quarantine."""
         known = {key: value for key, value in facts.items() if key != "quarantined"}
         return cls(**known, quarantine=quarantine)
 
     def lines(self, is_verbose: bool = True, num_positions: int | None = None) -> list[str]:
-        """The report for people.
+        """Return the report for the user.
 
         Args:
-            is_verbose: all of it; otherwise what everybody should read before a training.
-            num_positions: tokens that the model can see; None: it does not say.
+            is_verbose: return everything; otherwise only what should be read before every run.
+            num_positions: tokens that the model can read; None if it is unknown.
         """
         warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]
-        warnings += self.notes  # they decide what is learned: everybody reads them before step 1
+        warnings += self.notes  # always shown before step 1: they decide what is learned
         if not is_verbose:
             return [*self._short_lines(), *warnings]
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]
@@ -231,7 +234,7 @@ class DataReport:
         return lines
 
     def _keeps_whole(self, num_positions: int | None) -> str:
-        """What keeps rows whole that are too long for the limit."""
+        """Return advice on how to keep rows whole that are longer than the limit."""
         if num_positions is None:
             return phrase("data.raise_limit_if_supported")
         if self.max_length < num_positions:

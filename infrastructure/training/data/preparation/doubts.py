@@ -1,4 +1,4 @@
-"""Data that is hardly what somebody meant: looked at before anything is loaded or trained."""
+"""Checks for data that the user hardly meant, made before anything is loaded or trained."""
 
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -12,10 +12,10 @@ from infrastructure.training.data.readers.splits import DOCUMENTS
 
 
 class UnconfirmedDataError(InputError):
-    """Data that is trained on only where somebody says that it is meant.
+    """Data that is trained on only if the user confirms it.
 
     Attributes:
-        doubt: what is strange about it, as a sentence without an end.
+        doubt: what is unusual about it, as a sentence without a full stop.
     """
 
     def __init__(self, doubt: str) -> None:
@@ -24,10 +24,10 @@ class UnconfirmedDataError(InputError):
 
 
 def check_meant(config: DataConfig) -> None:
-    """Refuse a folder with nothing but a readme, and a file with one row.
+    """Refuse a folder with nothing but a readme, and a file with a single row.
 
     Raises:
-        UnconfirmedDataError: it is one, and `accept_small_data` does not say that it is meant.
+        UnconfirmedDataError: the data is one of these, and `accept_small_data` does not confirm it.
     """
     if config.path is None or config.accept_small_data or not Path(config.path).exists():
         return
@@ -35,7 +35,7 @@ def check_meant(config: DataConfig) -> None:
         files = discover(config.path, config.format, encoding=config.encoding)
         doubt = _doubt(config.path, files)
     except ValueError:
-        return  # what is wrong is told where the data is read
+        return  # reported when the data is read
     if doubt:
         raise UnconfirmedDataError(doubt)
 

@@ -1,4 +1,4 @@
-"""From the configuration to a plan: which files, which shapes, which limits, under which key."""
+"""The plan made from the configuration: which files, shapes and limits, and the cache key."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -45,14 +45,14 @@ from infrastructure.training.data.store.token_store import FORMAT_VERSION
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Starting processes takes seconds; a fast tokenizer has threads of its own.
-BYTES_WORTH_PROCESSES = {True: 200 * 10**6, False: 5 * 10**6}  # by whether it is fast
+# Starting processes takes seconds; a fast tokenizer uses threads already.
+BYTES_WORTH_PROCESSES = {True: 200 * 10**6, False: 5 * 10**6}  # key: is the tokenizer fast
 MAX_PROCESSES = 8
 MAX_TOKENIZER_ROWS = 200_000
 TABLE_FORMATS = ("csv", "tsv", "excel")
 LONG_NAME = 40
-PICTURES_TRIED = 10  # rows whose pictures are read before anything is loaded
-MOST_BYTES_AT_ONCE = 1 << 20  # of the files; read in far less time than torch is loaded in
+PICTURES_TRIED = 10  # rows whose images are read before anything is loaded
+MOST_BYTES_AT_ONCE = 1 << 20  # of all files; reading them takes far less time than loading torch
 
 
 def plan_preparation(
@@ -61,14 +61,14 @@ def plan_preparation(
     worker_bytes: int | None = None,
     pictures: PictureTokens | None = None,
 ) -> PreparationPlan:
-    """Look at files and columns; tokenises nothing yet.
+    """Inspect files and columns, and return the plan; nothing is tokenized yet.
 
     Args:
-        worker_bytes: main memory that each process which prepares data may take.
-        pictures: what makes tokens of pictures; None: rows that hold some are refused.
+        worker_bytes: main memory that each process that prepares data may use.
+        pictures: encoder of images into tokens; None: rows with images are refused.
 
     Raises:
-        ValueError: the configuration contradicts itself, or the data is not there or not clear.
+        ValueError: the configuration contradicts itself, or the data is missing or ambiguous.
     """
     _check(config)
     train, evaluation = files_of(config)
@@ -97,7 +97,7 @@ def plan_preparation(
 
 
 def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | None) -> None:
-    """Raise ValueError where rows with pictures cannot be used."""
+    """Raise ValueError if rows with images cannot be used."""
     if pictures is None:
         raise ValueError(phrase("data.images_need_vision_model", place=shown))
     for name in ("streaming", "augmentation"):
@@ -106,23 +106,24 @@ def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | No
 
 
 def pictures_in(config: DataConfig) -> str:
-    """Where the first rows of the training data hold pictures, in words; "" where they hold none,
-    or where there is no data that can be read."""
+    """Return in words where the first rows of the training data hold images; "" if they hold none,
+    or if no data can be read."""
     if config.path is None:
         return ""
     try:
         rows, schema = first_rows(config)
-    except Exception:  # whatever reading raises is told where the data is prepared
+    except Exception:  # whatever it is, preparing the data reports it
         return ""
     return picture_words(rows, schema)
 
 
 def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
-    """Refuse rows whose pictures are not there or broken, where that holds for all of the first
-    ones; single ones are set aside while the data is prepared.
+    """Refuse rows if none of the first ones has a usable image.
+
+    If only some images are missing or broken, their rows are skipped when the data is prepared.
 
     Raises:
-        ValueError: names the first, and why it cannot be used.
+        ValueError: names the first unusable image and the reason.
     """
     schema, faults = find_shape(files, config), list[str]()
     folder = files[0].path if files[0].path.is_dir() else files[0].path.parent
@@ -142,7 +143,7 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
 
 
 def no_pictures(path: str) -> str:
-    """The sentence for data that a vision tower has nothing to see in."""
+    """Return the message for data without images that is given to a vision encoder."""
     return phrase("data.multimodal_without_images", path=path)
 
 
@@ -154,19 +155,19 @@ def _check(config: DataConfig) -> None:
 
 
 def memory_bytes(config: DataConfig) -> int | None:
-    """`data.memory_limit` in bytes; a share is one of this machine's memory."""
+    """Return `data.memory_limit` in bytes; a percentage is of this machine's memory."""
     return total_bytes_of(config.memory_limit)
 
 
 def total_bytes_of(amount: str | None) -> int | None:
-    """An amount of main memory in bytes; a share is one of what there is in all."""
+    """Return an amount of main memory in bytes; a percentage is of the machine's total memory."""
     return None if amount is None else max(1, amount_bytes(amount, memory().total_bytes))
 
 
 def num_processes(
     config: DataConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase"
 ) -> int:
-    """Processes that tokenise; 0 is this one. The result does not depend on it."""
+    """Return the number of processes that tokenize; 0 is this one. The result is the same."""
     if config.num_workers != "auto":
         return int(config.num_workers)
     num_cores = processor().num_cores
@@ -176,14 +177,15 @@ def num_processes(
 
 
 def look_at_rows(files: list[DataFile], config: DataConfig) -> RowSchema:
-    """Refuse rows that cannot be understood, without a tokenizer: the first ones, and of little
-    data all.
+    """Refuse rows that cannot be interpreted, without a tokenizer.
+
+    The first rows are checked; if the files are small, all of them.
 
     Returns:
-        The shape that they have.
+        The shape of the rows.
 
     Raises:
-        ValueError: their shape is not clear, or too many of them cannot be used.
+        ValueError: the shape is ambiguous, or too many rows cannot be used.
     """
     schema = find_shape(files, config)
     if sum(file.stamp()[0] for file in files) > MOST_BYTES_AT_ONCE:
@@ -199,19 +201,19 @@ def look_at_rows(files: list[DataFile], config: DataConfig) -> RowSchema:
 
 
 def find_shape(files: list[DataFile], config: DataConfig) -> RowSchema:
-    """The shape that the first rows of these files have.
+    """Return the shape of the first rows of these files.
 
     Raises:
-        ValueError: none is readable, or their shape is not clear.
+        ValueError: no row is readable, or the shape is ambiguous.
     """
     return understand(files, config)[0]
 
 
 def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, list[str]]:
-    """The shape that the first rows of these files have, and what to tell of them.
+    """Return the shape of the first rows of these files, and advice about it for the user.
 
     Raises:
-        ValueError: none is readable, or their shape is not clear.
+        ValueError: no row is readable, or the shape is ambiguous.
     """
     group = config.balance_by
     if group == "task" and config.task_column:
@@ -239,8 +241,8 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
 
 
 def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
-    """The first rows of the training data that can be read, and their shape; raises what
-    `understand` does."""
+    """Return the first readable rows of the training data, and their shape; raises what
+    `understand` raises."""
     _check(config)
     files, _ = files_of(config)
     return _first_good_rows(files), find_shape(files, config)
@@ -249,8 +251,9 @@ def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
 def chat_template_of(
     config: DataConfig, tokenizer: "PreTrainedTokenizerBase"
 ) -> str | dict[str, str]:
-    """The chat template that conversations are written with: the configured one, else the
-    tokenizer's own, which may be several by their names.
+    """Return the chat template that conversations are written with.
+
+    It is the configured one, or else the tokenizer's own, which may be several by name.
 
     Raises:
         ValueError: there is none.
@@ -263,7 +266,7 @@ def chat_template_of(
 
 
 def _missing_header(file: DataFile, row: Row) -> str:
-    """A sentence where the first line of a table is one of its rows, by its looks."""
+    """Return a sentence if the first line of a table looks like one of its rows, else ""."""
     names = [*row.values]
     is_text = any(len(name) > LONG_NAME or name.strip().endswith((".", "?", "!")) for name in names)
     if file.format not in TABLE_FORMATS or not is_text:
@@ -289,7 +292,7 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
 
 
 def _why_none(bad: list[BadRow]) -> str:
-    """The first row that cannot be read, and what to do."""
+    """Return the first row that cannot be read, and what to do about it."""
     if not bad:
         return phrase("data.file_without_rows")
     remedy = bad[0].remedy
@@ -297,7 +300,7 @@ def _why_none(bad: list[BadRow]) -> str:
 
 
 def plan_key(plan: PreparationPlan) -> str:
-    """The name of the plan's result in the cache: equal plans on equal content, equal keys."""
+    """Return the plan's key in the cache: equal plans for equal content have equal keys."""
     encoder = plan.encoder
     parts = {
         "version": [FORMAT_VERSION, LABELS_VERSION, ROWS_VERSION],
@@ -313,7 +316,7 @@ def plan_key(plan: PreparationPlan) -> str:
         "windows": plan.window_limits,
         "conversations": plan.keep_conversations,
     }
-    if encoder.pictures is not None:  # paths of pictures are kept as they are found here
+    if encoder.pictures is not None:  # paths of images are stored as found on this machine
         parts["pictures"] = encoder.pictures.settings()
         parts["folders"] = [str(file.path.absolute()) for files in plan.files for file in files]
     return text_hash(parts)
@@ -322,15 +325,15 @@ def plan_key(plan: PreparationPlan) -> str:
 def _file_key(file: DataFile) -> list[str]:
     key = [file.name, file.format, file.note, file.sha256()]
     more = [file.encoding, file.split]
-    return [*key, *more] if any(more) else key  # as it was before there were other kinds
+    return [*key, *more] if any(more) else key  # older kinds of files keep their keys
 
 
 def read_chat_template(setting: str) -> str:
-    """The template that `data.chat_template` means: Jinja text, a file that holds it, or the name
-    of one that TRL ships. Loads no TRL.
+    """Return the template that `data.chat_template` means: Jinja text, a file that holds it, or the
+    name of one that TRL ships. Loads no TRL.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is none of these.
     """
     if "{" in setting:
         return setting
@@ -349,8 +352,8 @@ def read_chat_template(setting: str) -> str:
 
 
 def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
-    """A sentence where no chat template writes the conversations that a model learns, or where one
-    that was given writes them in tags that are no tokens of the model."""
+    """Return a sentence if the model has no chat template for the conversations, or if the
+    configured template writes tags that are not tokens of the model."""
     if tokenizer is None:
         return []
     if config.chat_template is not None:
@@ -371,13 +374,13 @@ def _notes_of_given(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:
-    """What the training rows say, turn by turn, held-out rows left out: to train a tokenizer on.
+    """Yield the text of each trained turn of the training rows, to train a tokenizer on.
 
-    Rows that cannot be used are passed over; `DataPipeline.prepare` tells them. At most
-    MAX_TOKENIZER_ROWS rows are read.
+    Held-out rows are left out. Rows that cannot be used are passed over;
+    `DataPipeline.prepare` reports them. At most MAX_TOKENIZER_ROWS rows are read.
 
     Raises:
-        ValueError: the data is not there, or its shape is not clear.
+        ValueError: the data is missing, or its shape is ambiguous.
     """
     _check(config)
     files, held_out_files = files_of(config)

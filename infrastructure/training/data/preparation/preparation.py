@@ -1,6 +1,6 @@
-"""One pass over the data: read, understand, tokenise, set aside, hold out, write the entry, report.
+"""One pass over the data: read, interpret, tokenize, skip, hold out, store and report.
 
-Memory is bounded by a few chunks of rows and some forty bytes for each row of the data set.
+Memory use is bounded by a few chunks of rows plus about forty bytes per row of the data set.
 """
 
 import math
@@ -57,23 +57,23 @@ EVALUATION_FILE = "evaluation.jsonl"
 CONVERSATION_ENDS = "conversation_ends.npy"
 ROW_FILES, ROW_LINES = "row_files.npy", "row_lines.npy"
 NUM_PLACES = 3
-NUM_LOSSES = 100  # rows whose losses are kept to be looked at
+NUM_LOSSES = 100  # rows whose lost texts are kept for inspection
 NUM_UNUSED_SHOWN = 12
 NUM_PROMPTS_CHECKED = 20
-UNUSUAL_SPLIT = 4.0  # standard deviations from what is asked for
+UNUSUAL_SPLIT = 4.0  # standard deviations from the configured share
 
 
 @dataclass(frozen=True)
 class PreparationPlan:
-    """What to read and how.
+    """A plan of what to read and how.
 
     Attributes:
-        files: for training and for evaluation (none: a share is held out).
-        shapes: of the two.
+        files: for training and for evaluation (if there are none, a share is held out).
+        shapes: the row shapes of the two.
         window_limits: rows and bytes of a streaming window; None stores all tokens.
         keep_conversations: keep the texts as well, for augmentation.
-        worker_bytes: main memory that each process may take; None: no limit.
-        notes: what to tell of the files beside what is found in their rows.
+        worker_bytes: main memory that each process may use; None: no limit.
+        notes: sentences about the files, in addition to what is found in their rows.
     """
 
     files: tuple[list[DataFile], list[DataFile]]
@@ -88,7 +88,7 @@ class PreparationPlan:
 
 
 class Preparation:
-    """Writes one entry of prepared data into a folder."""
+    """A writer of one entry of prepared data into a folder."""
 
     def __init__(self, plan: PreparationPlan, folder: Path) -> None:
         self.plan = plan
@@ -102,11 +102,11 @@ class Preparation:
         self.rows_of_file: Counter[int] = Counter()
         self.windows = WindowIndexBuilder(*plan.window_limits) if plan.window_limits else None
         self.evaluation = (folder / EVALUATION_FILE).open("w+", encoding="utf-8")
-        self.least: PreparedRow | None = None  # first to be held out where none is by chance
+        self.least: PreparedRow | None = None  # held out if chance holds out no row
         self.checked_prompts = self.differing_prompts = 0
         self.left_out_answers = self.empty_answers = 0
         self.system_prompts = SharedSystemPrompt()
-        self.decided: Counter[str] = Counter()  # about pictures, by rows
+        self.decided: Counter[str] = Counter()  # decisions about images → rows
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
         self.left_out = LeftOut(
@@ -126,7 +126,7 @@ class Preparation:
         return [*self.plan.files[TRAIN], *self.plan.files[EVALUATION]]
 
     def run(self) -> None:
-        """Do everything."""
+        """Read all rows, and write the finished entry."""
         folders = [file.path if file.path.is_dir() else file.path.parent for file in self.files]
         worker = RowWorker(
             self.plan.encoder, list(self.plan.shapes), self.plan.worker_bytes, folders
@@ -197,7 +197,7 @@ class Preparation:
         elif (
             self.checked_prompts < NUM_PROMPTS_CHECKED
             and len(row.conversation.turns) > 1
-            and not row.example.pictures  # whose tokens no chat template writes
+            and not row.example.pictures  # the chat template does not write their tokens
         ):
             self._check_prompt(row)
         if is_evaluation:
@@ -217,21 +217,23 @@ class Preparation:
             self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
 
     def _check_prompt(self, row: PreparedRow) -> None:
-        """Compare what stands before the answer with what the model is asked at generation."""
+        """Compare the tokens before the answer with the model's prompt at generation."""
         conversation = row.conversation
         template = self.plan.encoder.template_for(conversation.inputs)
         self._note_prompt(row)
         has_history = any(turn.role == "assistant" for turn in conversation.prompt)
         if template and template.origin and has_history:
-            return  # told once, of the template
+            return  # reported once, for the template
         prompt = self.plan.encoder.prompt_ids(conversation.prompt, conversation.inputs)
         self.checked_prompts += 1
         tokenizer = self.plan.encoder.tokenizer
         self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
 
     def _note_prompt(self, row: PreparedRow) -> None:
-        """What the prompt at generation leaves out and the row as it is trained on does not. Chat
-        templates leave out earlier reasoning there on purpose."""
+        """Record texts that the prompt at generation loses and the trained row keeps.
+
+        Earlier reasoning is not counted: chat templates leave it out on purpose.
+        """
         conversation = row.conversation
         account = self.plan.encoder.prompt_account(conversation.prompt, conversation.inputs)
         known = {REASONING_KIND, *(one.kind for one in row.account.missing)}
@@ -277,7 +279,10 @@ class Preparation:
         self.store.finish({"report": self.report.to_dict(), "groups": groups.tolist()})
 
     def _with_a_row_on_both_sides(self) -> npt.NDArray[np.bool_]:
-        """Few rows may all fall on one side by chance: then one changes sides, with its equals."""
+        """Return the evaluation mask; move a row if chance puts all of a few on one side.
+
+        Its duplicates move with it. If all rows are equal, none is held out.
+        """
         chosen = np.array(self.facts.is_evaluation, dtype=bool)
         content = np.array(self.facts.content, dtype=np.uint64)
         if self.least is None or self.windows is not None:
@@ -376,7 +381,7 @@ class Preparation:
             )
 
     def _unread(self) -> str:
-        """What the data says for a chat template that does not read it."""
+        """Return a sentence about fields that the chat template does not read, or an empty one."""
         if fields := _listed(self.unused_fields):
             reader = phrase("data.template_ignores_field")
             if self.plan.encoder.template is None:
@@ -385,7 +390,7 @@ class Preparation:
         return ""
 
     def _about_template(self, template: TemplateFormat) -> list[str]:
-        """What the chat template writes that the rows do not say, in one line."""
+        """Return notes on what the chat template writes that the rows do not contain."""
         own = []
         if template.preamble:
             text = excerpt(template.preamble)
@@ -411,14 +416,14 @@ class Preparation:
 
 
 def _listed(names: Counter[str]) -> str:
-    """Names in the order of how often they were seen; the first few of them."""
+    """Return the most frequent names, in the order of their frequency."""
     shown = [name for name, _ in names.most_common(NUM_UNUSED_SHOWN)]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:
-    """A sentence where far more or fewer rows are held out than chance explains."""
+    """Return a sentence if far more or fewer rows are held out than chance explains."""
     num_rows = num_evaluation + num_train
     if not wanted or not num_evaluation:
         return []

@@ -1,4 +1,4 @@
-"""The prepared data of a plan: found in the cache, or made."""
+"""The prepared data of a plan: read from the cache, or created."""
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
@@ -10,7 +10,7 @@ from infrastructure.training.data.store.token_cache import CacheEntry, TokenCach
 def open_prepared(
     plan: PreparationPlan, data_config: DataConfig, cache_config: CacheConfig
 ) -> CacheEntry:
-    """The entry of `plan`, made by this process or by one that is at it already.
+    """Return the entry of `plan`, created by this process or by another that is already at work.
 
     Raises:
         ValueError: the cache cannot be written.

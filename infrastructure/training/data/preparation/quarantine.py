@@ -1,7 +1,7 @@
-"""Rows that cannot be used: set aside with file, line and reason, counted, told, never dropped.
+"""Skipped rows: listed with file, line and reason, counted and reported, never dropped silently.
 
-Counts are complete; of the rows themselves the first MAX_KEPT are kept, so that a file full of
-nonsense cannot fill the memory.
+Counts are complete. Of the rows themselves only the first MAX_KEPT are kept, so that a file full
+of garbage cannot fill the memory.
 """
 
 import json
@@ -17,8 +17,8 @@ from infrastructure.training.data.readers.rows import OVER_LONG, UNLEARNABLE, Ba
 
 MAX_KEPT = 10_000
 NUM_EXAMPLES = 3
-MUCH_OF_A_ROW = 0.25  # what a chat template writes of it
-NUM_SHOWN, DETAIL_CHARACTERS = 2, 200  # a sentence of a template says what to do at its end
+MUCH_OF_A_ROW = 0.25  # the part that a chat template writes
+NUM_SHOWN, DETAIL_CHARACTERS = 2, 200  # a template's error message ends with the remedy
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Quarantine:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, rows: Iterable[BadRow]) -> None:
-        """Set rows aside."""
+        """Add rows to the skipped ones."""
         for row in rows:
             self.counts[row.reason] += 1
             if len(self.bad_rows) < MAX_KEPT:
@@ -46,14 +46,14 @@ class Quarantine:
 
     @property
     def examples(self) -> list[BadRow]:
-        """The first row of each reason, as far as it is kept; the most frequent reasons first."""
+        """The first kept row of each reason, the most frequent reasons first."""
         firsts = {row.reason: row for row in reversed(self.bad_rows)}
         common = [firsts[reason] for reason, _ in self.counts.most_common() if reason in firsts]
         return common[:NUM_EXAMPLES]
 
     def write(self, path: Path) -> None:
-        """Write one JSON object a row: source, line, reason, detail, excerpt; and encoding, of
-        a row that is no UTF-8."""
+        """Write one JSON object per row: source, line, reason, detail, excerpt; also the encoding
+        of a row that is not UTF-8."""
         lines = [json.dumps(_plain(row), ensure_ascii=False) for row in self.bad_rows]
         left_out = self.total - len(self.bad_rows)
         if left_out:
@@ -62,7 +62,7 @@ class Quarantine:
 
     @classmethod
     def read(cls, path: Path, counts: dict[str, int]) -> "Quarantine":
-        """What `write` wrote, with the counts that were kept beside it."""
+        """Read what `write` wrote, and combine it with the counts that were stored separately."""
         records = [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
         rows = [BadRow(**record) for record in records if "left_out" not in record]
         return cls(rows, Counter(counts))
@@ -77,17 +77,17 @@ class Quarantine:
         about_length: str = "",
         cuts_prompts: bool = True,
     ) -> None:
-        """Refuse to start where too large a share of the rows is bad.
+        """Refuse to start if too large a share of the rows is bad.
 
         Args:
-            listed: where all of them are written down; None: nowhere yet.
+            listed: the file that lists all of them; None if there is none yet.
             max_unlearnable_percent: the same limit for rows whose answers would not be learned as
-                they stand; None: `max_percent`.
-            about_length: a sentence on why rows are long; "": nothing is known.
+                written; None: `max_percent`.
+            about_length: a sentence on why rows are long; "" if the reason is unknown.
             cuts_prompts: data.over_length=truncate is possible.
 
         Raises:
-            ValueError: names count, share, the first rows with their places, and the remedies.
+            ValueError: names count, share, the first rows with their positions, and the remedies.
         """
         percent = 100 * self.total / max(1, num_rows)
         lost = Counter({reason: self.counts[reason] for reason in UNLEARNABLE & {*self.counts}})
@@ -118,12 +118,12 @@ class Quarantine:
         )
 
     def none_left(self, path: str) -> ValueError:
-        """Return the refusal of data of which no row can be trained on."""
+        """Return the error for data without a single row that can be trained on."""
         reason = f": of {self.total:,} set aside {self._shown()}" if self.total else ""
         return ValueError(phrase("data.no_rows_left", path=path, reason=reason))
 
     def _shown(self) -> str:
-        """Each reason once, with how often it holds and the first row that it holds for."""
+        """Return each reason once, with its count and the first row that it applies to."""
         shown = [
             f"{self.counts[row.reason]} {row.reason} ({row.place}"
             + (f", {excerpt(row.shown_detail, DETAIL_CHARACTERS)})" if row.detail else ")")
@@ -134,11 +134,11 @@ class Quarantine:
 
 
 def about_template(num_tokens: int, max_length: int) -> str:
-    """A sentence where the chat template's own text makes rows long; "" where it hardly does.
+    """Return a sentence if the chat template's own text makes rows long, else "".
 
     Args:
-        num_tokens: that it writes around one question and its answer.
-        max_length: of a row, in tokens.
+        num_tokens: tokens that it writes around one question and its answer.
+        max_length: maximum length of a row in tokens.
     """
     if num_tokens < MUCH_OF_A_ROW * max_length:
         return ""

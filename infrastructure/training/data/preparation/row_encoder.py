@@ -1,4 +1,4 @@
-"""The work on a chunk of rows, in this process or in others: the same result either way."""
+"""The work on a chunk of rows, in this process or in others, with the same result."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ CHUNK_ROWS = 256
 CHUNKS_PER_WORKER = 2
 NUM_DEATHS_OF_A_ROW = 2  # once may be chance
 MAX_DEADLY_ROWS = 20
-ACCOUNTED = frozenset({"content", "tool_calls", *REASONING_FIELDS})  # by their positions
+ACCOUNTED = frozenset({"content", "tool_calls", *REASONING_FIELDS})  # their texts are accounted for
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Chunk:
 
     Attributes:
         file: number of the file.
-        shape: which of the worker's shapes they have.
+        shape: index of their shape among the worker's shapes.
     """
 
     file: int
@@ -61,12 +61,12 @@ class PreparedRow:
     """A usable row.
 
     Attributes:
-        content: equal for rows that say the same.
-        end_token: what ends its last answer.
-        holds_special_text: the text spells a special token, which is read as that token.
+        content: a number that is equal for rows with the same content.
+        end_token: the token that ends its last answer.
+        holds_special_text: the text spells a special token, and is read as that token.
         account: what became of its texts.
-        is_rewritten: its reasoning is written in another form than the row's.
-        survival: what the tokenizer made of what is learned.
+        is_rewritten: its reasoning is written in another form than the row has it.
+        survival: what the tokenizer made of the trained texts.
     """
 
     conversation: Conversation
@@ -83,11 +83,11 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """What became of each row of a chunk, in order.
+    """The results for each row of a chunk, in order.
 
     Attributes:
-        unused_columns, unused_fields: of rows and of their messages: what nobody reads, and in how
-            many it stands.
+        unused_columns, unused_fields: columns of rows and fields of messages that nothing reads,
+            with the number of times that they occur.
     """
 
     file: int
@@ -98,11 +98,11 @@ class PreparedChunk:
 
 
 class RowWorker:
-    """Turns rows into examples; can be sent to another process.
+    """A converter of rows to examples; it can be sent to another process.
 
     Args:
-        max_bytes: private memory that the other process may take; a row that needs more kills it.
-        folders: where the files lie, which the paths of pictures are relative to.
+        max_bytes: private memory that the other process may use; a row that needs more kills it.
+        folders: the folders of the files; image paths are relative to them.
     """
 
     def __init__(
@@ -121,13 +121,13 @@ class RowWorker:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether its tokenizer or its processor may; transformers' own fast tokenizers do not."""
+        """True if its tokenizer or processor may need torch; transformers' fast ones do not."""
         tokenizer = self.encoder.tokenizer
         is_plain = tokenizer.is_fast and type(tokenizer).__module__.startswith("transformers.")
         return not is_plain or self.encoder.pictures is not None
 
     def __getstate__(self) -> dict[str, object]:
-        # May be found by TRL, which needs torch: not in each process.
+        # TRL may have to find the templates, and needs torch: do it once, not in each process.
         _ = self.encoder.template, self.encoder.tool_template
         return vars(self)
 
@@ -184,7 +184,7 @@ class RowWorker:
 
 
 def _seen(example: TokenizedExample) -> list[list[str]]:
-    """What of an example is in its pictures."""
+    """Return the part of an example's content that is in its images."""
     shown = [picture.sha256 for picture in example.pictures]
     return [["pictures", *shown]] if shown else []
 
@@ -207,17 +207,17 @@ def _work_in_process(chunk: Chunk) -> PreparedChunk:
     try:
         return _worker(chunk)
     except MemoryError:
-        os._exit(1)  # the row that needs so much is found as one that kills its process
+        os._exit(1)  # the row that needs so much is then found as one that kills its process
 
 
 def work_on(
     chunks: Iterable[Chunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
-    """Prepared chunks in the given order; a bounded number is under way at a time.
+    """Yield prepared chunks in the given order; a bounded number is in progress at a time.
 
-    When a process dies, what was under way is done again row by row, so that a row which kills
-    its process is found, tried once more, and set aside. Where no row is to blame, half as many
-    processes go on, and at last this one.
+    When a process dies, the chunks in progress are processed again row by row, so that a row that
+    kills its process is found, tried once more, and skipped. If no row is to blame, the work
+    continues with half as many processes, and in the end in this one.
 
     Raises:
         DataError: too many rows kill the process that works on them.
@@ -245,7 +245,7 @@ def work_on(
 def _work_in_pool(
     waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
-    """The chunks that were taken and are not done are in `waiting`.
+    """Yield prepared chunks; `waiting` holds those that were taken and are not done.
 
     Raises:
         BrokenProcessPool: a process died.
@@ -275,14 +275,14 @@ def _work_in_pool(
 def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
     pickled = pickle.dumps(worker)
     arguments = (pickled, worker.needs_torch)
-    needs_main = b"__main__" in pickled  # such as a tokenizer's class that the script defines
+    needs_main = b"__main__" in pickled  # such as a tokenizer class that the script defines
     return worker_pool(num_processes, _start_process, arguments, imports_main=needs_main)
 
 
 class CarefulWorker:
-    """Works row by row in one process, and starts another when a row has killed it.
+    """A worker that takes row by row in one process, and starts another if a row has killed it.
 
-    Where not even a process without work lives, the work is done in this one.
+    If not even an idle process survives, the work is done in this process.
 
     Args:
         max_deadly: rows that may kill it.
@@ -302,10 +302,10 @@ class CarefulWorker:
         self._end()
 
     def __call__(self, chunk: Chunk) -> PreparedChunk:
-        """As the worker itself; a row that kills comes back as a `BadRow`.
+        """Process a chunk as the worker itself does; a row that kills it is returned as a `BadRow`.
 
         Raises:
-            DataError: too many rows do.
+            DataError: too many rows kill it.
         """
         whole = PreparedChunk(chunk.file, chunk.shape, [])
         for row in chunk.rows:
@@ -331,7 +331,7 @@ class CarefulWorker:
         return PreparedChunk(one.file, one.shape, [bad])
 
     def _lives(self, one: Chunk) -> bool:
-        """Whether there is a process; a new one shows it on a chunk without rows."""
+        """Return whether a process is running; a new one is tested with a chunk without rows."""
         if self._pool is None and self._can_live:
             self._pool = _pool(self.worker, 1)
             try:

@@ -1,4 +1,4 @@
-"""A few numbers for each usable row, and what a report says of them."""
+"""A few numbers for each usable row, and the figures that a report derives from them."""
 
 import hashlib
 import sys
@@ -24,26 +24,26 @@ Mask = npt.NDArray[np.bool_]
 
 
 class SharedSystemPrompt:
-    """Whether all rows begin with the same one; keeps two at most."""
+    """A check whether all rows begin with the same system prompt; keeps at most two of them."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def add(self, text: str) -> None:
-        """That of the next row; "": it has none."""
+        """Add the system prompt of the next row; "" if it has none."""
         if len(self._seen) < 2:
             self._seen.add(text)
 
     @property
     def text(self) -> str | None:
-        """The one of all rows; None: they have none, or several."""
+        """The system prompt that all rows share; None if there is none, or several."""
         [*seen] = self._seen
         return seen[0] or None if len(seen) == 1 else None
 
 
 @dataclass
 class RowFacts:
-    """One entry a row, in order; some forty bytes each."""
+    """One entry per row, in order, of about forty bytes."""
 
     content: "array[int]" = field(default_factory=lambda: array("Q"))
     is_evaluation: "array[int]" = field(default_factory=lambda: array("b"))
@@ -55,7 +55,7 @@ class RowFacts:
     group: list[str] = field(default_factory=list)
 
     def add(self, row: PreparedRow, is_evaluation: bool) -> None:
-        """Take note of the next row."""
+        """Record the next row."""
         example = row.example
         self.content.append(row.content)
         self.is_evaluation.append(is_evaluation)
@@ -67,14 +67,14 @@ class RowFacts:
         self.group.append(sys.intern(row.conversation.group))
 
     def content_hash(self, chosen: Mask) -> str:
-        """Hash of what the chosen rows say, in their order."""
+        """Return a hash of the content of the chosen rows, in their order."""
         content = np.array(self.content, dtype="<u8")[chosen]
         return hashlib.sha256(content.tobytes()).hexdigest()
 
     def fill(
         self, report: DataReport, is_evaluation: Mask, tokenizer: "PreTrainedTokenizerBase"
     ) -> None:
-        """Put the numbers into a report."""
+        """Write the figures into a report."""
         train = ~is_evaluation
         content = np.array(self.content, dtype=np.uint64)
         lengths = np.array(self.length, dtype=np.int64)[train]

@@ -1,1 +1,1 @@
-"""Reading rows: which file it is, and a reader for each format."""
+"""Reading of rows: detection of file types, and a reader for each format."""

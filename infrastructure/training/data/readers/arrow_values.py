@@ -1,8 +1,9 @@
-"""Make plain values of Arrow columns by their types: a label is its name, a map an object, a date
-its ISO text.
+"""Conversion of Arrow columns to plain values by type: a label becomes its name, a map an object, a
+date its ISO text.
 
-What has no text of its own (bytes, durations) stays what it is: a row that needs it as text is set
-aside with its type. A column that cannot be read at all harms only the rows that use it.
+Values without a text form (bytes, durations) stay as they are; a row that needs one as text is
+skipped, and the reason names the type. A column that cannot be read at all affects only the rows
+that use it.
 """
 
 import json
@@ -20,19 +21,20 @@ if TYPE_CHECKING:
 
 Converter = Callable[[Any], object]
 
-HUGGINGFACE_KEY = b"huggingface"  # where `datasets` describes the columns of a schema
-INDEX_COLUMN = re.compile(r"__index_level_\d+__")  # the row numbers of pandas
+HUGGINGFACE_KEY = b"huggingface"  # metadata key under which `datasets` describes the columns
+INDEX_COLUMN = re.compile(r"__index_level_\d+__")  # row numbers that pandas writes
 NO_VALUES = (ValueError, OverflowError, TypeError, NotImplementedError)
 
 
 class PlainRows:
-    """Makes rows of plain values of the batches of one schema."""
+    """A converter of the batches of one schema into rows of plain values."""
 
     def __init__(self, schema: "Schema", described: Mapping[bytes, bytes] | None = None) -> None:
-        """Find out what is made of the columns.
+        """Choose a conversion for each column.
 
         Args:
-            described: metadata with what `datasets` says of the columns; None: the schema's own.
+            described: metadata with the description of the columns by `datasets`; None: the
+                schema's own.
         """
         features = _features(described or schema.metadata or {})
         self.columns = [name for name in schema.names if not INDEX_COLUMN.fullmatch(name)]
@@ -45,7 +47,7 @@ class PlainRows:
         self.converters = {name: convert for name, convert in converters.items() if convert}
 
     def of(self, batch: "RecordBatch") -> list[dict[str, object]]:
-        """The rows of a batch; raises UnicodeDecodeError where a text is no UTF-8."""
+        """Return the rows of a batch; raises UnicodeDecodeError if a text is not UTF-8."""
         arrow = require("pyarrow", "reading tables")
         names = [name for name in batch.schema.names if name in self.columns]
         columns = [_written_out(batch.column(batch.schema.names.index(name))) for name in names]
@@ -66,13 +68,13 @@ class PlainRows:
 
 
 def _written_out(column: "Array") -> "Array":
-    """Texts of a dictionary, each in its place, which are quicker to read so."""
+    """Return a dictionary-encoded column decoded, which is faster to read; others unchanged."""
     kinds = require("pyarrow.types", "reading tables")
     return column.dictionary_decode() if kinds.is_dictionary(column.type) else column
 
 
 def _values(column: "Array") -> list[object]:
-    """The values of one column; where Python has no such values, what says so."""
+    """Return the values of one column; if Python has no such values, placeholders that say so."""
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
@@ -82,7 +84,7 @@ def _values(column: "Array") -> list[object]:
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, object]:
-    """What `datasets` says of the columns; nothing where it says nothing that is understood."""
+    """Return the description of the columns by `datasets`; {} if there is none that can be read."""
     try:
         described: Any = parse_json(metadata.get(HUGGINGFACE_KEY, b"{}"))
         features = described["info"]["features"]
@@ -92,12 +94,12 @@ def _features(metadata: Mapping[bytes, bytes]) -> dict[str, object]:
 
 
 def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> Converter | None:
-    """What makes plain values of those of a type; None: they are plain.
+    """Return a function that makes values of a type plain; None if they are plain already.
 
     Args:
-        feature: what `datasets` says of them.
-        is_in_list: objects are some of many that a table gives the same keys; a key without a
-            value is one that nobody wrote.
+        feature: the description of the values by `datasets`.
+        is_in_list: the values are inside a list or map, where the table gives all objects the same
+            keys; keys without a value are dropped, because they were not in the data.
     """
     arrow = require("pyarrow", "reading tables")
     kinds = arrow.types
@@ -124,12 +126,12 @@ def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> C
 
 
 def label_of(names: Sequence[str], number: int) -> Label | None:
-    """The label of a number; None where none has it, as −1, which `datasets` writes for unknown."""
+    """Return the label of a number; None for others, such as −1 (unknown in `datasets`)."""
     return Label(names[number], number) if 0 <= number < len(names) else None
 
 
 def _class_names(feature: object) -> Sequence[str]:
-    """The names of the labels that stand for them as numbers; none: they are numbers."""
+    """Return the label names if the numbers stand for labels; [] if they are plain numbers."""
     if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
         return []
     names = feature.get("names")
@@ -144,7 +146,7 @@ def _element_of(feature: object) -> object:
 
 def _of_struct(kind: "DataType", feature: object, is_in_list: bool) -> Converter | None:
     described = feature if isinstance(feature, dict) else {}
-    of_lists = _element_of(described)  # objects of lists, which is how lists of objects are kept
+    of_lists = _element_of(described)  # object of lists: how lists of objects are stored
     inner: dict[str, Converter | None] = {}
     for part in kind:
         of_part = described.get(part.name)

@@ -1,7 +1,7 @@
-"""Compressed files and archives as streams of bytes; only what is asked for is unpacked.
+"""Compressed files and archives as byte streams; only what is read is decompressed.
 
-A zip archive stands for the one data file in it. Its list of names, the one thing of it that must
-be held, is looked at before it is read.
+A zip archive stands for the single data file in it. Its directory is the only part that must be
+held in memory, so its size is checked before it is read.
 """
 
 import bz2
@@ -41,7 +41,7 @@ PASSED_BYTES = 1 << 16
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open for reading; what is compressed, by its name, is decompressed on the way."""
+    """Open a file for reading; compressed files are recognized by name and decompressed."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
@@ -55,7 +55,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def is_zip(path: Path) -> bool:
-    """Whether this is a zip archive by its name and by how it begins."""
+    """Return whether a file is a zip archive, by its name and its first bytes."""
     if path.suffix.lower() != ZIP or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -63,21 +63,21 @@ def is_zip(path: Path) -> bool:
 
 
 def is_damaged(error: BaseException) -> bool:
-    """Whether reading a compressed file ended in this because it is cut off or changed."""
+    """Return whether an error in reading a compressed file means that the file is damaged."""
     if isinstance(error, DAMAGED):
         return True
-    return isinstance(error, OSError) and error.errno is None  # of bz2, and of Arrow
+    return isinstance(error, OSError) and error.errno is None  # as bz2 and Arrow raise it
 
 
 def data_name(path: Path) -> Path:
-    """The name that tells what is inside: that of an archive's data file, or without .gz."""
+    """Return the name that shows the content: that of the archive's data file, or without .gz."""
     if is_zip(path):
         return Path(PurePosixPath(member_of(path)).name)
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED[:-1] else path
 
 
 def member_of(path: Path) -> str:
-    """The one data file in a zip archive.
+    """Return the name of the only data file in a zip archive.
 
     Raises:
         ValueError: there is none, there are several, or it cannot be read; says what to do.
@@ -106,20 +106,20 @@ def member_of(path: Path) -> str:
 
 
 def num_other_members(path: Path) -> int:
-    """How many files of an archive are not its data file."""
+    """Return how many files of an archive are not its data file."""
     with _listed(path) as archive:
         return sum(not _is_noise(info.filename) for info in archive.infolist()) - 1
 
 
 def document_kind(path: Path) -> str | None:
-    """What a zip archive is that a program saved as a document; None: it is none."""
+    """Return the kind of office document that a zip archive is; None if it is not one."""
     with _listed(path) as archive:
         names = set(archive.namelist())
     return next((kind for name, kind in DOCUMENTS.items() if name in names), None)
 
 
 def _listed(path: Path) -> zipfile.ZipFile:
-    """An archive whose list of names is not too long to be held.
+    """Open an archive, after checking that its directory is small enough to be held in memory.
 
     Raises:
         ValueError: it is damaged, or too large.
@@ -165,8 +165,10 @@ def _open_member(path: Path) -> BinaryIO:
 
 
 def inflated_bytes(path: Path, limit: int) -> int:
-    """What all files of an archive hold, unpacked; counted, whatever the archive says, up to a
-    little more than `limit`."""
+    """Return the unpacked size of all files of an archive, up to a little more than `limit`.
+
+    It is counted by unpacking; the sizes that the archive states are not trusted.
+    """
     total = 0
     with _listed(path) as archive, path.open("rb") as file:
         for info in archive.infolist():
@@ -195,14 +197,14 @@ def _unpacked_bytes(unpack: Any, packed: bytes) -> int:
 
 
 def _open_zstd(path: Path) -> BinaryIO:
-    """By Arrow: it holds one window at a time, and says where the file is cut off."""
+    """Open with Arrow, which holds one window at a time and reports truncated files."""
     arrow = require("pyarrow", "reading .zst files")
     file = arrow.CompressedInputStream(arrow.OSFile(str(path), "rb"), "zstd")
     return cast(BinaryIO, file)
 
 
 class Forward(Protocol):
-    """What can be read and closed."""
+    """A stream that can be read and closed."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -210,12 +212,12 @@ class Forward(Protocol):
 
 
 def rewindable(open_again: Callable[[], Forward]) -> BinaryIO:
-    """A stream that can be read from any place on, made of one that only goes forward."""
+    """Return a seekable stream on top of one that can only be read forward."""
     return cast(BinaryIO, io.BufferedReader(_Rewindable(open_again), PASSED_BYTES))
 
 
 class _Rewindable(io.RawIOBase):
-    """A stream that only goes forward; going back begins it anew."""
+    """A seekable stream on top of a forward-only one, which it opens again to seek back."""
 
     def __init__(self, open_again: Callable[[], Forward]) -> None:
         self._open_again = open_again

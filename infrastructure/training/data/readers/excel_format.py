@@ -1,10 +1,9 @@
-"""Reader of Excel workbooks: the first sheet that is not hidden, whose first line names the
-columns.
+"""Reader of Excel workbooks: the first visible sheet, whose first line names the columns.
 
-openpyxl reads them, line by line, and holds the texts of a workbook once; how large one is unpacked
-is counted before. A cell is the text that Excel shows where its type says more than its number
-(dates, percentages, leading zeros); one that shows an error, or a formula that nobody computed, has
-none. Cells that are merged downwards all have the value of the first.
+openpyxl reads it line by line, and holds the texts of the workbook once; the unpacked size is
+counted first. If the type of a cell says more than its number (dates, percentages, leading zeros),
+the value is the text that Excel shows. Cells with an error, or with a formula that was never
+computed, have no value. In vertically merged cells, all have the value of the first.
 """
 
 import re
@@ -33,8 +32,8 @@ from infrastructure.training.data.readers.rows import (
 if TYPE_CHECKING:
     from openpyxl import Workbook
 
-MAX_WORKBOOK_BYTES = 64 << 20  # unpacked; an empty element of XML takes some ten times its length
-MAX_LINES = 1 << 20  # as Excel has
+MAX_WORKBOOK_BYTES = 64 << 20  # unpacked; an empty XML element takes about ten times its length
+MAX_LINES = 1 << 20  # the limit of Excel
 NUM_SHEETS_SHOWN = 3
 FORMULA = re.compile(rb"<f[ />]")
 MERGED = re.compile(rb'<mergeCell ref="([A-Z]+)(\d+):[A-Z]+(\d+)"')
@@ -42,8 +41,10 @@ SCAN_BYTES, LONGEST_MARK = 1 << 20, 64
 
 
 def read_excel(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """The lines of the sheet below the one that names the columns; columns without a name and empty
-    lines are left out. `line` and `offset` count lines of the sheet.
+    """Yield the lines of the sheet below its header line.
+
+    Columns without a name and empty lines are left out. `line` and `offset` count lines of the
+    sheet.
 
     Raises:
         ValueError: the workbook is damaged, too large, or has no line that names the columns.
@@ -62,10 +63,10 @@ def read_excel(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Ba
 
 
 def other_sheets(path: Path) -> list[str]:
-    """The names of the sheets that are not read, the first few.
+    """Return the names of the first few sheets that are not read.
 
     Raises:
-        ValueError: all of them are hidden.
+        ValueError: all sheets are hidden.
     """
     with _opened(path, path.name) as book:
         read = _sheet_of(book, path.name)
@@ -79,10 +80,10 @@ def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workb
     if inflated_bytes(path, MAX_WORKBOOK_BYTES) > MAX_WORKBOOK_BYTES:
         raise InputError("data.workbook_too_large", file=name, max_mib=MAX_WORKBOOK_BYTES >> 20)
     with path.open("rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of styles and of parts that are not read
+        warnings.simplefilter("ignore")  # about styles and parts that are not read
         try:
             book: Workbook = openpyxl.load_workbook(file, read_only=True, data_only=not formulas)
-        except Exception as error:  # whatever a damaged part makes of the library
+        except Exception as error:  # damaged parts make the library raise anything
             raise ValueError(_damaged(name, error)) from error
         try:
             yield book
@@ -91,11 +92,11 @@ def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workb
 
 
 def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
-    """The lines of the sheet as plain values."""
+    """Yield the lines of the sheet as plain values."""
     if not book.worksheets:
         return
     sheet = _sheet_of(book, name)
-    sheet.reset_dimensions()  # what the file claims of its size
+    sheet.reset_dimensions()  # ignore the size that the file states
     try:
         marks = _marks_of(sheet)
         with ExitStack() as opened:
@@ -116,7 +117,7 @@ def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
 
 
 def _sheet_of(book: "Workbook", name: str) -> Any:
-    """The first sheet that Excel shows."""
+    """Return the first sheet that Excel shows."""
     shown = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
     if book.worksheets and not shown:
         raise InputError("data.all_sheets_hidden", file=name)
@@ -125,10 +126,10 @@ def _sheet_of(book: "Workbook", name: str) -> Any:
 
 @dataclass
 class _Marks:
-    """What a sheet says beside its cells.
+    """Facts about a sheet besides its cells.
 
     Attributes:
-        merged: (line, column) of the first of cells that are merged → the last line of them.
+        merged: (line, column) of the first cell of a vertically merged range → its last line.
     """
 
     has_formulas: bool = False
@@ -136,7 +137,7 @@ class _Marks:
     _open: dict[int, tuple[int, object]] = field(default_factory=dict)
 
     def filled(self, number: int, values: list[object]) -> list[object]:
-        """A line with the values of cells that reach down into it; lines come in order."""
+        """Return a line with the values of merged cells that extend into it; call it in order."""
         for n, value in enumerate(values):
             if (number, n) in self.merged:
                 self._open[n] = (self.merged[number, n], value)
@@ -148,7 +149,7 @@ class _Marks:
 
 
 def _marks_of(sheet: Any) -> _Marks:
-    """Look for them in the sheet's own text; merged cells stand at its end."""
+    """Find the marks in the XML of the sheet; merged cells are listed at its end."""
     column_number = require("openpyxl.utils", "reading Excel files").column_index_from_string
     marks, tail = _Marks(), b""
     with sheet.parent._archive.open(sheet._worksheet_path) as file:
@@ -187,7 +188,7 @@ def _row(
 
 
 def _plain(cell: Any) -> object:
-    """A cell as CSV would hold it: text."""
+    """Return a cell as CSV would hold it, as text; None if it is empty."""
     value = cell.value
     if value is None:
         return None
@@ -208,7 +209,7 @@ def _plain(cell: Any) -> object:
 
 
 def _unescaped(text: str) -> str:
-    """A text with its control characters, which a workbook spells: `_x000D_` ends a line."""
+    """Return a text with its escaped control characters decoded: `_x000D_` ends a line."""
     if "_x" not in text:
         return text
     unescape = require("openpyxl.utils.escape", "reading Excel files").unescape
@@ -221,8 +222,7 @@ def _shows_no_time(cell: Any) -> bool:
 
 
 def _number(value: float, shown_as: str) -> str:
-    """A number as Excel shows it, which counts 15 digits, and neither its separators nor sign of
-    currency."""
+    """Return a number as Excel shows it, with 15 digits, without separators and currency signs."""
     if shown_as.endswith("%"):
         return f"{100 * value:.15g}%"
     if isinstance(value, int):

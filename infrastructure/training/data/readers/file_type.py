@@ -1,6 +1,6 @@
-"""What a file is, told by how it begins, whatever its name says.
+"""Detection of what a file is by its first bytes, independent of its name.
 
-A download that gave a web page, an archive or a pointer of Git LFS is named as such instead of
+A download that returned a web page, an archive or a Git LFS pointer is reported as such instead of
 being read as thousands of broken rows.
 """
 
@@ -58,7 +58,7 @@ SIGNATURES = {
     b"\x80\x05": "a pickle",
 }
 TAR_AT, TAR = 257, b"ustar"
-MANY, FEW = 0.4, 0.05  # shares of a file's bytes; in UTF-16, every other byte of ASCII is 0
+MANY, FEW = 0.4, 0.05  # shares of a file's bytes; ASCII in UTF-16 has a 0 in every other byte
 BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_BEGINNING}
 NAMES = {"parquet": "Parquet", "hdf5": "HDF5", "excel": "Excel"}
 
@@ -74,11 +74,10 @@ REMEDIES = {
 
 
 def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
-    """The first bytes of a file and its encoding: decompressed where its name says that it is
-    compressed, and as UTF-8.
+    """Return the first bytes of a file, decompressed by its name, as UTF-8, and its encoding.
 
     Args:
-        encoding: what it is written in where its mark does not say it.
+        encoding: the encoding of a file without a byte order mark.
 
     Raises:
         ValueError: it cannot be opened, is not compressed although its name says so, or is UTF-8
@@ -99,10 +98,10 @@ def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
 
 
 def check_text(path: Path, head: bytes) -> None:
-    """Refuse a file that is no UTF-8 text.
+    """Refuse a file that is not UTF-8 text.
 
     Raises:
-        ValueError: says what the file is, as far as its first bytes tell, and what to do.
+        ValueError: says what the file is, as far as its first bytes show, and what to do.
     """
     what = kind_of_file(path, head)
     if what:
@@ -114,7 +113,7 @@ def check_text(path: Path, head: bytes) -> None:
 
 
 def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
-    """What a file is that is no text, and what to do about it; of an archive, whose it is."""
+    """Return what a non-text file is, and the remedy; for a zip archive, the kind of document."""
     what = what_it_is(head)
     if what is None or what[0] != ZIP_ARCHIVE or data_name(path) != path:
         return what
@@ -126,7 +125,7 @@ def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
 
 
 def what_it_is(head: bytes) -> tuple[str, str] | None:
-    """What a file is that is no text, told by its first bytes, and what to do about it."""
+    """Return what a file that is not text is, by its first bytes, and the remedy; None for text."""
     if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
         return EMPTY, phrase("data.give_nonempty_file")
     if head.startswith(GZIP):
@@ -151,7 +150,7 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
 
 
 def check_binary(path: Path, head: bytes, data_format: str) -> None:
-    """Refuse a file that does not begin as its format does.
+    """Refuse a file that does not begin with the magic bytes of its format.
 
     Raises:
         ValueError: names the format that was expected.
@@ -181,11 +180,12 @@ def _but_text(head: bytes) -> str:
 
 
 def json_kind(head: bytes, named: str) -> str:
-    """Whether JSON text is one document ("json") or one object a line ("jsonl"). Objects that are
-    printed over several lines, or stand beside each other, are a document.
+    """Return "json" if JSON text is one document, or "jsonl" if it is one object per line.
+
+    Objects that span several lines, or follow each other on one line, are a document.
 
     Args:
-        named: what the file's name says; it decides where the first line is broken.
+        named: the format that the file name suggests; it decides if the first line is broken.
     """
     text = head.removeprefix(UTF8_MARK)
     lines = [line for line in text.splitlines() if line.strip()]
@@ -201,7 +201,7 @@ def json_kind(head: bytes, named: str) -> str:
 
 
 def _are_objects(text: bytes, first_line: bytes) -> bool:
-    """Whether an object begins that does not end where its line does."""
+    """Return whether a text begins with an object that spans lines or shares its line."""
     if first_line == b"{":
         return True
     begun = text.decode("utf-8", "replace").lstrip()

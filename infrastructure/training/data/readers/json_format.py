@@ -1,7 +1,7 @@
-"""Reader of JSON documents, however their rows lie in them.
+"""Reader of JSON documents in any layout of rows.
 
 The document is read element by element, so it may be larger than memory, and reading can begin at
-any element. A broken document is refused as a whole: past the break nobody knows where an
+any element. A broken document is refused as a whole: after the break it is unknown where an
 element begins.
 """
 
@@ -50,13 +50,13 @@ from infrastructure.training.data.readers.text_formats import has_surrogates
 
 READ_BYTES = 1 << 20
 MAX_ELEMENT_CHARACTERS = MAX_ROW_BYTES
-LONGEST_TOKEN = 16  # a number, literal or escape that a chunk may have cut
+LONGEST_TOKEN = 16  # a number, literal or escape that the end of a chunk may cut
 WHITESPACE = re.compile(r"[ \t\n\r]*")
-MAX_TABLE_BYTES = 2 * MAX_ROW_BYTES  # of a table that is written column by column, and is held
+MAX_TABLE_BYTES = 2 * MAX_ROW_BYTES  # of a table stored by column, which is held in memory
 
 
 class JsonScanner:
-    """Takes JSON values one after the other out of a stream, and knows where it stands."""
+    """A scanner that takes JSON values one by one from a stream, and tracks its position."""
 
     def __init__(self, file: BinaryIO, name: str, start: Start = BEGIN) -> None:
         self.file = file
@@ -71,7 +71,7 @@ class JsonScanner:
         file.seek(self.offset)
 
     def peek(self) -> str:
-        """The next character that is no white space; "" at the end."""
+        """Return the next character that is not white space, unconsumed; "" at the end."""
         while True:
             match = WHITESPACE.match(self._text, self._index)
             self._pass(match.end() - self._index if match else 0)
@@ -80,13 +80,13 @@ class JsonScanner:
                 return character
 
     def take(self, character: str) -> None:
-        """Pass over one character that must come next."""
+        """Consume one character, which must come next."""
         if self.peek() != character:
             raise self.error(f"expected {character!r}")
         self._pass(1)
 
     def value(self) -> Any:
-        """The next value, read whole."""
+        """Return the next value, read completely."""
         self.peek()
         while True:
             if has_too_many_values(self._text):
@@ -98,12 +98,12 @@ class JsonScanner:
             except json.JSONDecodeError as error:
                 self._read_on(error)
                 continue
-            except ValueError as error:  # a key twice
+            except ValueError as error:  # a duplicate key
                 raise self.error(str(error)) from error
             if is_too_deep(value):
                 raise self.error(too_deep())
             at_the_end = end == len(self._text) and isinstance(value, int | float)
-            if not (at_the_end and self._fill()):  # a number may go on in the next chunk
+            if not (at_the_end and self._fill()):  # a number may continue in the next chunk
                 self._pass(end - self._index)
                 return value
 
@@ -116,7 +116,7 @@ class JsonScanner:
             raise self.error(f"{error.msg.removesuffix(' at')} on line {line}")
 
     def sees_line_end(self) -> bool:
-        """Whether another line begins in what has been read of the file."""
+        """Return whether another line begins in the part of the file that has been read."""
         return "\n" in self._text[self._index :].rstrip()
 
     def error(self, what: str) -> ValueError:
@@ -140,13 +140,13 @@ class JsonScanner:
 def read_json(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8, split: str = ""
 ) -> Iterator[Row | BadRow]:
-    """The rows of a JSON document; see `json_layout` for how they may lie in it.
+    """Yield the rows of a JSON document; see `json_layout` for the layouts.
+
+    `line` is the line that a row begins on, or the row's number if several share one line. `offset`
+    is the position where it begins, or its number if it is not a value of its own.
 
     Args:
-        split: the key of the list that is read; "": of the one with rows to train on.
-
-    `line` is the line that a row begins on, or its number where several share one; `offset` is
-    where it begins, or its number where it is no value of its own.
+        split: the key of the list to read; "": the list with training rows.
 
     Raises:
         ValueError: the document is broken, or too large for its layout.
@@ -176,11 +176,11 @@ def read_json(
 
 
 class Lists(NamedTuple):
-    """The lists of objects of a document that lie next to the one with the rows to train on.
+    """The lists of objects in a document besides the one with the training rows.
 
     Attributes:
-        held_out: the key of the rows to hold out; "": there are none.
-        unread: the keys of the others, which nothing reads.
+        held_out: the key of the rows to hold out; "" if there are none.
+        unread: the keys of the other lists, which nothing reads.
     """
 
     held_out: str = ""
@@ -188,12 +188,12 @@ class Lists(NamedTuple):
 
 
 def lists_of(path: Path, encoding: str = UTF8) -> Lists:
-    """Return which lists a document holds; of a broken one none: reading it is what refuses it."""
+    """Return the lists that a document holds; none if it is broken: reading will refuse it."""
     stat = path.stat()
     return _lists_of(path, encoding, (stat.st_mtime_ns, stat.st_size))
 
 
-@lru_cache(maxsize=64)  # several ask for it at the start of a run, and a document may be large
+@lru_cache(maxsize=64)  # called several times at the start of a run, and a document may be large
 def _lists_of(path: Path, encoding: str, _stamp: tuple[int, int]) -> Lists:
     with open_utf8(path, encoding) as file:
         try:
@@ -209,7 +209,7 @@ def _lists_of(path: Path, encoding: str, _stamp: tuple[int, int]) -> Lists:
 
 
 def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
-    """The keys of a document whose values are lists of objects; one element is held at a time."""
+    """Yield the keys whose values are lists of objects; holds one element at a time."""
     scanner.take("{")
     while scanner.peek() != "}":
         key = str(scanner.value())
@@ -221,8 +221,10 @@ def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
 
 
 def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
-    """How the rows lie: the layout, the key of the list that holds them, and whether each element
-    holds many of them. Values are looked at one after the other, until it is clear."""
+    """Return the layout, the key of the list of rows, and whether elements hold many rows.
+
+    Values are read one by one until the layout is clear.
+    """
     if scanner.peek() == "[":
         scanner.take("[")
         is_nested = scanner.peek() == "{" and has_paragraphs(scanner.value())
@@ -270,7 +272,7 @@ def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
 
 
 def _whole(scanner: JsonScanner) -> dict[str, object]:
-    """A document that `_layout` has seen not to be too large."""
+    """Return a whole document; `_layout` has checked that it is not too large."""
     values: dict[str, object] = {}
     scanner.take("{")
     while scanner.peek() != "}":
@@ -283,7 +285,7 @@ def _whole(scanner: JsonScanner) -> dict[str, object]:
 
 
 def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
-    """The scanner before the first value."""
+    """Return the scanner, moved before the first value."""
     if layout is Layout.ARRAY:
         scanner.take("[")
     elif layout in (Layout.LIST, Layout.RECORDS):
@@ -303,7 +305,7 @@ def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
 
 
 def _values(scanner: JsonScanner, layout: Layout) -> Iterator[tuple[object, int, int]]:
-    """Each value with the line and the offset that it begins at; begins before one of them."""
+    """Yield each value with its line and offset; the scanner must be before one of them."""
     end = {Layout.ARRAY: "]", Layout.LIST: "]", Layout.RECORDS: "}"}.get(layout, "")
     while scanner.peek() != end:
         line, offset = scanner.line, scanner.offset
@@ -319,10 +321,10 @@ def _values(scanner: JsonScanner, layout: Layout) -> Iterator[tuple[object, int,
 
 
 def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
-    """Pass over what follows the rows.
+    """Read past what follows the rows.
 
     Raises:
-        ValueError: it may hold rows that nobody would miss.
+        ValueError: it may hold rows, which would be lost without notice.
     """
     if layout is Layout.LIST:
         while scanner.peek() == ",":
@@ -338,7 +340,7 @@ def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
 
 
 def _pass_value(scanner: JsonScanner) -> bool:
-    """Pass over one value, and hold one element at a time; whether it is a list of objects."""
+    """Read past a value, one element at a time; return whether it is a list of objects."""
     if scanner.peek() != "[":
         scanner.value()
         return False
@@ -353,7 +355,7 @@ def _pass_value(scanner: JsonScanner) -> bool:
 
 
 def _share_a_line(scanner: JsonScanner, layout: Layout) -> bool:
-    """Whether the file is one line with several values, and the line says nothing."""
+    """Return whether the file is one line with several values, so that line numbers are useless."""
     for number, _ in enumerate(_values(scanner, layout)):
         if number == 1:
             return scanner.line == 1 and not scanner.sees_line_end()
@@ -368,7 +370,7 @@ def _each(
 
 
 def _counted(values: Iterator[object], name: str, start: Start) -> Iterator[Row | BadRow]:
-    """Rows that are no values of their own: they are counted."""
+    """Yield numbered rows that are not values of their own in the document."""
     for index, value in enumerate(values):
         if index >= start.offset:
             yield _element(value, name, index + 1, index)
@@ -383,7 +385,7 @@ def _element(value: object, name: str, line: int, offset: int) -> Row | BadRow:
         shown = excerpt(text.encode("utf-8", "replace"))
         try:
             likely = likely_encoding(text.encode("utf-8", "surrogateescape"))
-        except UnicodeEncodeError:  # an escape that is half a character
+        except UnicodeEncodeError:  # an escape of half a surrogate pair
             return BadRow(name, line, HALF_CHARACTER, "", shown, offset)
         return BadRow(name, line, INVALID_UTF8, "", shown, offset, likely)
     return Row(value, name, line, offset)

@@ -1,14 +1,14 @@
-"""How a JSON document lays out its rows, told by its values.
+"""Detection of how a JSON document lays out its rows.
 
-| layout | looks like | who writes it |
+| layout | looks like | written by |
 | --- | --- | --- |
 | array | `[row, row]` | `json.dump(rows)` |
 | list | `{"data": [row, row]}` | SQuAD, APIs |
-| splits | `{"train": [row, row], "test": [row]}` | `datasets`, scripts that divide |
+| splits | `{"train": [row, row], "test": [row]}` | `datasets`, scripts that split data |
 | objects | `row row` | `jq .`, logs |
 | records | `{"0": row, "1": row}` | pandas with `orient="index"` |
 | columns | `{"question": [...], "answer": [...]}` | `to_dict("list")`, pandas' `to_json()` |
-| one row | `row` | a chat, saved |
+| one row | `row` | a saved chat |
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ from enum import Enum
 
 DATA_KEY = "data"
 TRAIN_KEY = "train"
-HELD_OUT_KEYS = ("validation", "valid", "val", "dev", "eval", "test")  # the first that is there
+HELD_OUT_KEYS = ("validation", "valid", "val", "dev", "eval", "test")  # the first that exists
 LIST_KEYS = (DATA_KEY, TRAIN_KEY, "rows", "examples", "items", "records", "samples", "instances")
 MESSAGE_KEYS = ("role", "from", "author", "parts")
-MOST_COLUMNS = 1000  # an object with more values is no row
+MOST_COLUMNS = 1000  # an object with more values is not a row
 HUB_ROW = {"row_idx", "row"}
 
 
 class Layout(Enum):
-    """Where the rows of a JSON document are."""
+    """A layout of the rows in a JSON document."""
 
     ARRAY = "array"
     LIST = "list"
@@ -35,12 +35,12 @@ class Layout(Enum):
 
 
 def is_one_row(value: Mapping[str, object]) -> bool:
-    """Whether an object that stands alone is a row, and no table."""
+    """Return whether a document's only object is a row and not a table."""
     return list_of_rows(value) is None and layout_of_object(value) is Layout.ONE_ROW
 
 
 def layout_of_object(value: Mapping[str, object]) -> Layout:
-    """What an object that stands alone is."""
+    """Return the layout of a document that consists of one object."""
     if not value:
         return Layout.ONE_ROW
     if len(value) > MOST_COLUMNS:
@@ -58,8 +58,11 @@ def layout_of_object(value: Mapping[str, object]) -> Layout:
 
 
 def list_of_rows(value: Mapping[str, object]) -> str | None:
-    """The key of an object under which its rows are: the one list of objects that are no
-    messages, beside nothing that has columns itself."""
+    """Return the key of an object under which its rows are; None if there is none.
+
+    It is one of the known keys, or the only list of objects that are not messages, if no other
+    value is a list or an object.
+    """
     lists = [key for key, item in value.items() if is_list_of_rows(item)]
     known = [key for key in LIST_KEYS if key in lists]
     if DATA_KEY in value and value[DATA_KEY] == []:
@@ -73,7 +76,7 @@ def list_of_rows(value: Mapping[str, object]) -> str | None:
 
 
 def is_list_of_rows(value: object) -> bool:
-    """Whether this is a list of objects that are no messages."""
+    """Return whether a value is a list of objects that are not messages."""
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return False
     return not any(key in value[0] for key in MESSAGE_KEYS)
@@ -89,7 +92,10 @@ def _are_lists(values: Sequence[object]) -> bool:
 
 
 def _are_columns(inner: Sequence[object]) -> bool:
-    """Lists of the same length, and more than one text or number long together."""
+    """Return whether values are lists of the same length, not empty, and hold no objects.
+
+    A single list counts only if it holds lists; otherwise the object is a row, such as a chat.
+    """
     if not _are_lists(inner):
         return False
     lists = [item for item in inner if isinstance(item, list)]
@@ -101,7 +107,7 @@ def _are_columns(inner: Sequence[object]) -> bool:
 
 
 def _are_numbered(inner: Sequence[object]) -> bool:
-    """Objects with the same keys, which are numbers: {"0": ..., "1": ...}."""
+    """Return whether values are objects with the same keys, all numbers: {"0": ..., "1": ...}."""
     keys = [list(item) for item in inner if isinstance(item, dict) and item]
     if len(keys) != len(inner):
         return False
@@ -109,7 +115,7 @@ def _are_numbered(inner: Sequence[object]) -> bool:
 
 
 def rows_of_columns(value: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """The rows of a table that is written column by column."""
+    """Yield the rows of a table that is stored by column."""
     if _is_split(value):
         names, rows = value["columns"], value[DATA_KEY]
         assert isinstance(names, list)
@@ -126,21 +132,21 @@ def rows_of_columns(value: Mapping[str, object]) -> Iterator[dict[str, object]]:
 
 
 def unwrapped(value: object) -> object:
-    """The row in an answer of the Hub's API; anything else as it is."""
+    """Return the row inside a response of the Hub's API; any other value unchanged."""
     if isinstance(value, dict) and value.keys() >= HUB_ROW and isinstance(value["row"], dict):
         return value["row"]
     return value
 
 
 def has_paragraphs(value: object) -> bool:
-    """Whether an element holds passages with questions about each, as SQuAD's."""
+    """Return whether an element holds passages with questions about each, as in SQuAD."""
     paragraphs = value.get("paragraphs") if isinstance(value, dict) else None
     first = paragraphs[0] if isinstance(paragraphs, list) and paragraphs else None
     return isinstance(first, dict) and isinstance(first.get("qas"), list)
 
 
 def questions_in(value: object) -> Iterator[dict[str, object]]:
-    """A row for each question about each passage, with the first answer that is given."""
+    """Yield a row for each question about each passage: the question's fields and the passage."""
     paragraphs = value.get("paragraphs") if isinstance(value, dict) else None
     for paragraph in paragraphs if isinstance(paragraphs, list) else ():
         if not isinstance(paragraph, dict):

@@ -1,6 +1,6 @@
-"""Physical lines of a text file with their byte offsets; what is compressed is read through.
+"""Lines of a text file with their byte offsets.
 
-Memory is bounded: a line longer than MAX_LINE_BYTES is skipped, not held: its `data` is None.
+Memory is bounded: a line longer than MAX_LINE_BYTES is skipped and not held; its `data` is None.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class Start(NamedTuple):
-    """Where a reader begins: a byte offset (or record number) and the line that it lies on."""
+    """The position where a reader begins: a byte offset (or record number) and its line."""
 
     offset: int = 0
     line: int = 1
@@ -27,7 +27,7 @@ BEGIN = Start()
 class Line:
     """One line with its line end, from byte `offset` up to `end`.
 
-    `data` is None when the line was too long to be held.
+    `data` is None if the line was too long to be held.
     """
 
     data: bytes | None
@@ -43,7 +43,7 @@ class Line:
 def read_lines(
     file: BinaryIO, start: Start = BEGIN, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[Line]:
-    """Lines from `start` on. A byte order mark at the very beginning is left out."""
+    """Yield lines from `start` on; a byte order mark at the beginning of the file is removed."""
     offset, number = start
     file.seek(offset)
     while data := file.readline(max_line_bytes + 1):

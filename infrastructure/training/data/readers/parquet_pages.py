@@ -1,9 +1,9 @@
-"""What a Parquet file decodes to, known from the headers of its pages before anything is decoded.
+"""Size checks on a Parquet file, made from its page headers before anything is decoded.
 
-Two kilobytes can stand for gigabytes: a long text once in a dictionary and named by every row, a
-page of zeros, a list that one row repeats a billion times. The footer tells none of it, and the
-library makes room for whatever a page claims. So the headers are read first (a few bytes for each
-page, https://parquet.apache.org/docs/file-format/data-pages/), and from them follow how many rows
+Two kilobytes can decode to gigabytes: a long text stored once in a dictionary and referenced by
+every row, a page of zeros, a list that one row repeats a billion times. The footer shows none of
+it, and the library allocates whatever a page claims. So the headers are read first (a few bytes
+per page, https://parquet.apache.org/docs/file-format/data-pages/). They determine how many rows
 may be decoded at a time, or that the file is refused.
 """
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 MAX_ROWS = 256
 MAX_PAGE_BYTES = 128 << 20
 MAX_BATCH_BYTES = 128 << 20
-MAX_ROW_GROUP_BYTES = 1 << 30  # of columns of lists, and of the pages that one row lies in
-HONEST_RATIO = 50  # times its size on the disk: texts compress to a tenth
+MAX_ROW_GROUP_BYTES = 1 << 30  # for columns of lists, and for the pages that hold one row
+HONEST_RATIO = 50  # times the size on disk: texts compress to about a tenth
 MAX_NESTING = 50
 
 HEADER_BYTES = 1 << 16
-MAX_HEADER_BYTES = 1 << 24  # statistics hold values
-LEAST_ROWS_HELD = 1024  # the library makes room for so many, however few are decoded
-LEVEL_BYTES = 16  # of a value in a list: where the list begins, whether it is there, its number
+MAX_HEADER_BYTES = 1 << 24  # statistics contain values
+LEAST_ROWS_HELD = 1024  # the library allocates space for this many, however few it decodes
+LEVEL_BYTES = 16  # per value in a list: its levels and its index
 
-# Of the format's enumerations.
+# Values of the format's enumerations.
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 DELTA_BYTE_ARRAY = 7
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -39,7 +39,7 @@ DICTIONARY_ENCODINGS = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "B
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page, as its header tells it."""
+    """One page, as described by its header."""
 
     is_dictionary: bool
     size_bytes: int
@@ -52,9 +52,9 @@ class Column:
     """The pages of one column in one row group.
 
     Attributes:
-        is_in_list: a row has any number of its values.
-        stays_in_dictionary: decoded to numbers in a dictionary, which no text is repeated in.
-        stored_bytes: on the disk.
+        is_in_list: a row may hold any number of its values.
+        stays_in_dictionary: decoded to indices into a dictionary, so that no text is repeated.
+        stored_bytes: size on disk.
     """
 
     path: str
@@ -79,12 +79,12 @@ class Column:
 
     @property
     def repeats(self) -> bool:
-        """Whether each text may be as long as a page although little of it is stored there."""
+        """True if each text may be as long as a page although little of it is stored there."""
         in_dictionary = self.dictionary_bytes > 0 and not self.stays_in_dictionary
         return in_dictionary or any(page.encoding == DELTA_BYTE_ARRAY for page in self.data_pages)
 
     def batch_bytes(self, num_rows: int) -> int:
-        """The most that `num_rows` rows decode to, dictionary and open page counted."""
+        """Return the largest decoded size of `num_rows` rows, with dictionary and open page."""
         opened = self.dictionary_bytes + self.largest_bytes
         if self.kind != TEXT:
             return opened + num_rows * self.width
@@ -93,7 +93,7 @@ class Column:
         return opened + _most_in_a_row(self.data_pages, num_rows)
 
     def whole_bytes(self) -> int:
-        """What all of it decodes to; one row of a list may be all of it."""
+        """Return the decoded size of the column chunk; one row of a list may hold all of it."""
         num_values = sum(page.num_values for page in self.data_pages)
         total = self.dictionary_bytes + num_values * LEVEL_BYTES
         if self.kind != TEXT:
@@ -104,7 +104,7 @@ class Column:
 
 
 def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
-    """The most bytes of neighbouring pages that `num_rows` rows may lie in."""
+    """Return the largest total size of consecutive pages that may hold `num_rows` rows."""
     most = held_bytes = held_rows = first = 0
     for page in pages:
         held_bytes += page.size_bytes
@@ -118,7 +118,7 @@ def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
 
 
 def check_nesting(metadata: "FileMetaData", name: str) -> None:
-    """Refuse columns inside columns inside columns, which libraries walk through by recursion.
+    """Refuse deeply nested columns, which libraries process by recursion.
 
     Raises:
         ValueError: names the column.
@@ -135,9 +135,9 @@ def check_nesting(metadata: "FileMetaData", name: str) -> None:
 
 
 def texts_in_dictionaries(metadata: "FileMetaData") -> list[str]:
-    """The columns of texts that can be decoded to numbers in a dictionary.
+    """Return the text columns that can be decoded to indices into a dictionary.
 
-    Only those that have one: the library cannot do it with other encodings.
+    Only columns that are dictionary-encoded: the library cannot do it for other encodings.
     """
     columns = []
     for index in range(metadata.num_columns):
@@ -161,12 +161,12 @@ def rows_at_once(
     in_dictionaries: Collection[str],
     name: str,
 ) -> int:
-    """How many rows of a row group may be decoded at a time.
+    """Return how many rows of a row group may be decoded at a time.
 
     Args:
-        file: open at any place.
-        in_dictionaries: the columns that are decoded to numbers in a dictionary.
-        name: of the file, for people.
+        file: the open file, at any position.
+        in_dictionaries: the columns that are decoded to indices into a dictionary.
+        name: name of the file in messages.
 
     Raises:
         ValueError: a page, a row or a list may be larger than memory; or a header is damaged.
@@ -189,7 +189,7 @@ def rows_at_once(
 
 
 def _check(column: Column, name: str) -> None:
-    """Raise ValueError where a page, or a list, may be larger than memory."""
+    """Raise ValueError if a page or a list may be larger than memory."""
     what = f"column {column.path!r}"
     if column.largest_bytes > MAX_PAGE_BYTES:
         raise ValueError(_too_large(name, f"a page of {what}", column.largest_bytes))
@@ -198,7 +198,7 @@ def _check(column: Column, name: str) -> None:
     if not column.is_in_list:
         return
     most = max(MAX_ROW_GROUP_BYTES, HONEST_RATIO * column.stored_bytes)
-    if column.repeats:  # what it decodes to is not known before
+    if column.repeats:  # its decoded size is unknown
         most = MAX_ROW_GROUP_BYTES
     if column.whole_bytes() > most:
         raise ValueError(_too_large(name, what, column.whole_bytes()))
@@ -234,7 +234,7 @@ def _column(
 
 
 def _pages(file: BinaryIO, chunk: "ColumnChunkMetaData") -> Iterator[Page]:
-    """The pages of a column chunk, in order, as far as the library would read them."""
+    """Yield the pages of a column chunk in order, as far as the library would read them."""
     offset = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < offset:
         offset = chunk.dictionary_page_offset
@@ -258,7 +258,7 @@ def _pages(file: BinaryIO, chunk: "ColumnChunkMetaData") -> Iterator[Page]:
 
 
 def _header(file: BinaryIO, offset: int) -> tuple[dict[int, Any], int]:
-    """The fields of the page header at `offset`, by number, and its length."""
+    """Return the fields of the page header at `offset`, by number, and the header's length."""
     length = HEADER_BYTES
     while True:
         file.seek(offset)
@@ -273,7 +273,7 @@ def _header(file: BinaryIO, offset: int) -> tuple[dict[int, Any], int]:
 
 
 class _Thrift:
-    """Reads structs of Thrift's compact protocol.
+    """A reader of structs in Thrift's compact protocol.
 
     https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
     """
@@ -285,7 +285,7 @@ class _Thrift:
         self.position = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Numbers, truths and structs by the number of their field; the rest is passed over."""
+        """Return numbers, booleans and structs by field number; other values are read past."""
         fields: dict[int, object] = {}
         number = 0
         while byte := self._byte():

@@ -1,8 +1,8 @@
-"""Pictures of rows: where their bytes are, and the pixels that they decode to, within bounds.
+"""Images of rows: where their bytes are, and the pixels that they decode to, within limits.
 
-A picture is given as a path (relative to the data file), as bytes, as base64 text or a data URL, or
-as `datasets` writes it, {"bytes": ..., "path": ...}. It is decoded whole once, while the data is
-prepared: a broken, a missing and a huge one are found then, with file and line.
+An image is given as a path (relative to the data file), as bytes, as base64 text or a data URL, or
+in the form that `datasets` writes, {"bytes": ..., "path": ...}. It is decoded completely once, when
+the data is prepared: a broken, missing or huge image is reported then, with file and line.
 """
 
 import base64
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PICTURE_BYTES = 64 << 20
-MAX_PIXELS = 64_000_000  # 192 MB once it is decoded
-RULE_VERSION = 1  # of how pictures become pixels: prepared data of another rule is not used
+MAX_PIXELS = 64_000_000  # 192 MB when decoded
+RULE_VERSION = 1  # of the conversion to pixels; data prepared with another version is not used
 WHITE, OPAQUE = "white", 255
-# What is decided where a picture has more than 8 bits of red, green and blue; told with counts.
+# Decisions about images that are not 8-bit RGB; reported with counts.
 TRANSPARENT, SEVERAL_FRAMES, MANY_BITS = "transparent", "several frames", "more than 8 bits"
 DEEP = re.compile(r"\b(?:L|LA|RGB|RGBA|RGBa|RGBX|RGBXX|CMYK|I|F);(?:16|12)")
 TWELVE_BITS = "I;12"
@@ -54,11 +54,11 @@ BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
 class PictureError(Problem):
-    """A picture cannot be used: says why."""
+    """An image that cannot be used; the message gives the reason."""
 
 
 def looks_like_picture(value: object) -> bool:
-    """Whether a column's value is a picture, or a list of pictures, by its looks alone."""
+    """Return whether a value looks like an image or a list of images; nothing is decoded."""
     if isinstance(value, list):
         return bool(value) and all(map(looks_like_picture, value))
     if isinstance(value, bytes):
@@ -72,10 +72,10 @@ def looks_like_picture(value: object) -> bool:
 
 
 def picture_source(value: object, where: str) -> PictureSource:
-    """What a row gives as a picture: a path, or the encoded picture itself.
+    """Return the image that a row gives: a path, or the encoded image.
 
     Raises:
-        PictureError: it is none.
+        PictureError: the value is not an image.
     """
     if isinstance(value, Mapping):
         given = [value[key] for key in SOURCE_KEYS if value.get(key) is not None]
@@ -110,14 +110,14 @@ def _decoded(text: str, where: str) -> bytes:
 def read_picture(
     source: PictureSource, folder: Path, background: str = WHITE
 ) -> tuple[Picture, "Image"]:
-    """A picture of a row, and its pixels.
+    """Return an image of a row, and its pixels.
 
     Args:
-        folder: what paths are relative to.
-        background: the colour behind transparent pixels.
+        folder: the folder that paths are relative to.
+        background: the color behind transparent pixels.
 
     Raises:
-        PictureError: it is missing, broken, too large, or no picture.
+        PictureError: it is missing, broken, too large, or not an image.
     """
     if isinstance(source, bytes):
         content, path = source, ""
@@ -145,15 +145,15 @@ def _file_content(file: Path, name: str) -> bytes:
 
 
 def decode(content: bytes, name: str = "", background: str = WHITE) -> "Image":
-    """The pixels, in RGB and upright, as `_decoded_picture` makes them."""
+    """Return the pixels in RGB and upright, as `_decoded_picture` makes them."""
     return _decoded_picture(content, name, background)[0]
 
 
 def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image, tuple[str, ...]]":
-    """The pixels of a picture in RGB, 8 bits each, upright, and what had to be decided for that.
+    """Return an image's pixels as upright 8-bit RGB, and the decisions that this required.
 
-    Of several frames the first is taken, transparent pixels are laid on `background`, and more than
-    8 bits are scaled by the range of their type.
+    Of several frames the first is used, transparent pixels are composited onto `background`, and
+    more than 8 bits are scaled by the range of their type.
 
     Raises:
         PictureError: it cannot be decoded, has too many pixels, or has values of unknown range.
@@ -186,18 +186,20 @@ def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image
         raise PictureError(
             "data.image_too_large_to_decode", image=what, max_megapixels=MAX_PIXELS // 10**6
         ) from error
-    except Exception as error:  # its decoders raise whatever a broken file makes them
+    except Exception as error:  # a broken file makes Pillow's decoders raise anything
         raise PictureError("data.image_corrupt", image=what, reason=error) from error
 
 
 def _packing(image: "Image") -> str:
-    """How the file packs its values, as Pillow names it (`RGB;16B`, `I;12`); it says so until the
-    picture is loaded."""
+    """Return how the file packs its values, in Pillow's notation (`RGB;16B`, `I;12`).
+
+    Pillow knows it only until the image is loaded.
+    """
     return " ".join(str(tile[3]) for tile in getattr(image, "tile", ())[:1])
 
 
 def _is_inverted(image: "Image") -> bool:
-    """Whether the smallest value means white, which Pillow heeds in pictures of 8 bits alone."""
+    """Return whether the smallest value means white, which Pillow handles only for 8-bit images."""
     tags = getattr(image, "tag_v2", None)
     return tags is not None and tags.get(TIFF_PHOTOMETRIC) == TIFF_WHITE_IS_ZERO
 
@@ -205,7 +207,7 @@ def _is_inverted(image: "Image") -> bool:
 def _in_rgb(
     image: "Image", packing: str, is_inverted: bool, background: str, what: str
 ) -> "tuple[Image, list[str]]":
-    """The pixels in RGB, and what had to be decided."""
+    """Return the pixels in RGB, and the decisions that this required."""
     decided = [MANY_BITS] if DEEP.search(packing) else []
     transparent = image.info.get("transparency")
     if image.mode in UNKNOWN_RANGE:
@@ -218,7 +220,7 @@ def _in_rgb(
         decided = [MANY_BITS]
         if isinstance(transparent, int):
             image.putalpha(_as_mask(values != transparent))
-    elif decided and isinstance(transparent, tuple):  # 16 bits each, and of the pixels 8 are left
+    elif decided and isinstance(transparent, tuple):  # 16 bits each; the pixels keep 8
         image.info["transparency"] = tuple(value >> 8 for value in transparent)
     if image.mode in PREMULTIPLIED:
         image = image.convert(PREMULTIPLIED[image.mode])
@@ -233,20 +235,21 @@ def _in_rgb(
 
 
 def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str) -> "Image":
-    """Values of more than 8 bits in 8: by the range of their type, of numbers with a point by 0..1.
+    """Return values of more than 8 bits as 8 bits: integers scaled by the range of their type,
+    floats from 0..1.
 
     Raises:
-        PictureError: numbers with a point that are not all between 0 and 1.
+        PictureError: floats that are not all between 0 and 1.
     """
     module = require("PIL.Image", "training on pictures")
     if values.dtype.kind == "f":
-        if not (values.min() >= 0 and values.max() <= 1):  # neither is NaN
+        if not (values.min() >= 0 and values.max() <= 1):  # also false for NaN
             raise PictureError(
                 "data.image_range_unknown", image=what, smallest=values.min(), largest=values.max()
             )
         scaled = np.rint(values * 255)
     else:
-        scaled = values >> (4 if TWELVE_BITS in packing else 8)  # as Pillow does it in colour
+        scaled = values >> (4 if TWELVE_BITS in packing else 8)  # as Pillow does for color
     eight = scaled.astype(np.uint8)
     image: Image = module.fromarray(255 - eight if is_inverted else eight)
     return image
@@ -259,18 +262,17 @@ def _as_mask(shown: "npt.NDArray[np.bool_]") -> "Image":
 
 
 def _about_frames(image: "Image") -> list[str]:
-    """A photograph of a telephone has a small one of itself inside (MPO), which is no frame."""
+    """Return SEVERAL_FRAMES if there are several; the preview in an MPO photo does not count."""
     if image.format == "MPO":
         return []
     try:
         return [SEVERAL_FRAMES] if getattr(image, "n_frames", 1) > 1 else []
-    except Exception:  # a later frame is broken: the first one is whole
+    except Exception:  # a later frame is broken; the first one is intact
         return [SEVERAL_FRAMES]
 
 
 def decisions_in_words(counts: Counter[str], background: str, what: str = "row") -> list[str]:
-    """A sentence on what was decided about so many rows with pictures, or pictures; none where
-    nothing was."""
+    """Return a sentence on the decisions about images, counted by rows or images, or []."""
     words = {
         TRANSPARENT: phrase("data.image_transparency_removed", background=background),
         SEVERAL_FRAMES: phrase("data.image_first_frame_used"),

@@ -1,7 +1,7 @@
-"""How large a row may be, whatever it is read from; told before it is made.
+"""The maximum size of a row, for all formats, checked before the row is built.
 
-Some formats write little for much: a file of kilobytes may hold rows of gigabytes. No example is
-that long, and one that is must not cost the memory of a training.
+Some formats write little for much: a file of kilobytes may hold rows of gigabytes. No real example
+is that long, and such a row must not take the memory of a run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,12 +23,12 @@ AnyRow = TypeVar("AnyRow", bound=Row | BadRow)
 
 
 def too_large_words(max_bytes: int = MAX_ROW_BYTES) -> str:
-    """What is told of a row that is too large."""
+    """Return the message about a row that is too large."""
     return phrase("data.row_too_large", max_mib=max_bytes >> 20, max_millions=MAX_ROW_VALUES >> 20)
 
 
 def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:
-    """Rows that are held together: at most so many, and not many of the largest."""
+    """Yield lists of rows to hold in memory: at most `max_rows`, fewer if they are large."""
     chunk: list[AnyRow] = []
     held_bytes = 0
     for row in rows:
@@ -42,7 +42,7 @@ def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:
 
 
 def has_too_many_values(text: str | bytes) -> bool:
-    """Whether JSON may stand for more values than a row has; counts what can begin one."""
+    """Return whether JSON may hold more values than a row may; counts what can begin one."""
     if len(text) < MAX_ROW_VALUES:
         return False
     if isinstance(text, bytes):
@@ -51,7 +51,7 @@ def has_too_many_values(text: str | bytes) -> bool:
 
 
 def fits_a_row(batch: "RecordBatch") -> bool:
-    """Whether all rows of an Arrow batch together are as large as one row may be at most."""
+    """Return whether a whole Arrow batch is at most as large as one row may be."""
     extents = [_extent(column) for column in batch.columns]
     num_bytes, num_values = (
         (sum(part) for part in zip(*extents, strict=True)) if extents else (0, 0)
@@ -60,7 +60,7 @@ def fits_a_row(batch: "RecordBatch") -> bool:
 
 
 def _extent(array: "Array") -> tuple[int, int]:
-    """(bytes of the texts and numbers, number of the values) of an Arrow array, written out."""
+    """Return (bytes of texts and numbers, number of values) of an Arrow array, fully expanded."""
     arrow = require("pyarrow", "reading tables")
     compute = require("pyarrow.compute", "reading tables")
     kinds, kind = arrow.types, array.type
@@ -68,7 +68,7 @@ def _extent(array: "Array") -> tuple[int, int]:
         return _extent(array.storage)
     if kinds.is_dictionary(kind):
         inner_bytes, _ = _extent(array.dictionary)
-        if inner_bytes * len(array) <= MAX_ROW_BYTES:  # without a look at each
+        if inner_bytes * len(array) <= MAX_ROW_BYTES:  # without checking each value
             return inner_bytes * len(array), len(array)
         if not _is_text(kinds, kind.value_type):
             return inner_bytes * len(array), len(array)

@@ -1,7 +1,7 @@
-"""Rows as they are read, and conversations as they are understood.
+"""Rows as they are read, and conversations as they are interpreted.
 
-A row knows the file and the line that it came from all the way, so that whatever is wrong with it
-can be told with its place.
+A row always carries the file and line that it came from, so that every problem can be reported
+with its position.
 """
 
 import json
@@ -17,7 +17,7 @@ EXCERPT_CHARACTERS = 120
 
 BROKEN_JSON = "broken JSON"
 INVALID_UTF8 = "invalid UTF-8"
-HALF_CHARACTER = "half a character"  # one of a pair of surrogates
+HALF_CHARACTER = "half a character"  # half a surrogate pair
 OTHER_ENCODING = "a byte that its encoding does not have"
 WRONG_TYPE = "wrong type"
 WRONG_COLUMNS = "wrong number of columns"
@@ -31,11 +31,11 @@ NOT_SUPERVISED = "no supervised token"
 KILLS_PROCESS = "kills its process"
 NO_PREFERENCE = "no preference"
 PICTURE = "picture"
-LEFT_OUT = "text left out"  # of an answer, by what writes the row for the model
-NOT_IN_TOKENS = "not in the tokenizer's tokens"  # some of an answer
+LEFT_OUT = "text left out"  # of an answer, by the chat template
+NOT_IN_TOKENS = "not in the tokenizer's tokens"  # a part of an answer
 
-# What was to be learned is not what the model would learn: few such rows are a sign of a wrong
-# template or tokenizer already.
+# The model would not learn the answer that the row contains: even a few such rows indicate a wrong
+# template or tokenizer.
 UNLEARNABLE = frozenset({LEFT_OUT, NOT_IN_TOKENS})
 
 # What to do if many rows are skipped for one reason.
@@ -54,9 +54,9 @@ TEXT_ROLE = "text"
 ANSWER_ROLES = frozenset({"assistant", TEXT_ROLE})
 
 
-RowValues = Mapping[str, object]  # column name → what the file has there, JSON or not
-PictureSource = str | bytes  # a path as the row writes it, or the encoded picture
-PICTURE_PART = "image"  # the type of a part of a message that stands for a picture
+RowValues = Mapping[str, object]  # column name → value in the file, JSON or not
+PictureSource = str | bytes  # a path as written in the row, or the encoded image
+PICTURE_PART = "image"  # the type of a message part that stands for an image
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Row:
 
     Attributes:
         values: column name → value.
-        source: the file, as people know it.
-        line: 1-based line of a text file, record of a binary one.
-        offset: where reading may start again at this record (bytes, or records).
+        source: the name of the file in messages.
+        line: 1-based line of a text file, or record of a binary one.
+        offset: where reading can start again at this record (in bytes or records).
     """
 
     values: RowValues
@@ -77,10 +77,10 @@ class Row:
 
 
 class Label(str):
-    """The name of a label that its file keeps as a number.
+    """The name of a label that its file stores as a number.
 
     Attributes:
-        number: from 0, which of several choices it may mean as well.
+        number: the 0-based number; it may also be the index of one of several choices.
     """
 
     number: int
@@ -93,10 +93,10 @@ class Label(str):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The value of a cell that holds no text and no value.
+    """The value of a cell that holds neither text nor a value.
 
     Attributes:
-        what: it is, in words.
+        what: its description in words.
     """
 
     what: str
@@ -107,13 +107,14 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A record that cannot be used: where it is, why, and how it begins.
+    """A record that cannot be used: its position, the reason, and how it begins.
 
     Attributes:
         reason: one of the few reasons above, by which bad rows are counted.
         detail: what exactly is wrong.
-        encoding: what would read a row that is no UTF-8, as far as its bytes tell; else "".
-        advice: what to do about this row in particular; "": what is done about its reason.
+        encoding: the encoding that would read a row that is not UTF-8, as far as its bytes show;
+            else "".
+        advice: the remedy for this row in particular; "": the remedy for its reason applies.
     """
 
     source: str
@@ -131,7 +132,7 @@ class BadRow:
 
     @property
     def remedy(self) -> str:
-        """What to do about many rows like this; "" where there is no more to say."""
+        """The remedy for many rows like this; "" if there is nothing to add."""
         if self.encoding:
             return phrase("data.windows_text", encoding=self.encoding)
         if self.advice or self.reason not in REMEDIES:
@@ -140,7 +141,7 @@ class BadRow:
 
     @property
     def shown_detail(self) -> str:
-        """The detail, which quotes the row; that of a long row holds numbers alone."""
+        """The detail, which may quote the row; for an over-long row it contains only numbers."""
         return self.detail
 
     def __str__(self) -> str:
@@ -149,12 +150,12 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message. The role "text" marks a plain document, which is learnt as a whole.
+    """One message. The role "text" marks a plain document, all of which is trained on.
 
     Attributes:
-        fields: what else the message holds for a chat template (tool calls, thinking), as a JSON
-            object; "" where it holds nothing.
-        is_learnt: False where the data says that this message is not to be trained on.
+        fields: other content of the message for a chat template (tool calls, thinking), as a JSON
+            object; "" if there is none.
+        is_learnt: False if the data excludes this message from the loss.
     """
 
     role: str
@@ -163,13 +164,13 @@ class Turn:
     is_learnt: bool = True
 
     def message(self) -> dict[str, Any]:
-        """The message as a chat template takes it."""
+        """Return the message in the form that chat templates take."""
         fields: dict[str, object] = json.loads(self.fields) if self.fields else {}
         return {"role": self.role, "content": self.text, **fields}
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """What the message consists of, where pictures are among it; else nothing."""
+        """The parts of the message if images are among them; else empty."""
         content = json.loads(self.fields).get("content") if self.fields else None
         return content if isinstance(content, list) else []
 
@@ -184,15 +185,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The one form that all shapes become; has an answer (or is a plain document).
+    """The common form that all row shapes are converted to; has an answer (or is a plain document).
 
     Attributes:
-        task: kind of task, for results by task; "" where no column names it.
+        task: kind of task, for results by task; "" if no column names it.
         group: value of the column that `balance_by` names.
-        inputs: what else a chat template is given (tools, its own options), as a JSON object; ""
-            where there is nothing.
-        num_given: so many turns are the row's prompt: answers among them are not learnt.
-        pictures: of the parts of messages that stand for one, in their order; not in `to_json`.
+        inputs: other inputs of a chat template (tools, its own options), as a JSON object; "" if
+            there are none.
+        num_given: number of turns that are the row's prompt; answers among them are not trained on.
+        pictures: the images of the message parts that stand for one, in order; not in `to_json`.
     """
 
     turns: tuple[Turn, ...]
@@ -218,10 +219,10 @@ class Conversation:
 
     @property
     def last_answer(self) -> int:
-        """Index of the last turn that teaches something; what follows it teaches nothing.
+        """The index of the last trained answer, or of the last answer if none is trained.
 
         Raises:
-            ValueError: none does.
+            ValueError: there is no answer.
         """
         answers = [i for i, turn in enumerate(self.turns) if turn.role in ANSWER_ROLES]
         if not answers:
@@ -231,7 +232,7 @@ class Conversation:
 
     @property
     def taught(self) -> tuple[Turn, ...]:
-        """The turns up to the last answer."""
+        """The turns up to and including the last answer."""
         return self.turns[: self.last_answer + 1]
 
     @property
@@ -246,22 +247,24 @@ class Conversation:
 
     @property
     def with_last_answer(self) -> "Conversation":
-        """The same with its last answer as the only one that is learnt: what is before is given."""
+        """The conversation with only its last answer trained on; the turns before are given."""
         turns = tuple(replace(turn, is_learnt=True) for turn in self.prompt)
         last = self.last_answer
         return replace(self, turns=turns + self.turns[last:], num_given=last)
 
     def messages(self) -> list[JsonObject]:
-        """The turns as chat templates want them."""
+        """Return the turns in the form that chat templates take."""
         return [turn.message() for turn in self.turns]
 
     def is_learnt(self, index: int) -> bool:
-        """Whether this turn is one that the data lets be trained on."""
+        """Return whether the data allows training on this turn."""
         return index >= self.num_given and self.turns[index].is_learnt
 
     def pairs(self) -> list[list[str]]:
-        """The turns as [role, text] up to the last answer, with what else makes it another example
-        than one of the same texts: all that is taught, and nothing else."""
+        """Return the turns as [role, text] up to the last answer, with all else that is learned.
+
+        Two examples with the same texts differ here if anything else distinguishes them.
+        """
         pairs = [[turn.role, turn.text] for turn in self.taught]
         for index, (turn, pair) in enumerate(zip(self.taught, pairs, strict=True)):
             is_given = turn.role in ANSWER_ROLES and not self.is_learnt(index)
@@ -270,28 +273,28 @@ class Conversation:
         return [*pairs, ["inputs", self.inputs]] if self.inputs else pairs
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the conversation as one line of JSON."""
         turns = [[turn.role, turn.text, turn.fields, turn.is_learnt] for turn in self.turns]
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps(facts | {"turns": turns, "pictures": []}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Conversation":
-        """What `to_json` wrote."""
+        """Read a conversation that `to_json` wrote."""
         facts = json.loads(text)
         turns = tuple(Turn(*turn) for turn in facts.pop("turns"))
         return cls(turns, **{**facts, "pictures": tuple(facts.get("pictures", ()))})
 
 
 def excerpt(value: object, characters: int = EXCERPT_CHARACTERS) -> str:
-    """How a value begins, on one line."""
+    """Return the beginning of a value, on one line."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     text = " ".join(text[: 2 * characters].split())
     return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
 def kind_of(value: object) -> str:
-    """A JSON-like value's type in words."""
+    """Return the type of a JSON-like value in words."""
     if isinstance(value, Unreadable):
         return value.what
     names = {type(None): "nothing", bool: "a truth value", int: "a number", float: "a number"}

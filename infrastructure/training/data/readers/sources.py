@@ -1,7 +1,7 @@
 """From the path that a user gives to the files that are read: discovery, formats, content hashes.
 
 A path is a file, a folder (read in the order of the names inside), a folder written by
-`datasets.save_to_disk`, or the name of a data set on the Hugging Face Hub.
+`datasets.save_to_disk`, or the name of a dataset on the Hugging Face Hub.
 """
 
 import hashlib
@@ -122,13 +122,13 @@ FORMATS: Registry[PluginReader] = registries.FORMATS
 
 
 def register_format(name: str, reader: PluginReader) -> None:
-    """Teach Temper a file format; it is used for files that end in `.name` and by `format=name`.
-    A reader in a module needs no name: `format=module:function`.
+    """Register a file format; it is used for files that end in `.name` and with `format=name`.
 
-    An installed package does the same with an entry point in the group "temper.formats".
+    A reader in a module needs no registration: `format=module:function`. An installed package can
+    register one with an entry point in the group "temper.formats".
 
     Args:
-        reader: gives the rows of a file as dictionaries, in a fixed order.
+        reader: yields the rows of a file as dictionaries, in a fixed order.
 
     Raises:
         ValueError: the name is taken.
@@ -139,22 +139,22 @@ def register_format(name: str, reader: PluginReader) -> None:
 
 
 def unregister_format(name: str) -> None:
-    """Forget a format that `register_format` added."""
+    """Remove a format that `register_format` added."""
     FORMATS.unregister(name)
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file to read, or one data set of the `datasets` library.
+    """One file to read, or one dataset of the `datasets` library.
 
     Attributes:
-        name: short, for people and for file:line.
+        name: short name for messages and for file:line.
         note: what is unusual about how it is read, or "".
-        encoding: of a text file, as Python names it; "" is UTF-8.
-        split: of a JSON document that holds several lists, the key of the one that is read; "" is
-            the one to train on.
-        held_out, test: of the first file of a folder to train on, the files that lie there for
-            these; see `splits`. Those for a test are not looked into.
+        encoding: of a text file, in Python's name; "" is UTF-8.
+        split: the key of the list to read in a JSON document that holds several; "" is the one
+            with training rows.
+        held_out, test: set on the first training file of a folder: the folder's files for these
+            splits; see `splits`. The test files are not inspected.
     """
 
     path: Path
@@ -167,7 +167,7 @@ class DataFile:
     test: tuple["DataFile", ...] = ()
 
     def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-        """The rows from `start` on.
+        """Yield the rows from `start` on.
 
         Raises:
             ValueError: the file as a whole cannot be read.
@@ -200,7 +200,7 @@ class DataFile:
         return READERS.get(self.format) or _reader_of_plugin(FORMATS.get(self.format))
 
     def sha256(self) -> str:
-        """Hash of the content, wherever the file lies."""
+        """Return the hash of the content; it does not depend on where the file is."""
         if self.format != HUGGINGFACE:
             return file_sha256(self.path)
         place, split = split_place(str(self.path))
@@ -214,7 +214,7 @@ class DataFile:
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
     def stamp(self) -> tuple[int, int]:
-        """Size and modification time: tells cheaply that the file was changed meanwhile."""
+        """Return size and modification time, a cheap check that the file has not changed."""
         if not self.path.is_file():
             return (0, 0)
         status = self.path.stat()
@@ -241,14 +241,14 @@ def discover(
     *,
     encoding: str = AUTO,
 ) -> list[DataFile]:
-    """The files that `place` means, each with its format, checked by content.
+    """Return the files that `place` refers to, each with its format, checked by content.
 
     Args:
-        encoding: of text files that have no mark which says it.
-        what: what is to be there, for error messages.
+        what: what the files are, for error messages.
+        encoding: of text files without a byte order mark.
 
     Raises:
-        ValueError: nothing readable is there; says what was found and what to do.
+        ValueError: there is nothing readable; says what was found and what to do.
     """
     _check_format(data_format)
     if ADDRESS.match(place):
@@ -277,18 +277,18 @@ def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[Da
 
 
 def refuse_unreachable(place: str) -> None:
-    """Raise ValueError for a data set of the Hub of whose owner nothing lies in the cache, where
-    the Hub does not answer; reads none of it."""
+    """Raise ValueError for a Hub dataset if its owner is not in the cache and the Hub does not
+    answer; reads no data."""
     owner = place.partition("/")[0]
     if not any(data_sets_folder().glob(f"{owner}___*")) and not hub_is_reachable():
         raise InputError("data.hub_unreachable", name=place)
 
 
 def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
-    """The files to train on and those that are held out (none: a share of the first is).
+    """Return the training files and the held-out files (if none, a share of the training rows).
 
     Raises:
-        ValueError: they are not there.
+        ValueError: they do not exist.
     """
     train = discover(str(config.path), config.format, encoding=config.encoding)
     if config.eval_path is None:
@@ -303,8 +303,8 @@ def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
 
 
 def held_out_beside(files: list[DataFile]) -> list[DataFile]:
-    """What is to be held out beside the files to train on: files of the same folder, and the rows
-    that JSON documents hold for it."""
+    """Return the held-out data that comes with the training files: files of the same folder, and
+    lists in JSON documents."""
     splits = [(file, _lists(file).held_out) for file in files]
     inside = [
         replace(file, split=split, note="", held_out=(), test=()) for file, split in splits if split
@@ -317,7 +317,7 @@ def _lists(file: DataFile) -> Lists:
 
 
 def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
-    """What to tell of the files and rows that lie beside those to train on."""
+    """Return notes on files and rows that come with the training files and are not trained on."""
     beside = held_out_beside(train)
     files = [file.name for file in beside if not file.split]
     measured = {(file.path.resolve(), file.split) for file in held_out}
@@ -352,7 +352,7 @@ def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
 
 
 def data_files_hash(data: DataConfig) -> str | None:
-    """One hash for the files that `data` names; None where they are not files of this machine."""
+    """Return one hash of the files that `data` names; None if they are not on this machine."""
     digest = hashlib.sha256()
     for place in (data.path, data.eval_path):
         if place is None or not Path(place).exists():
@@ -364,12 +364,12 @@ def data_files_hash(data: DataConfig) -> str | None:
 
 
 def refuse_no_data(path: Path, advice: str) -> None:
-    """Refuse a file that no reader reads, whatever it is called: an archive, a document, an image.
+    """Refuse a file that no reader can read, whatever its name: an archive, a document, an image.
 
-    A file whose ending names a format of a plugin is let pass, and so is text.
+    Text passes, and so does a file whose extension belongs to a plug-in format.
 
     Args:
-        advice: what to do where the file is not the one that was meant.
+        advice: the remedy if the file is probably not the one that was meant.
 
     Raises:
         ValueError: says what it is, and what to do.
@@ -399,7 +399,7 @@ def _check_format(data_format: str) -> None:
 
 
 def may_be_on_the_hub(place: str) -> bool:
-    """Whether `place` reads like the name of a data set on the Hub, and not like a path here."""
+    """Return whether `place` looks like the name of a Hub dataset and not like a local path."""
     owner = Path(place.partition("/")[0])
     return (
         HUB_NAME.fullmatch(place) is not None
@@ -427,10 +427,10 @@ def _not_found(path: Path, what: str) -> str:
 
 
 def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
-    """All data files in a folder and below; loose texts only where there is nothing else."""
+    """Return all data files in a folder and below; texts only if there is nothing else."""
     inside = [p for p in folder.rglob("*") if not _is_hidden(p, folder)]
     for directory in (folder, *filter(Path.is_dir, inside)):
-        require_listable(directory)  # nothing of it would be read, and nobody told
+        require_listable(directory)  # otherwise it would be skipped silently
     everything = sorted(p for p in inside if p.is_file() or (p.is_symlink() and not p.exists()))
     if data_format == "auto":
         known = [p for p in everything if _format_by_name(p)]
@@ -470,17 +470,17 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
 
 
 def _is_known(path: Path, everything: list[Path]) -> bool:
-    """Whether nobody expects a file to be read as data: a card, an index, a picture of rows."""
+    """Return whether a file is clearly not meant as data: a card, an index, an image of a row."""
     if path.name.lower().endswith(PICTURE_ENDINGS):
         return True
     return path.name.lower() not in SETTINGS and is_no_data(path, everything)
 
 
 def _data_set(path: Path, name: str, splits: Iterable[str]) -> DataFile:
-    """A data set of the `datasets` library, with what it holds for other uses than training.
+    """Return a dataset of the `datasets` library, with its splits for other uses than training.
 
     Args:
-        splits: that it has, where `path` names none of them.
+        splits: the splits of the dataset, used if `path` names none.
     """
     where, split = split_place(str(path))
     roles = {one: SPLITS.get(one.lower(), "") for one in splits if not split}
@@ -535,7 +535,7 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
 
 
 def _about(path: Path, name: str, data_format: str) -> str:
-    """What of a file is not read."""
+    """Return a note on what is not read of a file, or ""."""
     if path.suffix.lower() == ZIP and (others := num_other_members(path)):
         return phrase(
             "data.archive_member_read", archive=name, member=data_name(path), others=_others(others)

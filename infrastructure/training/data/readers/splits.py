@@ -1,10 +1,10 @@
-"""Which files of a folder are trained on, held out or left alone, by what the folder says of them.
+"""Assignment of a folder's files to training, held-out data and test, by what the folder says.
 
-The card of a data set (the front matter of README.md) names the files of each split. Without one,
-names do, as those that the Hugging Face Hub gives: `train-00000-of-00002.parquet`,
+The card of a dataset (the front matter of README.md) names the files of each split. Without one,
+file names decide, by the conventions of the Hugging Face Hub: `train-00000-of-00002.parquet`,
 `data/validation/a.jsonl`, `questions.test.csv`. A file whose whole name is that of a split, or that
-lies in a folder called so, is of that split. A name that only begins or ends with one decides
-nothing unless another file is there to train on.
+is in a folder with such a name, belongs to that split. A name that only begins or ends with that of
+a split counts only if another file's name marks it as training data.
 """
 
 import json
@@ -38,7 +38,7 @@ DOCUMENTS = frozenset(
 INDEXES = frozenset(
     {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "croissant.json"}
 )
-SETTINGS = frozenset(  # of data, models and programs; they are named where they are left out
+SETTINGS = frozenset(  # of data, models and programs; mentioned if they are left out
     f"{name}.json"
     for name in (
         *("index", "info", "meta", "metadata", "schema", "features", "stats", "config", "settings"),
@@ -51,10 +51,10 @@ NUM_SHOWN = 3
 
 @dataclass(frozen=True)
 class Parts:
-    """The files of a folder, by what they are for.
+    """The files of a folder, by purpose.
 
     Attributes:
-        notes: what is not trained on although it may have been meant, in sentences.
+        notes: sentences on what is not trained on although it may have been meant.
     """
 
     train: list[Path]
@@ -64,8 +64,10 @@ class Parts:
 
 
 def is_no_data(path: Path, others: Iterable[Path]) -> bool:
-    """Whether a file is about the data beside it: a card, a licence, an index, checksums. A readme
-    among other files of its kind is a document like these."""
+    """Return whether a file is about the data next to it: a card, a license, an index, checksums.
+
+    A readme among other files of its type counts as a document like them.
+    """
     name, stem = path.name.lower(), path.name.lower().partition(".")[0]
     if name in SETTINGS or _is_index(path):
         return True
@@ -76,7 +78,7 @@ def is_no_data(path: Path, others: Iterable[Path]) -> bool:
 
 
 def _is_index(path: Path) -> bool:
-    """Whether a file is one that a library writes beside data to find its way in it."""
+    """Return whether a file is an index that a library writes next to its data."""
     return path.name.lower() in INDEXES or path.name.lower().endswith(".index.json")
 
 
@@ -88,7 +90,7 @@ def parts_of(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) -
     """Divide the data files of a folder.
 
     Args:
-        stem: the name of a file without its endings.
+        stem: returns the name of a file without its extensions.
 
     Raises:
         ValueError: the card lists several configurations; names them and what to give instead.
@@ -121,8 +123,8 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
 
 
 def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
-    """A sentence where several folders each have a training split, as configurations of a data set
-    do, which often hold the same rows in other forms."""
+    """Return a sentence if several folders each have a training split, as the configurations of a
+    dataset do, which often hold the same rows in other forms."""
     folders = {path.parent for path in train if not _split_of_whole(path.parent.name)}
     if len(folders) < 2:
         return []
@@ -131,7 +133,7 @@ def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
 
 
 def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
-    """A sentence where files are trained on although they are called like held-out ones."""
+    """Return a sentence if files are trained on although their names are those of held-out ones."""
     named = [path for path in files if split[path] in (HELD_OUT, TEST)]
     if not named or (len(named) == len(files) and len({split[path] for path in named}) == 1):
         return []
@@ -139,7 +141,7 @@ def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -
 
 
 def _whole_split(path: Path, stem: str) -> str:
-    """The split that a file's whole name is, or the name of the nearest folder."""
+    """Return the split whose name is a file's whole name, or that of the nearest folder."""
     names = [stem, *(part for part in reversed(path.parent.parts))]
     return next((split for name in names if (split := _split_of_whole(name))), "")
 
@@ -150,13 +152,13 @@ def _split_of_whole(name: str) -> str:
 
 
 def _loose_split(stem: str) -> str:
-    """The split that a name begins or ends with."""
+    """Return the split whose name a file name begins or ends with."""
     words = [word for word in _words(stem) if word not in NEUTRAL_WORDS]
     return next((SPLITS[word] for word in [*words[-1:], *words[:1]] if word in SPLITS), "")
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name without numbers and hashes, which tell its files apart."""
+    """Return the words of a name without numbers and hashes, which only distinguish its files."""
     words = [word for word in re.split(r"[-_. ]+", name.lower()) if word]
     return [re.sub(r"\d+$", "", word) for word in words if not re.fullmatch(r"\w*\d\w*", word)] or [
         re.sub(r"\d+$", "", word) for word in words[:1]
@@ -164,7 +166,7 @@ def _words(name: str) -> list[str]:
 
 
 def named(names: Sequence[str]) -> str:
-    """Files as the subject of a sentence, with its verb: `a.csv, b.csv are`."""
+    """Return files as the subject of a sentence, with its verb: `a.csv, b.csv are`."""
     shown, more = ", ".join(names[:NUM_SHOWN]), len(names) - NUM_SHOWN
     if more > 0:
         return f"{shown} and {more} more are"
@@ -176,7 +178,7 @@ def _shown(folder: Path, files: Sequence[Path]) -> str:
 
 
 def _front_matter(path: Path) -> dict[str, object]:
-    """What stands between the lines of --- at the beginning of a card; {}: nothing."""
+    """Return the front matter of a card, between lines of ---; {} if there is none."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             matter = FRONT_MATTER.match(file.read(MAX_CARD_BYTES))
@@ -187,7 +189,7 @@ def _front_matter(path: Path) -> dict[str, object]:
 
 
 def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
-    """The division that the card makes; None: it makes none of files that are here."""
+    """Return the division that the card defines; None if it defines none for the existing files."""
     listed = _front_matter(folder / CARD).get("configs") if (folder / CARD).is_file() else None
     configs = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     configured = {
@@ -231,7 +233,7 @@ def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
 def _files_of_config(
     folder: Path, config: Mapping[str, object], files: Sequence[Path]
 ) -> dict[str, list[Path]]:
-    """Split → its files that are here, as a configuration of a card lists them."""
+    """Return split → its existing files, as a configuration of a card lists them."""
     base = str(config.get("data_dir") or "")
     configured: dict[str, list[Path]] = {}
     for split, pattern in _patterns(config.get("data_files")):
@@ -244,7 +246,7 @@ def _files_of_config(
 
 
 def _patterns(listed: object) -> Iterable[tuple[str, str]]:
-    """(split, pattern) of each; a list without splits is of one to train on."""
+    """Yield (split, pattern) pairs; a list without splits is training data."""
     if isinstance(listed, str):
         yield TRAIN, listed
     elif isinstance(listed, dict):
@@ -266,7 +268,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a path is one of a pattern, as `datasets` reads it: ** stands for any folders."""
+    """Return whether a path matches a pattern, as in `datasets`: ** stands for any folders."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.removeprefix("./"))
     ways = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     expression = "".join(ways.get(part) or re.escape(part) for part in parts)
@@ -291,7 +293,7 @@ def _several(folder: Path, configs: Mapping[str, Mapping[str, Sequence[Path]]]) 
 
 
 def saved_splits(folder: Path) -> list[str]:
-    """The splits of a data set that `datasets.save_to_disk` wrote; none: it is one table."""
+    """Return the splits of a dataset that `datasets.save_to_disk` wrote; [] for a single table."""
     try:
         listed = json.loads((folder / "dataset_dict.json").read_text("utf-8"))["splits"]
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,7 +1,7 @@
-"""Readers of binary tables: Parquet, HDF5, and data sets of the `datasets` library.
+"""Readers of binary tables: Parquet, HDF5, and datasets of the `datasets` library.
 
-They read in slices of READ_ROWS records, so memory is bounded, and begin at any record. `line` and
-`offset` count records. The libraries are imported when such a file is read.
+They read slices of at most READ_ROWS records, so memory is bounded, and can begin at any record.
+`line` and `offset` count records. The libraries are imported when such a file is read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,15 +49,15 @@ MAX_PIECE_BYTES = 128 << 20
 
 
 def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """The rows of a Parquet file; row groups before the start are not read.
+    """Yield the rows of a Parquet file; row groups before the start are not read.
 
     Raises:
-        ValueError: the file is damaged or no Parquet file.
+        ValueError: the file is damaged or not a Parquet file.
     """
     parquet = require("pyarrow.parquet", "reading Parquet")
     arrow = require("pyarrow", "reading Parquet")
     try:
-        with path.open("rb") as raw:  # its name may be no UTF-8
+        with path.open("rb") as raw:  # its name may not be UTF-8
             metadata = parquet.read_metadata(raw)
         check_nesting(metadata, name)
         groups, first = _groups_from(metadata, start.offset)
@@ -81,7 +81,7 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
 
 
 def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
-    """The row groups that hold `record` and what follows, and the first record of the first."""
+    """Return the row groups from that of `record` on, and the first record of the first."""
     first = 0
     for group in range(metadata.num_row_groups):
         num_rows = metadata.row_group(group).num_rows
@@ -94,7 +94,7 @@ def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]
 def _arrow_rows(
     batch: "RecordBatch", plain: PlainRows, name: str, first: int
 ) -> Iterator[Row | BadRow]:
-    """The rows of a batch, as plain values; a row that is too large is none, and is never made."""
+    """Yield the rows of a batch as plain values; a row that is too large is never built."""
     if batch.num_rows == 0:
         return
     is_large = not fits_a_row(batch)
@@ -104,7 +104,7 @@ def _arrow_rows(
             return
     except UnicodeDecodeError:
         pass
-    if batch.num_rows > 1:  # which one it is shows in smaller pieces
+    if batch.num_rows > 1:  # smaller pieces show which row it is
         half = batch.num_rows // 2
         yield from _arrow_rows(batch.slice(0, half), plain, name, first)
         yield from _arrow_rows(batch.slice(half), plain, name, first + half)
@@ -120,10 +120,10 @@ def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) ->
 
 
 def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """The rows of an HDF5 file: one one-dimensional dataset a column, all of the same length.
+    """Yield the rows of an HDF5 file: one 1-D dataset per column, all of the same length.
 
     Raises:
-        ValueError: the file is damaged or not laid out like that.
+        ValueError: the file is damaged or has another layout.
     """
     h5py = require("h5py", "reading HDF5")
     try:
@@ -147,11 +147,13 @@ def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
 def _hdf5_rows_at_once(
     columns: dict[str, "H5Dataset"], file_bytes: int, name: str, h5py: ModuleType
 ) -> int:
-    """How many rows may be read at a time: what is not written reads as zeros of any length, and
-    texts of any length may be one text in the file.
+    """Return how many rows may be read at a time.
+
+    Parts that were never written read as zeros of any length, and texts of any length may be one
+    text in the file.
 
     Raises:
-        ValueError: a single field, or the piece that it is compressed in, is too large.
+        ValueError: a single field, or the chunk that it is compressed in, is too large.
     """
     row_bytes = 0
     for key, column in columns.items():
@@ -190,7 +192,7 @@ def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5D
 
 
 def _hdf5_names(column: "H5Dataset", h5py: ModuleType) -> dict[object, Label]:
-    """The labels that a column keeps as numbers, by their number; none: it holds what it says."""
+    """Return number → label of a column that stores labels as numbers; {} for others."""
     numbers: dict[str, int] = h5py.check_enum_dtype(column.dtype) or {}
     return {number: Label(name, number) for name, number in numbers.items()}
 
@@ -212,7 +214,7 @@ def _plain(field: object) -> object:
 
 
 def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """The rows of a data set of the `datasets` library; see `load_huggingface` for the path."""
+    """Yield the rows of a dataset of the `datasets` library; see `load_huggingface`."""
     arrow = require("pyarrow", "reading Hugging Face data sets")
     dataset = load_huggingface(str(path)).with_format("arrow")
     described = dataset.features.arrow_schema
@@ -229,14 +231,14 @@ def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Ro
 
 
 def load_huggingface(place: str) -> Any:
-    """Open a folder written by `save_to_disk`, or a data set of the Hugging Face Hub.
+    """Open a folder written by `save_to_disk`, or a dataset of the Hugging Face Hub.
 
     Args:
-        place: a folder, or `owner/name`; then, where needed, `:configuration` (hub) and `@split`,
-            such as `openai/gsm8k:main@train[:10%]`. The split is "train" where none is named.
+        place: a folder, or `owner/name`; optionally followed by `:configuration` (Hub) and
+            `@split`, such as `openai/gsm8k:main@train[:10%]`. The default split is "train".
 
     Raises:
-        ValueError: there is no such data set, configuration or split.
+        ValueError: there is no such dataset, configuration or split.
     """
     datasets = require("datasets", "reading Hugging Face data sets")
     where, split = split_place(place)
@@ -256,7 +258,7 @@ def load_huggingface(place: str) -> Any:
 
 
 def split_place(place: str) -> tuple[str, str]:
-    """`folder@split` → (folder, split); a path that exists as it stands has no split."""
+    """Split `folder@split` into (folder, split); an existing path has no split."""
     if Path(place).exists() or "@" not in place:
         return place, ""
     where, _, split = place.rpartition("@")
@@ -264,7 +266,7 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `datasets.save_to_disk` wrote the folder, and be it damaged by now."""
+    """Return whether `datasets.save_to_disk` wrote the folder, even if it is damaged now."""
     if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return True
     return (folder / "dataset_info.json").is_file() and any(folder.glob("*.arrow"))
@@ -281,7 +283,7 @@ def _damaged(folder: Path, error: BaseException) -> str:
 
 
 def _can_be_read(part: Path) -> bool:
-    """Whether one file of a saved data set is what its ending says."""
+    """Return whether one file of a saved dataset has the format of its extension."""
     arrow = require("pyarrow", "reading Hugging Face data sets")
     try:
         if part.suffix == ".json":

@@ -1,7 +1,7 @@
-"""Text in any encoding as a stream of UTF-8 bytes, which is all that readers read.
+"""Text in any encoding as a stream of UTF-8 bytes, the only form that readers read.
 
-A byte that the encoding does not have becomes one that UTF-8 does not have either, so the row that
-holds it is set aside, and no other.
+A byte that is invalid in the encoding becomes one that is invalid in UTF-8, so only the row that
+holds it is skipped.
 """
 
 import codecs
@@ -13,7 +13,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.training.data.readers.compressed import open_bytes, rewindable
 
 AUTO, UTF8 = "auto", ""
-MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
+MARKS = {  # UTF-32 first: its mark begins like that of UTF-16
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -21,16 +21,16 @@ MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     codecs.BOM_UTF8: UTF8,
 }
 LIKELY = "cp1252"
-MOST_IN_A_ROW, LARGEST_SHARE = 3, 1 / 3  # of letters beside ASCII, in Western languages
+MOST_IN_A_ROW, LARGEST_SHARE = 3, 1 / 3  # of non-ASCII letters, in Western languages
 READ_BYTES = 1 << 16
 UNDECODABLE = "temper-undecodable"
-NEVER_UTF8 = "\udcff"  # byte FF, as `surrogateescape` writes it
+NEVER_UTF8 = "\udcff"  # byte FF in `surrogateescape`
 
 
 def open_utf8(path: Path, encoding: str = UTF8) -> BinaryIO:
-    """Open text for reading, decompressed and as UTF-8; `encoding` is a codec of Python's.
+    """Open text for reading, decompressed and as UTF-8; `encoding` is the name of a Python codec.
 
-    Where the lines of a file end with CR alone, as on old Macs, they end with LF here.
+    If the lines of a file end with CR only, as on old Macs, CR is replaced by LF.
     """
     if _ends_lines_with_cr(path, encoding):
         return rewindable(lambda: _WithLineFeeds(_opened(path, encoding)))
@@ -44,7 +44,7 @@ def _ends_lines_with_cr(path: Path, encoding: str) -> bool:
 
 
 class _WithLineFeeds:
-    """Reads text whose lines end with CR; as many bytes, so places in it stay what they are."""
+    """A stream that turns CR line ends into LF; all offsets stay the same."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -69,7 +69,7 @@ def _end_of(error: UnicodeError) -> int:
 
 
 class _Recoded:
-    """Reads text in one encoding, and gives its UTF-8; goes forward only."""
+    """A forward-only stream that reads text in one encoding and returns UTF-8."""
 
     def __init__(self, file: BinaryIO, encoding: str) -> None:
         self._file = file
@@ -91,7 +91,7 @@ class _Recoded:
 
 
 def encoding_of(path: Path, setting: str) -> str:
-    """The encoding of a file: what its mark says, else `data.encoding`; "" is UTF-8.
+    """Return the encoding of a file: its byte order mark's, else `data.encoding`; "" is UTF-8.
 
     Raises:
         ValueError: the setting names an encoding, and the file is UTF-8.
@@ -110,7 +110,7 @@ def encoding_of(path: Path, setting: str) -> str:
 
 
 def _is_utf8(head: bytes) -> bool:
-    """Whether the beginning of a file has characters beside ASCII, and all are UTF-8."""
+    """Return whether the beginning of a file has non-ASCII characters, all of them valid UTF-8."""
     if head.isascii():
         return False
     try:
@@ -121,10 +121,10 @@ def _is_utf8(head: bytes) -> bool:
 
 
 def likely_encoding(data: bytes) -> str:
-    """What reads bytes that are no UTF-8, as far as they tell: Windows-1252, or "".
+    """Return the likely encoding of bytes that are not UTF-8: Windows-1252, or "".
 
-    In the languages that Windows-1252 was made for, letters beside ASCII are few and stand alone;
-    in others, words are made of them.
+    In the languages that Windows-1252 was made for, non-ASCII letters are few and isolated; in
+    others, whole words consist of them.
     """
     runs: list[bytes] = re.findall(rb"[\x80-\xff]+", data)
     num_letters = len(re.findall(rb"[A-Za-z\x80-\xff]", data))

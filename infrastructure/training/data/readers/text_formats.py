@@ -1,7 +1,7 @@
 """Readers of line-based formats: JSON lines, CSV, TSV, plain text.
 
 Each is an iterator of `Row` and `BadRow` that can begin at any row's offset. A line that cannot be
-read is a `BadRow`; reading goes on with the next one.
+read becomes a `BadRow`; reading continues with the next line.
 """
 
 import csv
@@ -41,17 +41,17 @@ from infrastructure.training.data.readers.text_encoding import UTF8, likely_enco
 
 SNIFF_BYTES = 1 << 20
 DELIMITERS = (",", ";", "\t", "|")
-MAX_SHARE_UNEVEN = 0.05  # of lines with more or fewer fields than the first, in a file of rows
+MAX_SHARE_UNEVEN = 0.05  # of lines with another number of fields than the first
 
-# Stands for a carriage return within a line, which is part of a cell and ends no record; no text
-# that is decoded from bytes holds it.
+# Stands for a carriage return inside a line, which is part of a cell and does not end a record.
+# Text decoded from bytes never contains it.
 LONE_RETURN = "\udc0d"
 
 
 def read_jsonl(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """One JSON object a line; blank lines are no rows."""
+    """Yield one JSON object per line; blank lines are ignored."""
     with open_utf8(path, encoding) as file:
         for line in read_lines(file, start):
             if line.data is None:
@@ -76,7 +76,7 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
         )
     except json.JSONDecodeError as error:
         return bad(BROKEN_JSON, f"{error.msg.removesuffix(' at')} at column {error.colno}")
-    except ValueError as error:  # nested too deep, a number too long, a key twice
+    except ValueError as error:  # nested too deep, a number too long, a duplicate key
         return bad(BROKEN_JSON, str(error))
     if not isinstance(value, dict):
         return bad(WRONG_TYPE, phrase("data.line_not_object", kind=kind_of(value)))
@@ -84,7 +84,7 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
 
 
 def too_long(name: str, line: Line) -> BadRow:
-    """The bad row for a line that was too long to be held."""
+    """Return the bad row for a line that was too long to be held."""
     detail = f"more than {MAX_LINE_BYTES >> 20} MiB"
     return BadRow(name, line.number, LINE_TOO_LONG, detail, "", line.offset)
 
@@ -92,23 +92,23 @@ def too_long(name: str, line: Line) -> BadRow:
 def read_csv(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Comma-separated values under a header line; `;`, tab or `|` where the header shows it."""
+    """Yield comma-separated rows under a header line; `;`, tab or `|` if the header has it."""
     return _read_delimited(path, name, start, encoding, None)
 
 
 def read_tsv(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Tab-separated values under a header line; quotes are text where the first MiB shows it."""
+    """Yield tab-separated rows under a header line; the first MiB shows if quotes are text."""
     return _read_delimited(path, name, start, encoding, "\t")
 
 
 class _Records:
-    """Feeds a `csv.reader` and knows where the next record begins.
+    """A source of lines for a `csv.reader` that tracks where the next record begins.
 
     Attributes:
         held: the lines of the record so far.
-        is_plain: they are ASCII and hold no NUL and no carriage return but at their ends.
+        is_plain: they are ASCII, without NUL, and with carriage returns only at their ends.
     """
 
     def __init__(self, lines: Iterator[Line], name: str) -> None:
@@ -119,7 +119,7 @@ class _Records:
         self.is_plain = True
 
     def __iter__(self) -> Iterator[str]:
-        """Its lines; `begin` says where a record begins.
+        """Yield the lines; `begin` is where the current record begins.
 
         Raises:
             ValueError: a line, or a record of many lines, is too long to be held.
@@ -147,7 +147,7 @@ class _Records:
                 yield text
 
     def start_record(self) -> None:
-        """Take the next line as the first one of a record."""
+        """Treat the next line as the first one of a record."""
         self.begin = self.next
         self.held.clear()
         self.is_plain = True
@@ -184,7 +184,7 @@ def _read_delimited(
                 yield row
             if isinstance(row, BadRow) and row.reason in (BROKEN_CSV, WRONG_COLUMNS):
                 for _ in range(table.num_rows_in(records.held) - 1):
-                    yield row  # one record took the lines of so many
+                    yield row  # one record consumed the lines of this many rows
 
 
 BLANK = Row({}, "", 0)
@@ -192,12 +192,12 @@ BLANK = Row({}, "", 0)
 
 @dataclass(frozen=True)
 class _Table:
-    """A file of delimited values, and which of its records are several that a quote joined.
+    """A file of delimited values, and the check for records that a stray quote joined.
 
     A quote that opens a field by mistake takes whole lines into it, up to the next quote that may
-    close one, and each of these lines would be a row by itself. The lines of an answer that is
-    written over several of them hardly ever are, except where answers are tables: there, commas
-    decide nothing, because the same file has other records over several lines.
+    close one, and each of these lines would be a row by itself. The lines of a real multi-line
+    answer hardly ever are, unless answers are tables. In such a file commas decide nothing, because
+    it has other records that span several lines.
     """
 
     path: Path
@@ -207,7 +207,7 @@ class _Table:
     columns: list[str]
 
     def num_rows_in(self, lines: Sequence[str]) -> int:
-        """How many of these lines would be a row by itself, if quotes meant nothing."""
+        """Return how many of these lines would be a row by themselves if quotes meant nothing."""
         return sum(map(self._is_row, lines))
 
     def _is_row(self, line: str) -> bool:
@@ -221,12 +221,12 @@ class _Table:
         return len(self.columns) > 1 and all(map(self._is_row, lines))
 
     def is_joined(self, lines: Sequence[str]) -> bool:
-        """Whether the lines of a record are rows that a stray quote joined."""
+        """Return whether the lines of a record are rows that a stray quote joined."""
         return self._are_rows(lines) and (self.delimiter != "," or not self._has_long_records)
 
     @cached_property
     def _has_long_records(self) -> bool:
-        """Whether more of the first records span lines than are joined by a stray quote."""
+        """True if more of the first records really span lines than are joined by a stray quote."""
         with open_utf8(self.path, self.encoding) as file:
             records = _Records(read_lines(file), self.name)
             reader = csv.reader(records, delimiter=self.delimiter)
@@ -292,7 +292,7 @@ def _next_record(
 
 
 def _up_to(records: _Records) -> str:
-    """Where a record of several lines ends, in words; "" for one line."""
+    """Return in words where a record of several lines ends; "" for one line."""
     return f", up to line {records.next.line - 1}" if records.held[1:] else ""
 
 
@@ -301,8 +301,11 @@ def _never_closed(name: str, at: Start) -> str:
 
 
 def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
-    """Whether quotes mean nothing in a file: nearly each of its first lines is a row as it stands,
-    and read with quotes more records are broken than quoted."""
+    """Return whether quotes mean nothing in a file.
+
+    Nearly all of its first lines must be rows if quotes are ignored, and reading with quotes must
+    break more records than are quoted.
+    """
     first = takewhile(lambda line: line.offset < SNIFF_BYTES, read_lines(file))
     lines = [line for line in first if not line.is_blank]
     counts = [(line.data or b"").count(delimiter.encode()) for line in lines]
@@ -323,7 +326,7 @@ def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
 
 
 def _delimiter_of(header: Line | None) -> str:
-    """The separator that splits the header line; a comma wherever it does."""
+    """Return the separator that splits the header line; a comma if that does."""
     text = (header.data if header and header.data else b"").decode("utf-8", "replace")
     text = text.rstrip("\r\n").replace("\r", " ")
     counts = [
@@ -347,7 +350,7 @@ def _check_columns(columns: list[str], name: str) -> None:
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether a text cannot be written as UTF-8 (undecodable bytes, half a surrogate pair)."""
+    """Return whether a text cannot be UTF-8 (undecodable bytes, half a surrogate pair)."""
     if text.isascii():
         return False
     try:
@@ -368,10 +371,10 @@ def _printable(fields: list[str]) -> list[str]:
 def read_text(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Plain text under the column "text".
+    """Yield plain text under the column "text".
 
-    Paragraphs separated by blank lines are one example each; a text without any blank line gives
-    one example a line. What the first MiB shows decides.
+    Paragraphs separated by blank lines are one example each; in a text without any blank line, each
+    line is one example. The first MiB decides.
     """
     with open_utf8(path, encoding) as file:
         by_line = not has_paragraphs(file)
@@ -384,7 +387,7 @@ def read_text(
             if line.data is None:
                 yield too_long(name, line)
             elif block and line.end - block[0].offset > MAX_LINE_BYTES:
-                block, is_too_long = block[:1], True  # the rest of the passage is not held
+                block, is_too_long = block[:1], True  # the rest of the paragraph is not held
             elif not line.is_blank:
                 block.append(line)
         if block:
@@ -392,7 +395,7 @@ def read_text(
 
 
 def has_paragraphs(file: BinaryIO) -> bool:
-    """Whether a blank line stands between two lines of text, in the first MiB."""
+    """Return whether there is a blank line between two lines of text in the first MiB."""
     blank_after_text = False
     seen_text = False
     for line in read_lines(file):

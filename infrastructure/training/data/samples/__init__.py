@@ -1,4 +1,4 @@
-"""Sample data that comes with the project: instruction examples of several kinds of task."""
+"""Sample data that comes with the project: instruction examples of several tasks."""
 
 from pathlib import Path
 
@@ -13,22 +13,25 @@ from infrastructure.config.sections.training_config import QUANTUM, SFT
 SAMPLE_TRAIN = Path(__file__).parent / "train.jsonl"
 SAMPLE_HELDOUT = Path(__file__).parent / "heldout.jsonl"
 SAMPLE_TOKENIZER = Path(__file__).parent / "tokenizer.json"
-# Settings that say nothing about which texts are read.
+# Settings that do not affect which texts are read.
 _OF_OTHER_THINGS = {"max_length", "num_workers", "packing", "prefetch_factor", "pin_memory"}
 
 
-# So few are answered exactly and at once, and two that are left out of thousands do no harm.
+# So few can be solved exactly and instantly, and leaving out two examples of thousands is harmless.
 SAMPLE_CANDIDATES = 20
-# More rows seen less often: they are learnt better than fewer rows in four epochs, as many steps.
+# More rows in three epochs train better than fewer rows in four, with the same number of steps.
 SAMPLE_EPOCHS = 3
 SAMPLE_TASK_COLUMN = "task"
-PLACE = "by the samples"  # where the settings came from that fit them
+PLACE = "by the samples"  # the source of settings that are chosen for the samples
 
 
 def use_sample_data(config: DeploymentConfig) -> None:
-    """The embedded model without a data path trains on the sample tasks that come with it, chosen
-    by a small quantum step unless somebody has said which extensions there are. A method of TRL
-    has rows of its own. Where nobody says for how long, there are `SAMPLE_EPOCHS`."""
+    """Use the sample tasks for the embedded model if no data path is set.
+
+    They are chosen by a small quantum step unless the user has set the extensions, and run for
+    `SAMPLE_EPOCHS` epochs unless the user has set the length. TRL methods have other rows, so they
+    are not affected.
+    """
     is_sft = config.training.method == SFT
     if config.data.path is None and trains_from_scratch(config.model) and is_sft:
         config.data.path = str(SAMPLE_TRAIN)
@@ -46,7 +49,7 @@ def use_sample_data(config: DeploymentConfig) -> None:
 
 
 def is_sample_data(data: DataConfig) -> bool:
-    """Whether these are the sample tasks, read as they are by a training that names no data."""
+    """Return whether the data is the sample tasks, read as in a run without configured data."""
     usual = DataConfig(
         path=str(SAMPLE_TRAIN), eval_path=str(SAMPLE_HELDOUT), task_column=SAMPLE_TASK_COLUMN
     )
@@ -55,14 +58,14 @@ def is_sample_data(data: DataConfig) -> bool:
 
 
 def known_tokenizer(data: DataConfig, vocab_size: int) -> Path | None:
-    """The file of the tokenizer that a new model of so many tokens gets for `data`; None: nobody
-    has made it before."""
+    """Return the ready-made tokenizer file for a new model of this vocabulary size on `data`; None
+    if there is none."""
     is_usual = vocab_size == EmbeddedModelConfig().vocab_size
     return SAMPLE_TOKENIZER if is_usual and is_sample_data(data) else None
 
 
 def _choose_among_samples(config: DeploymentConfig) -> None:
-    """A small quantum step, as far as nobody has set it otherwise."""
+    """Enable a small quantum step, except for settings that the user has set."""
     has_one = QUANTUM in config.training.extensions
     is_about_data = config.quantum.problem == DATA_SELECTION and not config.data.streaming
     if has_one or not is_about_data or not _is_open(config, "training.enabled_extensions"):

@@ -1,4 +1,4 @@
-"""The sample tasks as conversations: what a person's own chat file may look like.
+"""The sample tasks as conversations, as an example of a user's own chat file.
 
 Three questions of the training file and their answers make one conversation, so nothing of the
 held-out file is in it, and every answer is still right.
@@ -15,10 +15,10 @@ SYSTEM = "You are short and exact."
 
 
 def write_sample_chats(path: Path) -> Path:
-    """Write the conversations into `path`, one a line, `{"messages": [{"role", "content"}, …]}`.
+    """Write the conversations into `path`, one per line, `{"messages": [{"role", "content"}, …]}`.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the file cannot be written.
     """
     rows = [json.loads(line) for line in SAMPLE_TRAIN.read_text(encoding="utf-8").splitlines()]
     starts = range(0, len(rows), QUESTIONS_PER_CHAT)
@@ -28,7 +28,7 @@ def write_sample_chats(path: Path) -> Path:
 
 
 def messages(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """One conversation: a system message, then question and answer in turns."""
+    """Return one conversation: a system message, then questions and answers in turn."""
     turns = [{"role": "system", "content": SYSTEM}]
     for row in rows:
         turns.append({"role": "user", "content": row["prompt"]})

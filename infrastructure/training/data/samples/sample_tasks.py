@@ -1,11 +1,11 @@
-"""Instruction examples that a small model learns to generalise from; writes the two data files.
+"""Generator of instruction examples that a small model learns to generalize from.
 
 `python -m infrastructure.training.data.samples.sample_tasks` writes `train.jsonl` and
-`heldout.jsonl` beside this file: the same bytes on every machine.
+`heldout.jsonl` next to this file, with the same bytes on every machine.
 
-What an example asks about (the words of a list, a pair of numbers, a person and a city) is its
-*key*, without order or phrasing. A hash of the key decides whether it is reserved for the held-out
-file, so no held-out question can occur in training in other words or in another order.
+The things that an example asks about (the words of a list, a pair of numbers, a person and a city)
+are its *key*, without order or phrasing. A hash of the key decides whether it is reserved for the
+held-out file, so no held-out question can occur in training in other words or in another order.
 """
 
 import json
@@ -31,13 +31,13 @@ from infrastructure.training.data.samples.words import (
 NUM_HELDOUT_PER_TASK = 50
 RESERVED_ONE_IN = 8
 
-Random = np.random.RandomState  # numpy promises that this stream never changes
+Random = np.random.RandomState  # numpy guarantees that this stream never changes
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with the one right answer."""
+    """A prompt with its only right answer."""
 
     prompt: str
     completion: str
@@ -45,17 +45,17 @@ class Example:
 
 
 def pick(rng: Random, pool: Sequence[str]) -> str:
-    """One member of `pool` by chance."""
+    """Return a random member of `pool`."""
     return pool[rng.randint(len(pool))]
 
 
 def draw(rng: Random, pool: Sequence[str], count: int) -> list[str]:
-    """`count` different members of `pool`, in random order."""
+    """Return `count` different members of `pool`, in random order."""
     return [pool[i] for i in rng.permutation(len(pool))[:count]]
 
 
 def answer_question(rng: Random) -> tuple[Key, str, str]:
-    """One of four facts about a person, asked for in words of its own."""
+    """Ask for one of four facts about a person, each with its own question."""
     name, city, job, drink = (pick(rng, pool) for pool in (NAMES, CITIES, JOBS, DRINKS))
     age = str(rng.randint(18, 90))
     text = pick(
@@ -77,7 +77,7 @@ def answer_question(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_sentence(rng: Random) -> tuple[Key, str, str]:
-    """Fields of a form as a sentence: the way back from `write_json`."""
+    """Ask for the fields of a form as a sentence, the inverse of `write_json`."""
     name, city, age = pick(rng, NAMES), pick(rng, CITIES), rng.randint(18, 90)
     form = pick(
         rng, [f"name: {name}, age: {age}, city: {city}", f"city: {city}, age: {age}, name: {name}"]
@@ -89,7 +89,7 @@ def write_sentence(rng: Random) -> tuple[Key, str, str]:
 
 
 def pick_end(rng: Random) -> tuple[Key, str, str]:
-    """The first or the last word of a list."""
+    """Ask for the first or the last word of a list."""
     words = draw(rng, ITEMS, rng.randint(3, 6))
     which = pick(rng, ["first", "last"])
     layout = pick(
@@ -106,7 +106,7 @@ def pick_end(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_json(rng: Random) -> tuple[Key, str, str]:
-    """A sentence about a person, as a JSON object."""
+    """Ask for a sentence about a person as a JSON object."""
     name, city, age = pick(rng, NAMES), pick(rng, CITIES), str(rng.randint(18, 90))
     sentence = pick(
         rng,
@@ -125,7 +125,7 @@ def write_json(rng: Random) -> tuple[Key, str, str]:
 
 
 def reverse_list(rng: Random) -> tuple[Key, str, str]:
-    """A list in reverse order."""
+    """Ask for a list in reverse order."""
     words = draw(rng, ITEMS, rng.randint(3, 5))
     layout = pick(
         rng,
@@ -140,7 +140,7 @@ def reverse_list(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_date(rng: Random) -> tuple[Key, str, str]:
-    """A date in ISO form."""
+    """Ask for a date in ISO form."""
     day, month, year = rng.randint(1, 29), rng.randint(12), rng.randint(1950, 2030)
     date = pick(rng, [f"{day} {MONTHS[month]} {year}", f"{MONTHS[month]} {day}, {year}"])
     layout = pick(
@@ -155,7 +155,7 @@ def write_date(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_capitals(rng: Random) -> tuple[Key, str, str]:
-    """Words in capital letters."""
+    """Ask for words in capital letters."""
     words = draw(rng, ITEMS, rng.randint(2, 4))
     layout = pick(
         rng,
@@ -169,7 +169,7 @@ def write_capitals(rng: Random) -> tuple[Key, str, str]:
 
 
 def find_kind(rng: Random) -> tuple[Key, str, str]:
-    """Which of some words is of a kind."""
+    """Ask which of some words is of a given kind."""
     kinds = draw(rng, list(KINDS), 3)
     words = [pick(rng, KINDS[kind]) for kind in kinds]
     target = rng.randint(3)
@@ -190,7 +190,7 @@ def find_kind(rng: Random) -> tuple[Key, str, str]:
 
 Task = Callable[[Random], tuple[Key, str, str]]
 
-# Training examples of each: more where there is more to learn.
+# Number of training examples per task; harder tasks have more.
 TASKS: dict[Task, int] = {
     answer_question: 1600,
     find_kind: 2250,
@@ -204,12 +204,12 @@ TASKS: dict[Task, int] = {
 
 
 def is_reserved(task: str, key: Key) -> bool:
-    """Whether this key belongs to the held-out file."""
+    """Return whether this key belongs to the held-out file."""
     return zlib.crc32("|".join((task, *key)).encode()) % RESERVED_ONE_IN == 0
 
 
 def examples(task: Task, count: int, *, reserved: bool, seed: int) -> list[Example]:
-    """`count` different examples of a task; its reserved ones, or the others."""
+    """Return `count` different examples of a task: reserved ones, or others."""
     name = task.__name__
     rng = Random(zlib.crc32(f"{name}|{reserved}|{seed}".encode()))
     by_prompt: dict[str, Example] = {}
@@ -221,21 +221,21 @@ def examples(task: Task, count: int, *, reserved: bool, seed: int) -> list[Examp
 
 
 def training_examples() -> list[Example]:
-    """All training examples, task by task."""
+    """Return all training examples, task by task."""
     return [
         e for task, count in TASKS.items() for e in examples(task, count, reserved=False, seed=0)
     ]
 
 
 def heldout_examples() -> list[Example]:
-    """All held-out examples, as many of each task."""
+    """Return all held-out examples, the same number for each task."""
     return [
         e for task in TASKS for e in examples(task, NUM_HELDOUT_PER_TASK, reserved=True, seed=0)
     ]
 
 
 def write_shuffled(rows: Sequence[Example], path: Path) -> None:
-    """One JSON object a line, in an order that depends on nothing but the number of rows."""
+    """Write one JSON object per line, in an order that depends only on the number of rows."""
     lines = [
         json.dumps(asdict(rows[i]), ensure_ascii=False) for i in Random(0).permutation(len(rows))
     ]

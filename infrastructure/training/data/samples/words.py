@@ -1,8 +1,8 @@
-"""The words that the sample tasks are built from; each list is read by `sample_tasks`."""
+"""The words that `sample_tasks` builds the sample tasks from."""
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text."""
+    """Return the words of a text."""
     return tuple(text.split())
 
 

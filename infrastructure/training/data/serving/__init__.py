@@ -1,1 +1,1 @@
-"""Giving examples to a training: in which order, ahead of need, as batches."""
+"""Delivery of examples to training: their order, prefetching, and batches."""

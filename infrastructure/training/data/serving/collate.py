@@ -1,12 +1,12 @@
-"""From examples to tensors: padded, or packed into one row.
+"""Conversion of examples to tensors: padded, or packed into one row.
 
-Both give the same loss: packing lays the examples end to end, and attention that is isolated by
-`position_ids` (or `cu_seq_lens`) keeps them apart. Labels stand under their own tokens, as in
+Both give the same loss: packing puts the examples end to end, and attention that is isolated by
+`position_ids` (or `cu_seq_lens`) keeps them apart. Labels are aligned with their own tokens, as in
 transformers; the shift by one happens in the model. The first token of an example has no label, so
-no example is ever asked to continue the one before it.
+no example is ever trained to continue the one before it.
 
-Lengths are rounded up, so that shapes repeat (`size_grid.py`): what is added is never learnt, and
-no token of an example sees it.
+Lengths are rounded up, so that shapes repeat (`size_grid.py`): the padding is never trained on, and
+no token of an example attends to it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Batch = dict[str, Any]
 
 
 def padded_length(longest: int, grid: SizeGrid, most: int | None) -> int:
-    """Of rows whose longest example has so many tokens; more than `most` only if that has more."""
+    """Return the row length for a longest example; above `most` only if the example is."""
     return max(longest, min(grid.up(longest), most or grid.up(longest)))
 
 
@@ -34,10 +34,10 @@ def pad(
     grid: SizeGrid = SizeGrid.EXACT,
     most: int | None = None,
 ) -> Batch:
-    """Examples under each other, filled up on the right to the longest, rounded up.
+    """Return examples as rows, padded on the right to the longest one, rounded up.
 
     Args:
-        most: length that rounding does not go beyond: positions further on may not exist.
+        most: the limit of rounding: positions beyond it may not exist.
 
     Returns:
         int64 tensors (B, L): `input_ids`, `attention_mask`, `labels`.
@@ -58,16 +58,16 @@ def pad(
 
 
 def pack(examples: Sequence[TokenizedExample], grid: SizeGrid = SizeGrid.EXACT) -> Batch:
-    """Examples end to end in one row of a rounded length; positions begin at 0 in each.
+    """Return examples end to end in one row of a rounded length; positions begin at 0 in each.
 
-    What fills the row up is laid out as further examples, none longer than the longest one: so it
-    is isolated by whatever isolates examples, and within all limits that they are.
+    The padding is laid out as further examples, none longer than the longest one. So it is isolated
+    in the same way as examples, and within all limits that hold for them.
 
     Returns:
         int64 tensors (1, T): `input_ids`, `position_ids`, `labels`; `cu_seq_lens`, int32 (B + 1,)
-        or longer, where examples and what follows them begin, and where the row ends;
-        `max_length`, the longest one's, and `length_step`, what attention may round lengths up
-        to a multiple of: ints.
+        or longer: where examples and the padding after them begin, and where the row ends;
+        two ints: `max_length`, the length of the longest example, and `length_step`, the multiple
+        to which attention may round lengths up.
     """
     lengths = [len(example.input_ids) for example in examples]
     longest, total = max(lengths), sum(lengths)

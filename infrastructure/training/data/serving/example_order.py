@@ -1,7 +1,7 @@
-"""In which order examples come: a pure function of (seed, epoch), the same on every machine.
+"""The order of examples: a pure function of (seed, epoch), the same on every machine.
 
-`numpy.random.RandomState` is used on purpose: its stream is frozen, the newer generators' is not.
-Training goes on at any position without looking at an example before it.
+`numpy.random.RandomState` is used on purpose: its stream is frozen, unlike that of newer
+generators. Training can resume at any position without reading the examples before it.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ from infrastructure.core.integers import ceil_div
 
 Indices = npt.NDArray[np.int64]
 
-# Keep the streams of different uses apart.
+# Numbers that separate the random streams of different uses.
 ORDER, BALANCE, WINDOW, AUGMENT, SELECT, REPLACE = range(6)
 
 
 def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
-    """A generator that depends on these numbers alone."""
+    """Return a generator that depends only on these numbers."""
     words = [use]
     for number in (seed, *numbers):
         words += [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]
@@ -27,27 +27,27 @@ def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> Indices:
-    """The examples of an epoch, each once, shuffled: int64 (num_examples,)."""
+    """Return the examples of an epoch, each once, shuffled: int64 (num_examples,)."""
     return random_state(ORDER, seed, epoch).permutation(num_examples).astype(np.int64)
 
 
 def random_selection(num_examples: int, num_selected: int, seed: int) -> Indices:
-    """Some of the examples, ascending, each as likely as any other: int64 (num_selected,)."""
+    """Return some of the examples, ascending, all equally likely: int64 (num_selected,)."""
     order = random_state(SELECT, seed).permutation(num_examples)
     return np.sort(order[:num_selected]).astype(np.int64)
 
 
 def selection_hash(ids: Indices | Sequence[int]) -> str:
-    """A name for a set of examples: SHA-256 of their numbers in ascending order."""
+    """Return a name for a set of examples: the SHA-256 of their numbers in ascending order."""
     ascending = np.sort(np.asarray(ids, dtype="<i8"))
     return hashlib.sha256(ascending.tobytes()).hexdigest()
 
 
 def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> Indices:
-    """As many examples as there are, drawn so that each group has the same share.
+    """Return as many examples as there are, drawn so that each group has the same share.
 
-    A small group's examples come again, each as often as the others of its group (± one); of a
-    large group other ones are left out in each epoch.
+    Examples of a small group repeat, each as often as the others of its group (± one). Of a large
+    group, different examples are left out in each epoch.
 
     Args:
         groups: the group of each example.
@@ -69,10 +69,10 @@ def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> In
 def with_replacements(
     order: Indices, kept: Indices, groups: Sequence[int] | Indices | None, seed: int, epoch: int
 ) -> Indices:
-    """An epoch in which examples that are not kept give way to kept ones, of their group where it
-    has any; all others stay where they are.
+    """Return an epoch in which examples that are not kept are replaced by kept ones.
 
-    Each kept one of a group comes as often in others' places as any other (± one).
+    Replacements are of the same group if it has any that are kept; all other examples stay in
+    place. Within a group, each kept one is used as a replacement as often as any other (± one).
     """
     rng, filled = random_state(REPLACE, seed, epoch), order.copy()
     is_out = ~np.isin(order, kept)
@@ -85,6 +85,6 @@ def with_replacements(
 
 
 def _draw(members: Indices, quota: int, rng: np.random.RandomState) -> Indices:
-    """At least one, each as often as any other (± one)."""
+    """Draw `quota` of at least one member, each as often as any other (± one)."""
     rounds = ceil_div(quota, len(members))
     return np.concatenate([rng.permutation(members) for _ in range(rounds)])[:quota]

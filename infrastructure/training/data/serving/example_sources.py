@@ -1,6 +1,6 @@
-"""Where the examples of an epoch come from: the token store, or text that is tokenised on the way.
+"""Sources of the examples of an epoch: the token store, or text that is tokenized on the fly.
 
-Each source gives the examples of an epoch in its order, from any position on. Where they come from
+Each source yields the examples of an epoch in its order, from any position on. The choice of source
 changes neither their number nor, without augmentation, their tokens.
 """
 
@@ -33,25 +33,25 @@ ENCODED_TOGETHER = 32
 
 
 class ExampleSource(Protocol):
-    """Training examples, epoch by epoch."""
+    """A source of training examples, epoch by epoch."""
 
     def __len__(self) -> int:
-        """Examples in an epoch."""
+        """Return the number of examples in an epoch."""
 
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
-        """The examples of an epoch from position `start` on."""
+        """Yield the examples of an epoch from position `start` on."""
 
     def places(self, epoch: int, start: int, count: int) -> list[str]:
-        """file:line of `count` examples of an epoch, from position `start` on."""
+        """Return file:line of `count` examples of an epoch, from position `start` on."""
 
 
 class Order:
-    """Which row of the store stands at which position of an epoch.
+    """The row of the store at each position of an epoch.
 
     Attributes:
-        all_rows: an example's id is its place among them.
+        all_rows: all rows; an example's id is its index among them.
         selected: ids of those that are trained on, ascending: all, or the selected ones.
-        is_filled: an epoch has a place for every example, those that are not selected included.
+        is_filled: an epoch has a position for every example, including those not selected.
     """
 
     def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
@@ -60,26 +60,29 @@ class Order:
         self.select(np.arange(len(rows)))
 
     def select(self, ids: Indices, *, is_filled: bool = False) -> None:
-        """Let epochs that begin from now on hold these examples only, in an order that depends on
-        (seed, epoch, ids): each once, or, `is_filled`, in the order of all, where some of them come
-        again in the places of the others."""
+        """Limit epochs that begin from now on to these examples, in an order that depends on
+        (seed, epoch, ids).
+
+        Each occurs once. With `is_filled`, the order is that of all examples, and some of the
+        selected ones repeat in the places of the others.
+        """
         self.selected, self.is_filled = ids, is_filled
         self._epoch = -1
         self._order = np.zeros(0, dtype=np.int64)
 
     @property
     def num_examples(self) -> int:
-        """In an epoch."""
+        """The number of examples in an epoch."""
         return len(self.all_rows if self.is_filled else self.selected)
 
     def of(self, epoch: int) -> Indices:
-        """The rows of an epoch, in order; the last epoch asked for is remembered."""
+        """Return the rows of an epoch, in order; the last requested epoch is cached."""
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self.all_rows[self._ids_of(epoch)]
         return self._order
 
     def part(self, epoch: int, start: int, count: int) -> list[int]:
-        """A few rows of an epoch; safe beside a thread that walks through another one."""
+        """Return a few rows of an epoch; safe while another thread iterates over another epoch."""
         return [int(row) for row in self.all_rows[self._ids_of(epoch)[start : start + count]]]
 
     def _ids_of(self, epoch: int) -> Indices:
@@ -89,17 +92,17 @@ class Order:
         return with_replacements(order, self.selected, self.all_groups, self.seed, epoch)
 
     def _shuffled(self, ids: Indices, epoch: int) -> Indices:
-        """Places of `ids` in the order of an epoch that has only them."""
+        """Return positions in `ids`, in the order of an epoch that has only these examples."""
         if self.all_groups is None:
             return epoch_order(len(ids), self.seed, epoch)
         return balanced_order(self.all_groups[ids], self.seed, epoch)
 
 
 class StoredExamples:
-    """Examples that were tokenised before.
+    """Examples that have been tokenized and stored.
 
     Args:
-        place_of: file:line of each of some rows.
+        place_of: returns file:line for each of some rows.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class StoredExamples:
             yield self.store.example(int(row))
 
     def lengths(self, epoch: int) -> Indices:
-        """Tokens of each example of an epoch, in its order."""
+        """Return the number of tokens of each example of an epoch, in its order."""
         return self.store.lengths()[self.order.of(epoch)]
 
     def places(self, epoch: int, start: int, count: int) -> list[str]:
@@ -125,7 +128,7 @@ class StoredExamples:
 
 
 class StoredConversations:
-    """Texts that the store keeps beside the tokens, by row number."""
+    """Texts that the store keeps next to the tokens, by row number."""
 
     def __init__(self, store: TokenStore, name: str, ends: str) -> None:
         self._path: Path = store.folder / name
@@ -133,7 +136,7 @@ class StoredConversations:
         self._ends = np.concatenate([[0], store.array(ends)])
 
     def get(self, row: int) -> Conversation:
-        """The text of row number `row`.
+        """Return the text of row number `row`.
 
         Raises:
             DataError: the entry was damaged after it was opened.
@@ -148,7 +151,7 @@ class StoredConversations:
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """Tokenises conversations on the way, augmented if there is an augmentation."""
+    """A tokenizer of conversations on the fly, which augments them if there is an augmentation."""
 
     encoder: ConversationEncoder
     seed: int
@@ -157,7 +160,7 @@ class TextTokenizer:
     def examples(
         self, conversations: Iterable[Conversation], epoch: int, start: int
     ) -> Iterator[TokenizedExample]:
-        """The examples of the conversations, whose first one stands at position `start`."""
+        """Yield the examples of the conversations, the first of which is at position `start`."""
         numbered = enumerate(conversations, start)
         while some := list(itertools.islice(numbered, ENCODED_TOGETHER)):
             plain = [conversation for _, conversation in some]
@@ -172,7 +175,7 @@ class TextTokenizer:
         return self.augment(conversation, random_state(AUGMENT, self.seed, epoch, position))
 
     def _unchanged(self, conversation: Conversation) -> TokenizedExample:
-        """The row as it is, where its augmentation cannot be used."""
+        """Return the example of the unchanged row, for an augmentation that cannot be used."""
         (result,) = self.encoder.encode([conversation])
         if isinstance(result, BadRow):
             raise DataError("data.row_no_longer_usable", row=result)
@@ -180,7 +183,7 @@ class TextTokenizer:
 
 
 class AugmentedExamples:
-    """Examples that are changed each time they are seen."""
+    """Examples that are changed each time they are used."""
 
     def __init__(
         self, conversations: StoredConversations, order: Order, tokenizer: TextTokenizer
@@ -202,7 +205,7 @@ class AugmentedExamples:
 
 
 class StreamedExamples:
-    """Examples of files that are read while they are trained on."""
+    """Examples of files that are read during training."""
 
     def __init__(self, dataset: StreamingDataset, tokenizer: TextTokenizer) -> None:
         self.dataset = dataset
@@ -215,6 +218,6 @@ class StreamedExamples:
         return self.tokenizer.examples(self.dataset.iterate(epoch, start), epoch, start)
 
     def places(self, epoch: int, start: int, count: int) -> list[str]:
-        """Reads their window once more, beside the thread that reads on."""
+        """Return the positions by reading their window again, independent of the reading thread."""
         texts = copy.copy(self.dataset).iterate(epoch, start)
         return [text.place for text in itertools.islice(texts, count)]

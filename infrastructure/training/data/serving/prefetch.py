@@ -1,4 +1,4 @@
-"""The next batches are made in a background thread while the model is busy with this one."""
+"""Prefetching of batches in a background thread while the model works on the current one."""
 
 import queue
 import threading
@@ -18,13 +18,13 @@ class _Failure:
 
 
 class _End:
-    """No item comes any more."""
+    """A marker that there are no more items."""
 
 
 def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
-    """The same items in the same order, up to `depth` of them made ahead.
+    """Yield the same items in the same order, with up to `depth` of them built ahead.
 
-    An exception in `items` comes out where its item would have. Closing the generator ends the
+    An exception in `items` is raised where its item would have been. Closing the generator ends the
     thread and closes `items`.
     """
     ready: queue.SimpleQueue[Item | _End | _Failure] = queue.SimpleQueue()
@@ -67,7 +67,7 @@ def _taken(
 
 
 def _next(ready: "queue.SimpleQueue[Item]", thread: threading.Thread) -> Item:
-    """Wait for as long as the thread lives, and no longer."""
+    """Return the next item; raise DataError if the thread has died."""
     while True:
         lived = thread.is_alive()
         try:

@@ -1,8 +1,8 @@
 """Rows of files larger than memory, through a buffer with an upper bound in rows and in bytes.
 
-Windows come in the order of the files and are shuffled inside; the order is a pure function of
-(seed, epoch), and reading begins at any position without reading what lies before its window
-(except in files that are compressed or no UTF-8, which must be read up to there).
+Windows come in the order of the files and are shuffled inside. The order is a pure function of
+(seed, epoch), and reading can begin at any position without reading the data before its window
+(except in files that are compressed or not UTF-8, which must be read up to there).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,26 +25,26 @@ from infrastructure.training.data.store.stream_index import (
 
 
 def row_values(row: Row) -> RowValues:
-    """The default item: the row's columns."""
+    """Return the default item of a row: its columns."""
     return row.values
 
 
 class StreamingDataset(IterableDataset[Any]):
-    """A data set that is read while it is used.
+    """A dataset that is read while it is used.
 
-    One pass over the files (`build_index`, or the first use) finds the usable rows and where the
-    windows begin. Works in a `torch.utils.data.DataLoader` with any number of workers: each takes
-    other windows.
+    One pass over the files (`build_index`, or the first use) finds the usable rows and the starts
+    of the windows. Works in a `torch.utils.data.DataLoader` with any number of workers: each worker
+    takes different windows.
 
     Args:
         data_path: a file or a folder, as for `DataConfig.path`; or the files themselves.
-        buffer_size: most rows in the buffer.
-        memory_limit: most bytes in the buffer (estimated from the content); a single row larger
-            than that is buffered alone.
+        buffer_size: maximum number of rows in the buffer.
+        memory_limit: maximum number of bytes in the buffer (estimated from the content); a single
+            row that is larger is buffered alone.
         data_format: as for `DataConfig.format`.
         encoding: as for `DataConfig.encoding`.
-        seed: of the order.
-        convert: what becomes of a row; must always give the same for the same row.
+        seed: seed of the order.
+        convert: converts a row to an item; must always return the same for the same row.
         index: the index, if it was built before with the same limits.
 
     Raises:
@@ -81,13 +81,13 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def index(self) -> WindowIndex:
-        """Where the windows begin; built at the first use."""
+        """The starts of the windows; built at the first use."""
         if self._index is None:
             self._index = self.build_index()
         return self._index
 
     def build_index(self) -> WindowIndex:
-        """Read all files once; bad rows are not used."""
+        """Read all files once, and return the index; bad rows are not used."""
         builder = WindowIndexBuilder(self.buffer_size, self.memory_limit)
         for number, file in enumerate(self.files):
             for row in file.rows():
@@ -100,7 +100,7 @@ class StreamingDataset(IterableDataset[Any]):
         return self.index.num_items
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch whose order `iter` gives."""
+        """Set the epoch whose order `iter` uses."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -110,7 +110,7 @@ class StreamingDataset(IterableDataset[Any]):
             yield from self._shuffled(window, self.epoch)
 
     def iterate(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The items of an epoch from position `start` on."""
+        """Yield the items of an epoch from position `start` on."""
         window, skipped = self.index.find(start)
         for number in range(window, len(self.index)):
             yield from self._shuffled(number, epoch, skipped)

@@ -1,1 +1,1 @@
-"""Prepared examples on disk: written once, found again by a fingerprint."""
+"""Prepared examples on disk: written once, and found again by a fingerprint."""

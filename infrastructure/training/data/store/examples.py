@@ -1,4 +1,4 @@
-"""What the data part gives to the others: token examples to train on, questions to ask."""
+"""The types that this package gives to the others: token examples, and prompts for generation."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -13,13 +13,14 @@ from infrastructure.core.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture of an example, as it was when the data was prepared: where its encoded bytes (PNG,
-    JPEG and the like) are, and their hash.
+    """An image of an example, as it was when the data was prepared: the location and the hash of
+    its encoded bytes (PNG, JPEG and the like).
 
     Attributes:
-        path: the file that holds them; "" while they are in `content` alone.
-        start: at which byte of the file they begin.
-        decided: about its pixels, as `readers.pictures` names it; known while data is prepared.
+        path: the file that holds them; "" while they are only in `content`.
+        start: the offset in the file at which they begin.
+        decided: decisions about its pixels, named as in `readers.pictures`; known only while data
+            is prepared.
     """
 
     sha256: str
@@ -30,10 +31,10 @@ class Picture:
     decided: tuple[str, ...] = field(default=(), compare=False)
 
     def read(self) -> bytes:
-        """The encoded picture.
+        """Return the encoded image.
 
         Raises:
-            DataError: the file is gone, or holds another picture by now.
+            DataError: the file is gone, or holds another image now.
         """
         content = self.content or self._from_file()
         if hashlib.sha256(content).hexdigest() != self.sha256:
@@ -59,7 +60,7 @@ class TokenizedExample:
         input_ids: int32 (n,).
         supervised: bool (n,); whether token i is a loss target. The first one never is.
         task: kind of task, or "".
-        pictures: in the order in which their tokens stand.
+        pictures: its images, in the order of their tokens.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -70,11 +71,11 @@ class TokenizedExample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """A held-out row as text: what is asked, and what the answer should be.
+    """A held-out row as text: the prompt and the expected answer.
 
     Attributes:
-        messages: everything before the last answer, as chat templates want it.
-        inputs: what else the chat template is given, as `Conversation.inputs`.
+        messages: everything before the last answer, in the form that chat templates take.
+        inputs: other inputs of the chat template, as in `Conversation.inputs`.
     """
 
     messages: list[dict[str, Any]]
@@ -88,12 +89,12 @@ class GenerationPrompt:
     """A held-out row for generation.
 
     Attributes:
-        prompt: everything before the answer, for people.
-        prompt_ids: everything before the answer, tokenised as in training.
+        prompt: everything before the answer, for display.
+        prompt_ids: everything before the answer, tokenized as in training.
         expected: the right answer.
-        expected_length: of that answer, in tokens, without the one that ends it.
-        place: file:line of the row; "" of a question of somebody's own.
-        pictures: whose tokens are in `prompt_ids`, in their order.
+        expected_length: length of that answer in tokens, without the one that ends it.
+        place: file:line of the row; "" for a user's own prompt.
+        pictures: the images whose tokens are in `prompt_ids`, in their order.
     """
 
     prompt: str

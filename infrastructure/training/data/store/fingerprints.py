@@ -1,4 +1,4 @@
-"""Hashes that decide whether prepared data may be used again."""
+"""Hashes that decide whether prepared data can be used again."""
 
 import hashlib
 import importlib.metadata
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def text_hash(value: object) -> str:
-    """SHA-256 of a JSON-like value, hexadecimal."""
+    """Return the SHA-256 of a JSON-like value, in hexadecimal."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Changes whenever a text could be tokenised otherwise; does not depend on any name."""
+    """Return a hash that changes if any text could be tokenized differently, without names."""
     parts = {
         **tokenizer_content(tokenizer),
         "template": tokenizer.chat_template,
@@ -28,7 +28,7 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def tokenizer_content(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Return all that a tokenizer is made of but its chat template, without any name."""
+    """Return everything that defines a tokenizer except its chat template, without any name."""
     parts: dict[str, Any] = {
         "class": type(tokenizer).__name__,
         "special": tokenizer.special_tokens_map,
@@ -45,13 +45,13 @@ def tokenizer_content(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
 
 
 def content_number(turns: list[list[str]]) -> int:
-    """A 64-bit number that depends on what is said alone: equal rows have equal numbers."""
+    """Return a 64-bit number that depends only on the texts: equal rows have equal numbers."""
     text = json.dumps(turns, ensure_ascii=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 class ExampleHash:
-    """Hash of examples in their order, however they come in pieces."""
+    """A hash of examples in their order, independent of how they are added in pieces."""
 
     def __init__(self) -> None:
         self._ids = hashlib.sha256()
@@ -59,7 +59,7 @@ class ExampleHash:
         self._lengths = hashlib.sha256()
 
     def add(self, example: Any) -> None:
-        """Take in the next `TokenizedExample`."""
+        """Add the next `TokenizedExample`."""
         self._ids.update(example.input_ids.astype("<i4").data)
         self._masks.update(example.supervised.data)
         self._lengths.update(len(example.input_ids).to_bytes(8, "little"))

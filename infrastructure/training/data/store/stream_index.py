@@ -1,4 +1,4 @@
-"""Where the windows of a stream begin, so that reading can start at any of them.
+"""An index of where the windows of a stream begin, so that reading can start at any of them.
 
 A window is a run of usable rows of one file that fits into the buffer, in rows and in bytes. Sizes
 are estimated from the content by fixed rules, so windows are the same on every machine.
@@ -18,7 +18,7 @@ OBJECT_BYTES = 64
 
 @dataclass(frozen=True)
 class WindowIndex:
-    """The windows of a data set.
+    """The windows of a dataset.
 
     Attributes:
         windows: int64 (number of windows, 6), one column for each of FIELDS.
@@ -39,19 +39,19 @@ class WindowIndex:
         return int(self.column("num_items").sum())
 
     def find(self, item: int) -> tuple[int, int]:
-        """The window that holds item number `item`, and how many items of it come before."""
+        """Return the window that holds item number `item`, and how many items of it come before."""
         ends = np.cumsum(self.column("num_items"))
         window = int(np.searchsorted(ends, item, side="right"))
         before = int(ends[window - 1]) if window else 0
         return window, item - before
 
     def layout_hash(self) -> str:
-        """Changes whenever the order of a stream would."""
+        """Return a hash that changes whenever the order of a stream would change."""
         return hashlib.sha256(np.ascontiguousarray(self.column("num_items")).data).hexdigest()
 
 
 class WindowIndexBuilder:
-    """Told of every row in order, groups the usable ones into windows."""
+    """A builder that receives every row in order, and groups the usable ones into windows."""
 
     def __init__(self, buffer_size: int, memory_bytes: int | None) -> None:
         self.buffer_size = buffer_size
@@ -60,7 +60,7 @@ class WindowIndexBuilder:
         self._is_used = bytearray()
 
     def add(self, file: int, offset: int, line: int, num_bytes: int, is_used: bool) -> None:
-        """Take note of one row.
+        """Record one row.
 
         Args:
             num_bytes: memory that the row takes while it is buffered.
@@ -80,13 +80,13 @@ class WindowIndexBuilder:
         return rows >= self.buffer_size or too_much
 
     def finish(self) -> WindowIndex:
-        """The index of all rows added."""
+        """Return the index of all rows added."""
         windows = np.array(self._windows, dtype=np.int64).reshape(-1, len(FIELDS))
         return WindowIndex(windows, np.frombuffer(bytes(self._is_used), dtype=np.bool_))
 
 
 def estimated_bytes(value: object) -> int:
-    """Memory that a value of rows takes, by rules that do not depend on the Python version."""
+    """Return the memory that a value takes, by rules that do not depend on the Python version."""
     if isinstance(value, str):
         return OBJECT_BYTES + len(value) * _character_bytes(value)
     if isinstance(value, bytes):
@@ -100,7 +100,7 @@ def estimated_bytes(value: object) -> int:
 
 
 def _character_bytes(text: str) -> int:
-    """Python holds a text in 1, 2 or 4 bytes a character, by its widest one."""
+    """Return how many bytes per character Python stores a text in: 1, 2 or 4, by its widest one."""
     if text.isascii():
         return 1
     widest = ord(max(text))

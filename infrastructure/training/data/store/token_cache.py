@@ -1,8 +1,9 @@
 """The cache of prepared data on this machine's disk: built once, found again, swept.
 
-An entry is built in a hidden folder and renamed when it is whole, so a killed preparation leaves
-nothing that could be read. A lock that dies with its process keeps entries in use from being swept,
-and lets a second process wait for the first instead of doing the same work. POSIX only.
+An entry is built in a hidden folder and renamed when it is complete, so a killed preparation leaves
+nothing that could be read. A lock that is released when its process dies keeps entries in use from
+being swept, and lets a second process wait for the first instead of doing the same work. POSIX
+only.
 """
 
 import logging
@@ -36,7 +37,7 @@ SECONDS_TO_DELETE = 3600
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """An open entry, kept from being swept until `close`.
+    """An open entry, protected from being swept until `close`.
 
     Attributes:
         was_there: it was found, not built.
@@ -47,12 +48,12 @@ class CacheEntry:
     lock: Lock
 
     def close(self) -> None:
-        """Let the entry be swept."""
+        """Allow the entry to be swept."""
         self.lock.release()
 
 
 class TokenCache:
-    """Entries by key, within the limits of `CacheConfig`.
+    """A cache of entries by key, within the limits of `CacheConfig`.
 
     Args:
         config: `directory`, `memory_size` (entries up to it are held in memory when opened),
@@ -78,7 +79,7 @@ class TokenCache:
             ) from error
 
     def open(self, key: str, build: Callable[[Path], None]) -> CacheEntry:
-        """The entry `key`, built if it is not there or damaged.
+        """Return the entry `key`, which is built if it is missing or damaged.
 
         Args:
             build: fills an empty folder with an entry.
@@ -126,7 +127,7 @@ class TokenCache:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        refuse_to_train_in_worker()  # it would wait for ever for the process that started it
+        refuse_to_train_in_worker()  # it would wait forever for the process that started it
         lock = Lock(self._locks / key)
         lock.take()
         try:
@@ -135,7 +136,7 @@ class TokenCache:
             lock.release()
 
     def sweep_if_due(self) -> None:
-        """Sweep if the last sweep is longer ago than `cleanup_interval`."""
+        """Sweep if the last sweep was more than `cleanup_interval` ago."""
         stamp = self.root / ".swept"
         if stamp.exists() and time.time() - stamp.stat().st_mtime < self.config.cleanup_interval:
             return
@@ -143,7 +144,7 @@ class TokenCache:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove entries unused for `max_age_days`, what died half-made, and what is too much."""
+        """Remove entries unused for `max_age_days`, leftovers of dead processes, and the excess."""
         oldest = time.time() - self.config.max_age_days * SECONDS_PER_DAY
         for folder in self.root.glob(".partial-*"):
             self._remove_if_free(folder, key=folder.name.split("-")[1])
@@ -156,11 +157,11 @@ class TokenCache:
         self.evict()
 
     def size_bytes(self) -> int:
-        """What all entries take on the disk now."""
+        """Return the disk space that all entries take now."""
         return sum(map(_size, self._entries()))
 
     def evict(self) -> None:
-        """Remove the entries longest unused until the rest fits into `disk_size`."""
+        """Remove the least recently used entries until the rest fits into `disk_size`."""
         entries = self._entries()
         sizes = {folder: _size(folder) for folder in entries}
         limit = self.config.disk_size * MEGABYTE
@@ -180,12 +181,12 @@ class TokenCache:
             )
 
     def _entries(self) -> list[Path]:
-        """All entries, the longest unused first."""
+        """Return all entries, the least recently used first."""
         folders = [p for p in self.root.iterdir() if p.is_dir() and not p.name.startswith(".")]
         return sorted(folders, key=_last_use)
 
     def _remove_if_free(self, folder: Path, key: str) -> bool:
-        """Delete an entry that no live process builds, opens or uses."""
+        """Delete an entry that no live process builds, opens or uses; return whether it is gone."""
         building = Lock(self._locks / key)
         try:
             if not building.take(wait=False):
@@ -204,9 +205,9 @@ class TokenCache:
         return False
 
     def _delete(self, folder: Path) -> None:
-        """Take the name away first, so that nobody opens a folder half deleted.
+        """Delete a folder, after renaming it so that no process opens it half deleted.
 
-        Other processes may delete the same at the same time.
+        Other processes may delete the same folder at the same time.
         """
         hidden = self.root / f"{REMOVED}{int(time.time())}-{secrets.token_hex(4)}"
         with suppress(FileNotFoundError):
@@ -215,7 +216,7 @@ class TokenCache:
 
 
 def _was_left(folder: Path) -> bool:
-    """Whether a removed entry has been there for so long that who removes it has died."""
+    """Return whether a removed entry is so old that the process deleting it must have died."""
     began = folder.name.removeprefix(REMOVED).split("-")[0]
     return not began.isdecimal() or time.time() - int(began) > SECONDS_TO_DELETE
 

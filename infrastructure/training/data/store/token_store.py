@@ -1,21 +1,21 @@
-"""Tokenised examples in files that are read in place: written once, checked, never changed.
+"""Tokenized examples in files that are read in place: written once, checked, never changed.
 
 An entry is a folder of .npy files and a meta.json, which is written last and holds a checksum of
 every MiB of every file. All files are checked when the entry is opened, so that a damaged entry is
-made again; but of an entry larger than the memory it is allowed, the LARGE_FILES are used where
-they lie, and each MiB is checked when it is first used.
+built again. If an entry is larger than the memory that it may use, its LARGE_FILES are read from
+disk instead, and each MiB is checked when it is first used.
 
 | file | content |
 | --- | --- |
 | input_ids.npy | token ids of all examples, one after the other (uint16 or uint32) |
-| supervised.npy | one bit a token: is it a loss target |
+| supervised.npy | one bit per token: is it a loss target |
 | offsets.npy | int64 (n + 1): where each example begins |
 | tasks.npy | uint32 (n): index into `tasks` of meta.json |
-| picture_offsets.npy | int64 (n + 1): where each example's pictures begin; only where some are |
-| pictures.jsonl | of each picture: sha256, num_bytes, path ("": in pictures.bin), start |
-| pictures.bin | the pictures that the rows held themselves, one after the other |
-| train_contents.npy, evaluation_contents.npy | hashes of what rows say; not in old entries |
-| row_files.npy, row_lines.npy | int32, int64 (n): which file of the report, and its line |
+| picture_offsets.npy | int64 (n + 1): where each example's images begin; only if there are any |
+| pictures.jsonl | for each image: sha256, num_bytes, path ("": in pictures.bin), start |
+| pictures.bin | the images that the rows themselves held, one after the other |
+| train_contents.npy, evaluation_contents.npy | hashes of the rows' content; not in old entries |
+| row_files.npy, row_lines.npy | int32, int64 (n): index of the file in the report, and the line |
 """
 
 import json
@@ -35,8 +35,8 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.training.data.store.examples import Picture, TokenizedExample
 
-# 3: conversations with tool calls and what is not to be learnt. An entry of another version is made
-# anew.
+# 3: conversations with tool calls and turns that are not trained on. Entries of another version
+# are built again.
 FORMAT_VERSION = 3
 CHUNK_BYTES = 1 << 20
 META = "meta.json"
@@ -48,11 +48,11 @@ Array = npt.NDArray[Any]
 
 
 class DamagedEntryError(Problem):
-    """The entry is not what was written; it can be made again."""
+    """An entry that is not what was written; it can be built again."""
 
 
 class ArrayWriter:
-    """Writes a one-dimensional .npy file piece by piece."""
+    """A writer of a one-dimensional .npy file, piece by piece."""
 
     def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
@@ -61,12 +61,12 @@ class ArrayWriter:
         self._write_header()
 
     def append(self, values: Array) -> None:
-        """Add values at the end."""
+        """Append values."""
         self.file.write(np.ascontiguousarray(values, self.dtype).data)
         self.length += len(values)
 
     def close(self) -> None:
-        """Put the final length into the header (numpy leaves room for it there)."""
+        """Write the final length into the header (numpy reserves space for it)."""
         end, header_end = self.file.tell(), self.data_start
         self.file.seek(0)
         self._write_header()
@@ -82,7 +82,7 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """Writes examples into a folder; `finish` makes it a readable entry. A context manager."""
+    """A writer of examples into a folder; `finish` makes it a readable entry. A context manager."""
 
     def __init__(self, folder: Path, vocabulary_size: int) -> None:
         self.folder = folder
@@ -106,7 +106,7 @@ class StoreWriter:
             writer.file.close()
 
     def append(self, examples: Sequence[TokenizedExample]) -> None:
-        """Add examples at the end."""
+        """Append examples."""
         if not examples:
             return
         ends = self._end + np.cumsum([len(example.input_ids) for example in examples])
@@ -155,7 +155,7 @@ class StoreWriter:
 
 
 def write_meta(folder: Path, meta: JsonObject) -> None:
-    """Seal a folder: its meta.json, with the checksums of all other files."""
+    """Seal a folder by writing its meta.json, with the checksums of all other files."""
     suffixes = (".npy", ".jsonl", ".bin")
     files = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
     sealed = {
@@ -167,7 +167,7 @@ def write_meta(folder: Path, meta: JsonObject) -> None:
 
 
 class FileFacts(TypedDict):
-    """Of one file of an entry: its size, and the checksum of each chunk."""
+    """The size of one file of an entry, and the checksum of each chunk."""
 
     num_bytes: int
     crc32: list[int]
@@ -184,7 +184,7 @@ def _json_checksum(value: Mapping[str, object]) -> int:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """The meta.json of an entry, checked, and the sizes of all its files.
+    """Return the checked meta.json of an entry, after checking the sizes of all its files.
 
     Raises:
         DamagedEntryError: says what is wrong.
@@ -204,7 +204,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 class CheckedFile:
-    """One file of an entry whose chunks are checked before they are used."""
+    """A file of an entry whose chunks are checked before they are used."""
 
     def __init__(self, path: Path, facts: FileFacts) -> None:
         self.path = path
@@ -237,7 +237,7 @@ class CheckedFile:
 
 
 class MappedArray:
-    """A .npy file of an entry: in memory and checked, or mapped and checked as it is used."""
+    """A .npy file of an entry: in memory and checked, or memory-mapped and checked when used."""
 
     def __init__(self, path: Path, facts: FileFacts, in_memory: bool) -> None:
         self._file = CheckedFile(path, facts)
@@ -252,7 +252,7 @@ class MappedArray:
         self._used_at = time.monotonic()
 
     def release_memory(self, unused_seconds: float) -> int:
-        """Use the file where it lies from now on; the bytes that were held in memory."""
+        """Read the file from disk from now on; return the bytes that were held in memory."""
         if not self._in_memory or time.monotonic() - self._used_at < unused_seconds:
             return 0
         held = self.values.nbytes
@@ -272,10 +272,10 @@ class MappedArray:
 
 @contextmanager
 def damage_explained(folder: Path) -> Iterator[None]:
-    """Say what to do about damage that is found in an entry that is in use.
+    """Turn damage that is found in an entry in use into an error that says what to do.
 
     Raises:
-        DataError: in the place of a `DamagedEntryError`.
+        DataError: instead of a `DamagedEntryError`.
     """
     try:
         yield
@@ -291,8 +291,8 @@ class TokenStore:
         memory_bytes: entries up to this size are held in memory, larger ones memory-mapped.
 
     Raises:
-        DamagedEntryError: what is checked at opening is not what was written. Damage that is found
-            later, in whatever method, is a `DataError`.
+        DamagedEntryError: the parts that are checked at opening are not what was written. Damage
+            that is found later, in any method, is a `DataError`.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
@@ -319,22 +319,22 @@ class TokenStore:
         return len(self._tasks)
 
     def array(self, name: str) -> Array:
-        """A small array of the entry, whole and checked."""
+        """Return a small array of the entry, complete and checked."""
         with damage_explained(self.folder):
             return self._open(name, in_memory=True).values
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each example, by its number."""
+        """Return the number of tokens of each example, by its number."""
         return np.diff(self._offsets).astype(np.int64)
 
     def lines(self, name: str) -> list[str]:
-        """A text file of the entry, checked."""
+        """Return the lines of a text file of the entry, checked."""
         with damage_explained(self.folder):
             self._check(name)
         return (self.folder / name).read_text("utf-8").split("\n")[:-1]
 
     def release_memory(self, unused_seconds: float = 0.0) -> int:
-        """Read examples from the files from now on, where they were not used for so long.
+        """Read examples from the files from now on if they have not been used for `unused_seconds`.
 
         Returns:
             Bytes that were held in memory. They were checked when they were read.
@@ -347,7 +347,7 @@ class TokenStore:
         return self._task_names[self._tasks[index]]
 
     def example(self, index: int) -> TokenizedExample:
-        """Example number `index`."""
+        """Return example number `index`."""
         start, end = int(self._offsets[index]), int(self._offsets[index + 1])
         first_byte = start // 8
         with damage_explained(self.folder):
