@@ -20,7 +20,7 @@ QuadraticModel = dimod.BinaryQuadraticModel | dimod.ConstrainedQuadraticModel
 
 
 class Training(Protocol):
-    """The actions that a decision can take on a training, which implements those it supports."""
+    """The actions that a decision can take on a run, which implements those it supports."""
 
     def select_examples(self, ids: Sequence[int]) -> None:
         """Train on these examples (ids in the training data) from the next epoch on."""
