@@ -28,8 +28,8 @@ class DenseAnnealer(dimod.Sampler):
     """An annealer with a recombined population; a `dimod.Sampler` for any binary quadratic model.
 
     If the time limit did not cut the search off (see `info["is_cut_off"]`), the answer depends only
-    on model, `seed`, `num_reads` and `initial_states`, on any machine. The energies are the model's
-    own, in float64.
+    on model, `seed`, `num_reads`, `num_ones` and `initial_states`, on any machine. The energies are
+    the model's own, in float64.
 
     Args:
         clock: returns seconds; a benchmark on a busy machine passes the processor time.

@@ -21,7 +21,7 @@ DEFAULT_READS = 10
 # An anneal of few variables is fast and may miss the optimum, so small models get more reads: this
 # many variables in all reads together.
 VARIABLES_ANNEALED, MOST_DEFAULT_READS = 1000, 100
-# Each anneal is longer than the one before, so the first answer comes soon.
+# Anneals become longer read by read, up to a maximum, so the first answer comes soon.
 FIRST_SWEEPS, MOST_SWEEPS = 100, 1000
 KEPT_ROWS = 20
 LARGEST_SEED = (1 << 31) - 1
@@ -34,7 +34,7 @@ class LibrarySampler(dimod.Sampler):
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": [], "seed": [], "time_limit": []}
     properties: ClassVar[dict[str, object]] = {}
-    ends_by_clock: ClassVar[bool] = False  # a read ends by the clock, so a seed does not repeat it
+    ends_by_clock: ClassVar[bool] = False  # True: a seed does not repeat a read
     clock: Clock = staticmethod(time.monotonic)
 
     def sample(
