@@ -1,6 +1,7 @@
-"""Problems for samplers, and who answers them."""
+"""Binary optimization problems and the samplers that solve them."""
 
 from infrastructure.core.optional import import_without
 
-# It reads graphs of networkx, which takes half of its import, and nobody here has one.
+# dimod imports networkx to read its graphs. That takes half of the import time, and no graphs are
+# used here.
 import_without("dimod", "networkx")

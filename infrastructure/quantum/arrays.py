@@ -1,4 +1,4 @@
-"""Arrays of numbers, of whatever kind: what the problems and the samplers exchange."""
+"""The type of the numeric arrays that problems and samplers exchange."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A formulated problem: its model, its baselines, and how an answer is judged."""
+"""A formulated problem: its model, its baselines, and how a sampler's answer is evaluated."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -12,21 +12,23 @@ from infrastructure.quantum.samplers.bqm_arrays import vectors_of
 
 
 class FormulatedProblem:
-    """What the samplers of one quantum step are asked.
+    """The problem that the samplers of one quantum step solve.
 
     Attributes:
-        problem: it came from.
-        bqm: what samplers get; of a constrained model, dimod's conversion with penalties.
+        problem: the problem that was formulated.
+        bqm: the model that samplers get. For a constrained model, dimod's conversion with
+            penalties.
         samples: the baselines, by name.
-        alternatives: their energies.
-        num_ones: ones of every answer that keeps the rules, where the problem has such a number.
+        alternatives: the energies of the baselines, by name.
+        num_ones: the number of ones in every feasible answer; None if the problem has no such
+            number.
     """
 
     def __init__(self, problem: QuantumProblem) -> None:
-        """Formulates.
+        """Formulate the problem.
 
         Raises:
-            ValueError: the problem cannot be asked.
+            ValueError: the problem cannot be formulated.
         """
         self.problem = problem
         model = problem.formulate()
@@ -47,7 +49,7 @@ class FormulatedProblem:
         return int(self.bqm.num_variables)
 
     def energies(self, samples: Sequence[Sample]) -> list[float]:
-        """By the model; of a constrained one, of its objective."""
+        """Return the energies of the samples; for a constrained model, its objective."""
         if not samples:
             return []
         model: Any = self.bqm if self._cqm is None else self._cqm.objective
@@ -56,10 +58,13 @@ class FormulatedProblem:
         return [float(energy) for energy in model.energies((rows, order))]
 
     def cut_to(self, max_variables: int) -> dimod.BinaryQuadraticModel:
-        """The model with at most so many variables: the others are 0, those of least benefit alone.
+        """Return the model with at most `max_variables` variables.
+
+        The variables with the lowest linear terms are kept. The others are fixed at 0.
 
         Raises:
-            SamplerError: it is larger, and cutting it would not leave a question.
+            SamplerError: the model is larger and cannot be cut: it is constrained or has spin
+                variables, or every answer has at least `max_variables` ones.
         """
         n = self.num_variables
         if n <= max_variables:
@@ -76,16 +81,16 @@ class FormulatedProblem:
         return _part(self.bqm, max_variables)
 
     def whole(self, sample: Mapping[Hashable, int]) -> Sample:
-        """A sampler's answer as one over the problem's variables; those not asked about are 0."""
+        """Return a sampler's answer over all variables of the problem; variables left out are 0."""
         if self._invert is not None:
             return {label: int(value) for label, value in self._invert(sample).items()}
         return {label: int(sample.get(label, 0)) for label in self.bqm.variables}
 
     def kept_rules(self, sample: Sample) -> Sample:
-        """The sample repaired.
+        """Return the repaired sample.
 
         Raises:
-            SamplerError: it breaks a constraint all the same.
+            SamplerError: the repaired sample still breaks a constraint.
         """
         repaired = self.problem.repair(sample)
         if self._cqm is not None and not self._cqm.check_feasible(repaired):
@@ -93,7 +98,7 @@ class FormulatedProblem:
         return repaired
 
     def _number_of_ones(self) -> int | None:
-        """`num_chosen` of the problem, if that is the number of ones in every baseline."""
+        """Return the problem's `num_chosen` if every baseline has that many ones, else None."""
         number = getattr(self.problem, "num_chosen", None)
         if number is None or self._cqm is not None or self.bqm.vartype is not dimod.BINARY:
             return None
@@ -102,7 +107,7 @@ class FormulatedProblem:
 
 
 def _part(bqm: dimod.BinaryQuadraticModel, count: int) -> dimod.BinaryQuadraticModel:
-    """The model over the `count` variables of the lowest linear terms, in their order."""
+    """Return the model over the `count` variables with the lowest linear terms, in their order."""
     vectors = vectors_of(bqm)
     kept = np.sort(np.argsort(vectors.linear, kind="stable")[:count])
     place = np.full(len(vectors.linear), -1)

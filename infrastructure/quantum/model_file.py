@@ -1,13 +1,13 @@
-"""Binary quadratic models in files. Nothing in them is ever executed or unpickled.
+"""Reading of binary quadratic models from files. Nothing in them is executed or unpickled.
 
 =======  =========================================================================================
-ending   holds
+ending   content
 =======  =========================================================================================
-`.bqm`   dimod's own format: `BinaryQuadraticModel.to_file`
+`.bqm`   dimod's own format, as written by `BinaryQuadraticModel.to_file`
 `.npz`   numpy arrays for the energy x·Q·x + linear·x + offset: `quadratic` (Q, shape (n, n), both
-         halves counted) or `rows`, `columns`, `quadratic` (of shape (m,), numbers of variables
-         from 0), and `linear` (n,), which may be missing; `offset`, `vartype` ("BINARY" or "SPIN",
-         default BINARY), `variables` (n labels, default 0 to n-1)
+         halves counted) or `rows`, `columns`, `quadratic` (shape (m,); variables are numbered
+         from 0), and optionally `linear` (n,), `offset`, `vartype` ("BINARY" or "SPIN", default
+         BINARY), `variables` (n labels, default 0 to n-1)
 `.json`  dimod's `to_serializable`, or the plain form `{"vartype": "BINARY", "linear": {"a": 1.5},
          "quadratic": [["a", "b", -2.0]], "offset": 0}`
 =======  =========================================================================================
@@ -28,7 +28,7 @@ from infrastructure.core.json_text import as_list, as_object, parse_json
 from infrastructure.quantum.samplers.bqm_arrays import coefficient_sum, vectors_of
 
 VARTYPES = ("BINARY", "SPIN")
-# What numpy, json and dimod raise on a damaged file.
+# The errors that numpy, json and dimod raise on a damaged file.
 NO_MODEL = (
     *(ValueError, TypeError, LookupError, AttributeError),
     *(EOFError, struct.error, zipfile.BadZipFile),
@@ -36,12 +36,12 @@ NO_MODEL = (
 
 
 def read_model(path: Path) -> dimod.BinaryQuadraticModel:
-    """The model in a file.
+    """Read the model in a file.
 
     Raises:
-        ValueError: the ending is unknown, or the file does not hold what the ending says; one
+        ValueError: the ending is unknown, or the content does not match it. The message is one
             sentence that names the file.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     read = READERS.get(path.suffix.lower())
     if read is None:
@@ -114,7 +114,7 @@ def _check_places(rows: Any, columns: Any, biases: Any) -> None:
 def _assembled(
     linear: Any, quadratic: tuple[Any, Any, Any], offset: float, vartype: str, labels: list[Any]
 ) -> dimod.BinaryQuadraticModel:
-    """The model; what stands on the diagonal is linear for bits, and constant for spins."""
+    """Build the model. A diagonal entry is a linear term for bits and a constant for spins."""
     rows, columns, biases = quadratic
     if not (np.isfinite(biases).all() and np.isfinite(offset)):
         raise InputError("quantum.coefficient_not_finite")
@@ -153,8 +153,10 @@ def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
 
 
 def _label(label: Any, bqm: dimod.BinaryQuadraticModel) -> Any:
-    """The variable that a label means: keys of a JSON object are always text, so 0 is "0" where the
-    linear part has that."""
+    """Return the variable that a label means.
+
+    Keys of a JSON object are always text, so 0 means "0" if the linear part has "0".
+    """
     is_text = label not in bqm.variables and str(label) in bqm.variables
     return str(label) if is_text else label
 

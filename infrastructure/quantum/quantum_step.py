@@ -1,4 +1,4 @@
-"""One question of a training and its answer, whatever the samplers do."""
+"""One optimization problem of a run and its solution, whatever the samplers do."""
 
 import json
 import math
@@ -21,28 +21,30 @@ from infrastructure.quantum.samplers.fallback import FallbackSampler
 from infrastructure.quantum.samplers.process_sampler import ProcessSampler
 from infrastructure.quantum.samplers.sampler_factory import close_sampler, create_sampler
 
-ROUNDING = 1e-7  # of an energy; a smaller difference is none
+ROUNDING = 1e-7  # relative to an energy; a smaller difference does not count
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The answer to a question, and how it came about.
+    """The solution of a problem, and how it was found.
 
     Attributes:
-        decision: what it means to the training, as JSON values.
-        sample: each variable's 0 or 1 (or spin), all rules kept.
-        energy: of the sample; of a constrained model, its objective.
-        answered_by: name of the sampler, or of the plain alternative that was taken.
-        is_fallback: a plain alternative was taken: no sampler answered, or none was better.
-        num_variables: of the question.
-        seconds: wall time of all, formulation included.
-        solver_seconds: of it, that of the samplers.
+        decision: the decision for the training, as JSON values.
+        sample: the value of each variable, 0 or 1 (or a spin); feasible.
+        energy: energy of the sample; for a constrained model, its objective.
+        answered_by: name of the sampler, or of the baseline that was used.
+        is_fallback: a baseline was used, because no sampler answered or the baseline was better.
+        num_variables: variables of the problem.
+        seconds: total wall time, formulation included.
+        solver_seconds: the part of it that the samplers took.
         alternatives: energies of the baselines, by name.
-        failures: a sentence on each sampler that did not answer, and on what else went wrong.
-        remarks: a sentence on each thing that is worth knowing though nothing failed.
-        info: what the sampler told, such as `num_reads` and `chain_break_fraction`;
-            `bound_hit`: a time limit decided, so that asking again may answer otherwise;
-            `left_out`: variables that were fixed at 0 since there were more than may be asked.
+        failures: a sentence for each sampler that did not answer, and for anything else that
+            failed.
+        remarks: a sentence for each thing worth knowing that is not a failure.
+        info: what the sampler reported, such as `num_reads` and `chain_break_fraction`;
+            `bound_hit`: a time limit affected the result, so another attempt may give another
+            answer; `left_out`: number of variables fixed at 0 because the problem exceeded the size
+            limit.
     """
 
     decision: Any
@@ -59,13 +61,16 @@ class Solution:
     info: JsonObject = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        """As JSON values; labels that are tuples become lists there, and tuples again."""
+        """Return the solution as JSON values.
+
+        Tuple labels become lists; `from_json` turns them back into tuples.
+        """
         sample = {"variables": list(self.sample), "values": list(self.sample.values())}
         return {**asdict(self), "sample": sample}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Solution":
-        """What `to_json` gave."""
+        """Rebuild a solution from the values of `to_json`."""
         labels = (_label(label) for label in values["sample"]["variables"])
         sample = dict(zip(labels, values["sample"]["values"], strict=True))
         known = {one.name: values[one.name] for one in fields(cls)}
@@ -73,14 +78,14 @@ class Solution:
 
 
 def create_chain(config: QuantumConfig) -> FallbackSampler:
-    """The samplers of a configuration as one, the preferred one first.
+    """Create the samplers of a configuration as one sampler, the preferred one first.
 
-    Kept between questions, its processes stay warm; `close_chain` ends them.
+    If the chain is kept between problems, its processes stay warm. `close_chain` ends them.
 
     Raises:
-        ValueError: there is no sampler of such a name.
-        MissingPackageError: its package is not installed.
-        MissingSecretError: the environment does not say how its machine is reached.
+        ValueError: a sampler name is unknown.
+        MissingPackageError: the package of a sampler is not installed.
+        MissingSecretError: the environment lacks the access data of a sampler's machine.
     """
     samplers: dict[str, dimod.Sampler] = {}
     for key, name in config.samplers():
@@ -93,7 +98,7 @@ def create_chain(config: QuantumConfig) -> FallbackSampler:
 
 
 def close_chain(chain: FallbackSampler) -> None:
-    """End the processes of a chain; the next question starts them anew."""
+    """End the processes of a chain; the next problem starts new ones."""
     for sampler in chain.samplers.values():
         close_sampler(sampler)
 
@@ -106,19 +111,20 @@ def quantum_solve(
     initial: Sample | None = None,
     chain: FallbackSampler | None = None,
 ) -> Solution:
-    """Formulate, ask the samplers in turn, compare with the problem's baselines.
+    """Formulate a problem, query the samplers in turn and compare the answer with the baselines.
 
-    The answer is a function of problem, seed and `initial` where `info["bound_hit"]` is False.
+    If `info["bound_hit"]` is False, the solution depends only on problem, seed and `initial`.
 
     Args:
-        config: which sampler solves it, how large a problem may be, and how long all may take;
-            None: what the problem says, else the defaults.
-        initial: an assignment to begin with, for samplers that can.
-        chain: kept by `create_chain` from question to question; None: made for this one.
+        config: the samplers, the largest problem size and the total time limit; None: the problem's
+            own configuration, or else the defaults.
+        seed: seed for the samplers.
+        initial: an assignment to begin with, for samplers that support it.
+        chain: a chain of `create_chain` that is kept between problems; None: one for this call.
 
     Raises:
-        ValueError: the problem cannot be formulated, or no sampler has such a name.
-        SamplerError: no sampler answered and the problem has no alternative.
+        ValueError: the problem cannot be formulated, or a sampler name is unknown.
+        SamplerError: no sampler answered and the problem has no baseline.
     """
     config = config or problem.config or QuantumConfig()
     deadline = Deadline(config.timeout)
@@ -159,7 +165,7 @@ def quantum_solve(
 
 @dataclass
 class _Answer:
-    """What the samplers gave, before it is compared with anything."""
+    """The samplers' answer before it is compared with the baselines."""
 
     name: str
     sample: Sample | None = None
@@ -176,7 +182,7 @@ def _query(
     max_variables: int,
     given: Mapping[str, object],
 ) -> _Answer:
-    """The chain's answer; what went wrong is in it."""
+    """Return the chain's answer, with any failures in it."""
     try:
         bqm = question.cut_to(max_variables)
         if deadline.is_over:
@@ -197,10 +203,10 @@ def _query(
 
 
 def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
-    """The answer, or the plain one that is better or stands in for it.
+    """Return the answer, or the baseline that is better or replaces a missing answer.
 
     Raises:
-        SamplerError: there is neither.
+        SamplerError: there is neither an answer nor a baseline.
     """
     names, remarks = list(question.alternatives), []
     if answer.sample is None:
@@ -225,7 +231,7 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
 
 
 def _plain(info: Mapping[str, object]) -> JsonObject:
-    """Of what a sampler told, all that JSON can say."""
+    """Return what JSON can represent of a sampler's info."""
     kept: JsonObject = {}
     for name, value in info.items():
         try:

@@ -1,4 +1,4 @@
-"""One problem from a file, one answer."""
+"""The solution of one problem from a file."""
 
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -43,20 +43,20 @@ def solve_file(
     limit_seconds: float = 60.0,
     **parameters: int | None,
 ) -> SolvedFile:
-    """The best answer to the model in `file`, and how it was found.
+    """Solve the model in `file` and report how the answer was found.
 
     Args:
         file: see `model_file`.
-        sampler_name: a name, or one's own `module:Class`.
-        limit_seconds: reading included.
-        parameters: `seed` of the random numbers, `num_ones` (up spins) that the answer has,
-            `num_reads` (searches, or shots of a machine); None: the sampler's own.
+        sampler_name: a name, or a custom `module:Class`.
+        limit_seconds: time limit, reading included.
+        parameters: `seed` of the random numbers, `num_ones` (up spins) in the answer, `num_reads`
+            (searches, or shots of a machine); None: the sampler's default.
 
     Returns:
-        What is written as JSON.
+        The values that are written as JSON.
 
     Raises:
-        ValueError: the file holds no model, or the sampler cannot take what is asked.
+        ValueError: the file holds no model, or the sampler does not support a parameter.
         SamplerError: the sampler failed, or had no answer in time.
     """
     deadline = Deadline(limit_seconds)
@@ -92,7 +92,7 @@ def solve_file(
 
 
 def _refuse_unknown(keywords: Mapping[str, object], sampler: dimod.Sampler, name: str) -> None:
-    """What was asked for and the sampler cannot do is refused."""
+    """Refuse parameters that the sampler does not support."""
     unknown = sorted(keywords.keys() - sampler.parameters.keys())
     if unknown:
         able = [one for one in SAMPLERS if unknown[0] in create_sampler(one).parameters]

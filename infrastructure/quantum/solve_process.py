@@ -1,7 +1,7 @@
-"""The process in which a whole question is answered while the training goes on beside it.
+"""The process that solves a whole problem while the training continues.
 
-The problem comes as pickled bytes: only what this project has started writes into that pipe, and
-nothing of it ever lies on a disk.
+The problem arrives as pickled bytes. Only processes started by Temper write into that pipe, and the
+bytes are never stored on a disk.
 """
 
 import pickle
@@ -22,13 +22,13 @@ PROBLEM = "problem"
 
 
 def question_of(problem: QuantumProblem, config: QuantumConfig, seed: int) -> Outgoing:
-    """What this process is asked; its answer is a `Solution` as JSON values."""
+    """Return the message to this process; its reply is a `Solution` as JSON values."""
     packed = np.frombuffer(pickle.dumps(problem, protocol=5), np.uint8)
     return {"config": config.model_dump(mode="json"), "seed": seed}, {PROBLEM: packed}
 
 
 def solved(values: JsonObject, arrays: dict[str, Array]) -> Outgoing:
-    """The answer to `question_of`."""
+    """Return the reply to a message of `question_of`."""
     problem = pickle.loads(arrays[PROBLEM].data)
     settings: dict[str, Any] = as_object(values["config"])
     solution = quantum_solve(problem, QuantumConfig(**settings), seed=as_integer(values["seed"]))

@@ -1,1 +1,1 @@
-"""What is asked: decisions of training as binary problems, and the baselines to each."""
+"""Training decisions as binary optimization problems, each with its baselines."""

@@ -1,18 +1,19 @@
-"""Which blocks train until the next decision: the loss after one step, to second order.
+"""The choice of the blocks that train until the next decision, by the loss to second order.
 
 Block i proposes the move d_i. If the blocks in S move, the loss changes by
 
     dL(S) = sum_S g.d_i + 1/2 sum_SS d_i' C d_j,
 
-with C the Fisher matrix of labels sampled from the model (the empirical Fisher, from the data's
-own labels, is no curvature: Kunstner et al. 2019, arXiv 1905.12558).
+with C the Fisher matrix of labels sampled from the model. (The empirical Fisher, which uses the
+data's own labels, is not a curvature: Kunstner et al. 2019, arXiv 1905.12558.)
 
-What was measured (tiny models): one step is predicted very well (correlation 0.99), but not which
-blocks train best until the next decision; the quadratic term is 2 to 10 % of the linear one, so
-that the optimum is nearly always the k largest decreases, and as good as the k largest gradient
-norms, which need no second backward pass. It is here to be compared, not because it is better.
-A budget of costs (each block that the backward pass reaches costs, chosen or not) was tried, too:
-asked for the best ratio it chose nearly all blocks, at 23 % above training all without asking.
+Measured on tiny models: the effect of one step is predicted very well (correlation 0.99), but not
+which blocks train best until the next decision. The quadratic term is 2 to 10 % of the linear one,
+so the optimum is nearly always the k largest decreases. It is as good as the k largest gradient
+norms, which need no second backward pass. The problem exists for comparison, not because it is
+better. A cost budget was also tried, in which each block that the backward pass reaches costs,
+chosen or not. With the best ratio as its objective it chose nearly all blocks, at a cost 23 % above
+training all blocks without a decision.
 """
 
 from collections.abc import Sequence
@@ -34,18 +35,19 @@ from infrastructure.quantum.problems.problem import Sample, Training
 
 
 class BlockSelection(Choice):
-    """Choose `num_chosen` of N blocks.
+    """The problem of choosing `num_chosen` of N blocks.
 
     Args:
         blocks: names, from the input up.
-        linear: g.d_i, (N,); below zero where the step lowers the loss.
+        linear: g.d_i, (N,); negative if the step lowers the loss.
         curvature: d_i' C d_j, (N, N).
         num_chosen: k.
-        gradient_norms: (N,), of the blocks.
-        number: decisions made before this one; the random and the cyclic answer go on from there.
+        gradient_norms: (N,), one per block.
+        seed: seed of the random baseline.
+        number: number of earlier decisions; the random and the cyclic baseline depend on it.
 
     Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
+        ValueError: the shapes do not match, or a number is not finite.
     """
 
     name: ClassVar[str] = "block_selection"
@@ -75,7 +77,7 @@ class BlockSelection(Choice):
         training.train_only(decision)
 
     def alternatives(self) -> dict[str, Sample]:
-        """Gradient norm, first-order decrease, random (LISA), cyclic (BAdam), the top ones."""
+        """Return five baselines: gradient norm, first order, random (LISA), cyclic (BAdam), top."""
         n, k = len(self.labels), self.num_chosen
         chosen = {
             "gradient_norm": largest_gradient_norm(self.gradient_norms, k),
@@ -88,25 +90,26 @@ class BlockSelection(Choice):
 
 
 def sampled_fisher(dots: Array, num_tokens: float) -> Array:
-    """d_i' C d_j of the loss per token, (N, N), from gradients with labels drawn from the model.
+    """Return d_i' C d_j of the loss per token, (N, N).
 
-    Such gradients of different tokens are uncorrelated, so that the square of a sum over tokens is
-    the sum of their squares, however the tokens lie in micro-batches.
+    The gradients are those of labels drawn from the model. They are uncorrelated between tokens. So
+    the expected square of a sum over tokens is the sum of the expected squares, however the tokens
+    are distributed over micro-batches.
 
     Args:
-        dots: (B, N), the summed gradient of each micro-batch (or example) times each d_i; for gates
-            the gradient itself.
-        num_tokens: supervised, in all B.
+        dots: (B, N), the summed gradient of each micro-batch (or example) times each d_i. For
+            gates, the gradient itself.
+        num_tokens: number of supervised tokens in all B.
     """
     dots = np.asarray(dots, dtype=np.float64)
     return dots.T @ dots / num_tokens
 
 
 def symmetric(matrix: Array) -> Array:
-    """The matrix in float64, its two halves averaged.
+    """Return the matrix in float64, made symmetric by averaging it with its transpose.
 
     Raises:
-        ValueError: it is not square.
+        ValueError: the matrix is not square.
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:

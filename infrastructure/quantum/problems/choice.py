@@ -1,7 +1,7 @@
-"""Choosing exactly k of n things, where each has a worth and each pair a joint one.
+"""The choice of exactly k of n items with a linear and a pairwise objective.
 
-The shape that data selection, block selection and rank allocation share. The count is held by a
-penalty whose strength is derived from the numbers, so that no weight has to be found by trial.
+Data selection, block selection and rank allocation share this form. A penalty enforces the count.
+Its strength is derived from the coefficients, so it needs no tuning.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample, Variable
 
-ROWS_AT_A_TIME = 100  # of the matrix, while a model is built: a few MB at n = 5000
-MARGIN = 1.05  # of the penalty above its bound, for rounding
+ROWS_AT_A_TIME = 100  # rows of the matrix, while a model is built: a few MB at n = 5000
+MARGIN = 1.05  # ratio of the penalty to its bound, for rounding
 
 
 class Choice(QuantumProblem):
-    """min offset + sum_i a_i x_i + s * sum_{i<j} B_ij x_i x_j over x with exactly k ones.
+    """The problem min offset + sum_i a_i x_i + s * sum_{i<j} B_ij x_i x_j with exactly k ones in x.
 
     Args:
         labels: the n variables, each named once.
         num_chosen: k, from 1 to n.
         linear: a, shape (n,).
-        pairs: B, shape (n, n), symmetric; its diagonal is not read. float32 or float64, which is
-            then the model's, too; it is kept, not copied.
+        pairs: B, shape (n, n), symmetric. The diagonal is not read. The dtype, float32 or float64,
+            is also the model's. The array is kept, not copied.
         pair_scale: s.
-        offset: what the empty choice costs.
+        offset: the cost of the empty choice.
 
     Raises:
-        ValueError: sizes that do not fit, a label twice, a number that is not finite.
+        ValueError: the sizes do not match, a label occurs twice, or a number is not finite.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class Choice(QuantumProblem):
         self._check()
 
     def formulate(self) -> dimod.BinaryQuadraticModel:
-        """The objective plus `penalty_strength() * (sum x - k)^2`: every optimum has k ones.
+        """Return the objective plus `penalty_strength() * (sum x - k)^2`: every optimum has k ones.
 
-        Memory: 8 bytes for each ordered pair in the model (200 MB at n = 5000 in float32) beside
-        `pairs`; the model is built in pieces, so nothing else of that size is made.
+        Memory: 8 bytes for each ordered pair in the model (200 MB at n = 5000 in float32), in
+        addition to `pairs`. The model is built in pieces, so nothing else of that size is
+        allocated.
         """
         strength, k, n = self.penalty_strength(), self.num_chosen, len(self.labels)
         dtype = self.pairs.dtype
@@ -77,11 +78,11 @@ class Choice(QuantumProblem):
         return bqm
 
     def penalty_strength(self) -> float:
-        """More than the least that one more, or one less, can cost wherever the count is wrong.
+        """Return a strength larger than the cost of the cheapest flip towards k at any wrong count.
 
-        With a wrong count there is then always a flip towards k that lowers the energy: it wins at
-        least the strength and costs less. This bound takes the worst row; subclasses may know a
-        smaller one. The smaller it is, the lower the walls between good answers.
+        With a wrong count there is then always a flip towards k that lowers the energy: it gains at
+        least the strength and costs less. This bound uses the worst row; a subclass may have a
+        tighter one. The smaller the strength, the lower the barriers between good answers.
         """
         positive, negative = self._row_sums()
         adding = float((self.linear + positive).max())
@@ -90,29 +91,29 @@ class Choice(QuantumProblem):
         return MARGIN * max(adding, removing, 1e-3 * largest) or 1.0
 
     def energy_of(self, chosen: Array) -> float:
-        """The objective (no penalty) in float64 of the choice of these indices, of any number."""
+        """Return the objective (without penalty) in float64 for these indices, of any number."""
         block = self.pairs[np.ix_(chosen, chosen)].astype(np.float64)
         both = (block.sum() - np.trace(block)) / 2
         return float(self.offset + self.linear[chosen].sum() + self.pair_scale * both)
 
     def indices(self, sample: Sample) -> Array:
-        """Which of the n are ones, ascending."""
+        """Return the indices of the ones, ascending."""
         return np.array([i for i, label in enumerate(self.labels) if sample[label]], dtype=np.int64)
 
     def sample_of(self, chosen: Array) -> Sample:
-        """The sample in which the choice of these indices is ones."""
+        """Return the sample in which exactly these indices are ones."""
         ones = set(np.asarray(chosen).tolist())
         return {label: int(i in ones) for i, label in enumerate(self.labels)}
 
     def repair(self, sample: Sample) -> Sample:
-        """With a wrong count, add or drop one after the other what costs least."""
+        """Correct a wrong count by adding or dropping items one at a time, the cheapest first."""
         chosen = self.indices(sample)
         if len(chosen) == self.num_chosen:
             return sample
         return self.sample_of(self._repaired(chosen))
 
     def decode(self, sample: Sample) -> object:
-        """The labels that are chosen, in the order of the variables; k of them."""
+        """Return the k chosen labels, in the order of the variables."""
         return [self.labels[i] for i in self.indices(self.repair(sample))]
 
     def facts(self) -> JsonObject:
@@ -121,7 +122,7 @@ class Choice(QuantumProblem):
     def _repaired(self, chosen: Array) -> Array:
         is_chosen = np.zeros(len(self.labels), dtype=np.bool_)
         is_chosen[chosen] = True
-        joint = np.zeros(len(self.labels))  # with those that are chosen, at each
+        joint = np.zeros(len(self.labels))  # joint term of each item with the chosen ones
         for i in chosen:
             joint += self.pairs[i]
         joint -= np.where(is_chosen, self.pairs.diagonal(), 0.0)
@@ -136,9 +137,10 @@ class Choice(QuantumProblem):
         return np.flatnonzero(is_chosen)
 
     def _row_sums(self) -> tuple[Array, Array]:
-        """Of each row of the scaled pairs off the diagonal: the positive ones, the negative ones.
+        """Return each row's sums of the positive and the negative scaled off-diagonal pairs.
 
-        At most k - 1 others are chosen when one is added, so more of them cannot count.
+        When an item is added, at most k - 1 others are chosen. So only the k - 1 largest positive
+        pairs of a row count.
         """
         n, others = len(self.labels), max(1, self.num_chosen - 1)
         positive, negative = np.zeros(n), np.zeros(n)

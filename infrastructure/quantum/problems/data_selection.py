@@ -1,18 +1,19 @@
-"""Which examples to train on: the k whose mean gradient is nearest to the target's.
+"""The choice of the k training examples whose mean gradient is nearest to the target's.
 
-u_i is the gradient of example i scaled to length 1 (sketched, of the parameters that train), t the
-direction of the mean of the target's, rho its length. For a set S of k examples
+u_i is the gradient of example i scaled to length 1 (sketched, over the trainable parameters), t the
+direction of the mean of the target's gradients, rho its length. For a set S of k examples
 
-    E(S) = || (1/k) sum_S u_i - rho t ||^2 = x'Kx / k^2 - 2 rho r'x / k + rho^2,   K = UU', r = Ut,
+    E(S) = || (1/k) sum_S u_i - rho t ||^2 = x'Kx / k^2 - 2 rho r'x / k + rho^2,   K = UU', r = Ut.
 
-which no weight has to be chosen for, and 0 bounds from below.
+This objective has no weight to tune, and 0 is a lower bound.
 
-What was measured (tiny models, pools made of duplicates, off-topic rows and noise; the longer story
-is in benchmarks/results/quantum_step.md): of a dirty pool, what is chosen so for clean rows trains
-better than a random choice and, by more, than the most relevant one: nine tenths a little better
-than all of it at the same number of steps, a half as well. A better optimum than the greedy one
-helped with a tenth of a dirty pool and did harm with a tenth of a clean one. On clean data, or for
-the pool itself, nothing is gained. So it answers "train on k examples as well as k can".
+Measured on tiny models, with pools of duplicates, off-topic rows and noise (details in
+benchmarks/results/quantum_step.md): from a dirty pool, a selection with clean rows as target trains
+better than a random choice and, by a larger margin, better than the most relevant examples. Nine
+tenths train slightly better than the whole pool at the same number of steps, and a half trains as
+well. An optimum better than the greedy one helped for a tenth of a dirty pool and did harm for a
+tenth of a clean one. On clean data, or with the pool itself as target, nothing is gained. So this
+problem means "train on k examples as well as k examples can".
 """
 
 from collections.abc import Sequence
@@ -36,19 +37,20 @@ from infrastructure.quantum.problems.selection_baselines import (
 
 
 class DataSelection(Choice):
-    """Choose `num_chosen` examples whose mean gradient matches the target's.
+    """The problem of choosing `num_chosen` examples whose mean gradient matches the target's.
 
     Args:
-        ids: of the n candidates, as the training data numbers them; they label the variables.
-        gradients: (n, d) of the candidates, any scale; d of 4096 or more where they are sketched.
+        ids: ids of the n candidates in the training data; they label the variables.
+        gradients: (n, d) gradients of the candidates, at any scale; d is 4096 or more if they are
+            sketched.
         num_chosen: k.
-        target: (m, d) gradients of the examples that the model is to do well on, m of 2 or more
-            (held-out rows); None: the candidates themselves, for a subset that stands for them.
-        seed: of the random choice that the answer is compared with.
+        target: (m, d) gradients of the examples that the model should do well on (held-out rows), m
+            is 2 or more; None: the candidates themselves, for a representative subset.
+        seed: seed of the random baseline.
 
     Raises:
-        ValueError: shapes do not fit, a gradient is zero or not finite, or the target's gradients
-            have no direction in common, so that there is nothing to match.
+        ValueError: the shapes do not match, a gradient is zero or not finite, or the target's
+            gradients have no common direction, so there is nothing to match.
     """
 
     name: ClassVar[str] = "data_selection"
@@ -88,27 +90,31 @@ class DataSelection(Choice):
         )
 
     def penalty_strength(self) -> float:
-        """As in `Choice`, with a bound of this objective that is several times smaller.
+        """Return a strength as in `Choice`, by a bound that is several times smaller.
 
-        With V the sum over S, dropping costs, in the mean over S,
-        (-2 |V|^2 / k^2 + 2 rho t'V / k) / |S| + 1 / k^2, and adding, in the mean over the n - |S|
-        others whose sum is G - V, 1 / k^2 + 2 (G - V)'(V / k - rho t) / (k (n - |S|)). The cheapest
-        flip costs at most the mean; both are largest where V points along t and, for adding, along
-        G too: rho^2 / (2 |S|) and (|G| / k + rho)^2 k / 4 - rho t'G inside.
+        With V the sum over S, dropping one item costs, averaged over S,
+        (-2 |V|^2 / k^2 + 2 rho t'V / k) / |S| + 1 / k^2. Adding one item costs, averaged over the
+        n - |S| others, whose sum is G - V,
+        1 / k^2 + 2 (G - V)'(V / k - rho t) / (k (n - |S|)). The cheapest flip costs at most the
+        average. Both are largest if V points along t and, for adding, also along G:
+        rho^2 / (2 |S|), and (|G| / k + rho)^2 k / 4 - rho t'G in the scalar product.
         """
         n, k = len(self.labels), self.num_chosen
         length, along = self._total
         dropping = self.rho**2 / (2 * (k + 1))
         inside = (length / k + self.rho) ** 2 * k / 4 - self.rho * along
         adding = 2 * max(0.0, inside) / (k * (n - k + 1))
-        anyhow = 2 * ((k - 1) / k + self.rho) / k  # of any one, since |V| < k when one is added
+        anyhow = 2 * ((k - 1) / k + self.rho) / k  # of any item, since |V| < k when one is added
         return MARGIN * (1 / k**2 + max(dropping, min(adding, anyhow)))
 
     def apply(self, decision: Any, training: Training) -> None:
         training.select_examples(decision)
 
     def alternatives(self) -> dict[str, Sample]:
-        """Greedy matching with exchanges and as it is, top relevance without duplicates, random."""
+        """Return the baselines: greedy with and without exchanges, top relevance, random.
+
+        Top relevance is there with and without near-duplicates.
+        """
         k, numbers = self.num_chosen, (self.pairs, self.relevance, self.rho)
         greedy = greedy_matching(*numbers, k)
         chosen = {
@@ -125,10 +131,11 @@ class DataSelection(Choice):
 
 
 def unit_rows(gradients: Array, ids: Sequence[int] | None = None, what: str = "target") -> Array:
-    """Each row at length 1, float32.
+    """Scale each row to length 1, in float32.
 
     Raises:
-        ValueError: no matrix, a row for something else than one id, or a row without direction.
+        ValueError: the array is not a matrix, the number of rows differs from the number of ids, or
+            a row is zero or not finite.
     """
     rows = np.asarray(gradients, dtype=np.float32)
     if rows.ndim != 2 or (ids is not None and len(ids) != len(rows)):
@@ -152,14 +159,14 @@ def unit_rows(gradients: Array, ids: Sequence[int] | None = None, what: str = "t
 
 
 def target_mean(units: Array, *, is_sample: bool) -> tuple[Array, float]:
-    """Direction (d,) and length of the mean of unit gradients.
+    """Return direction (d,) and length of the mean of unit gradients.
 
-    The length of a sample's mean is too long by what the sample is short: its square is rho^2 +
-    (1 - rho^2) / m. So rho is taken from the cosines between different rows. Where the rows are all
-    there is (not `is_sample`), it is the length as it is.
+    The mean of a sample is too long: its expected square is rho^2 + (1 - rho^2) / m. So for a
+    sample rho is estimated from the cosines between different rows. If the rows are the whole
+    population (not `is_sample`), rho is the length of the mean.
 
     Raises:
-        ValueError: the rows have no direction in common, or are a sample of fewer than 2.
+        ValueError: the rows have no common direction, or are a sample of fewer than 2.
     """
     m = len(units)
     if is_sample and m < 2:

@@ -1,13 +1,13 @@
-"""Which rank-1 components of LoRA stay: the loss without the others, to second order.
+"""The choice of the rank-1 LoRA components to keep, by the loss to second order.
 
-Component i has a gate z_i = 1; without the set R the loss changes by
+Component i has a gate z_i = 1. Without the components in R the loss changes by
 
     dL(R) = -sum_R dL/dz_i + 1/2 sum_RR Q_ij,      Q the sampled Fisher of the gates.
 
-What was measured (448 gates, tiny model): with all of Q the change of random removals is predicted
-better than with its diagonal (0.986 to 0.979), but what is best by it is worse in truth: keeping
-half, 3.094 to 2.991 (a choice that looks best is the one whose errors flatter it). So sort by the
-diagonal, which is the first of the baselines; the rest is here to be compared with it.
+Measured on a tiny model with 448 gates: the full Q predicts the change of random removals better
+than its diagonal does (0.986 against 0.979), but its optimum is worse when measured: if half is
+kept, 3.094 against 2.991. (The choice that looks best is the one whose errors flatter it.) So sort
+by the diagonal, which is the first of the baselines. The rest exists for comparison.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,18 @@ from infrastructure.quantum.problems.problem import Sample, Training
 
 
 class RankAllocation(Choice):
-    """Choose which `num_kept` of all components stay.
+    """The problem of choosing which `num_kept` of all components stay.
 
     Args:
-        ranks: components of each LoRA module, by its name; n is their sum, and gates are in this
-            order.
+        ranks: number of components of each LoRA module, by name. n is their sum, and gates are in
+            this order.
         gradients: dL/dz, (n,), of the mean loss per token.
         fisher: Q, (n, n): `sampled_fisher` of gate gradients with labels drawn from the model.
         num_kept: from 1 to n.
+        seed: seed of the random baseline.
 
     Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
+        ValueError: the shapes do not match, or a number is not finite.
     """
 
     name: ClassVar[str] = "rank_allocation"
@@ -64,7 +65,7 @@ class RankAllocation(Choice):
         )
 
     def decode(self, sample: Sample) -> dict[str, list[int]]:
-        """The components that stay, by module; every module is named."""
+        """Return the components that stay, by module; every module is listed."""
         kept: dict[str, list[int]] = {module: [] for module, _ in self.components}
         for i in self.indices(self.repair(sample)):
             module, component = self.components[i]
@@ -75,7 +76,10 @@ class RankAllocation(Choice):
         training.keep_components(decision)
 
     def alternatives(self) -> dict[str, Sample]:
-        """Diagonal Fisher, sensitivity |dL/dz| (as AdaLoRA, arXiv 2303.10512), random."""
+        """Return three baselines: diagonal Fisher, sensitivity |dL/dz|, random.
+
+        Sensitivity is the criterion of AdaLoRA (arXiv 2303.10512).
+        """
         k, n = self.num_chosen, len(self.components)
         chosen = {
             "diagonal_fisher": largest(self.pairs.diagonal(), k),
@@ -86,5 +90,5 @@ class RankAllocation(Choice):
 
 
 def largest(worth: Array, num_kept: int) -> Array:
-    """Indices of the largest, the first of equals."""
+    """Return the indices of the largest values; of equal values, the first."""
     return np.argsort(-worth, kind="stable")[:num_kept]

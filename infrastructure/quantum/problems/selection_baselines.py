@@ -1,29 +1,30 @@
-"""Plain ways to choose k of n examples: the answers that a sampler's answer is compared with.
+"""Baselines that choose k of n examples without a sampler, for comparison with a sampler's answer.
 
-All take numbers of the candidates (cosines and relevance, see `data_selection`) and give k
-different indices. None asks a sampler.
+All of them take numbers of the candidates (cosines and relevance, see `data_selection`) and return
+k different indices.
 """
 
 import numpy as np
 
 from infrastructure.quantum.arrays import Array
 
-LEAST_GAIN = 1e-6  # of an exchange, in cosines: above the rounding of float32
+LEAST_GAIN = 1e-6  # least gain of an exchange, in cosines: above float32 rounding
 
 
 def greedy_matching(similarity: Array, relevance: Array, scale: float, num_chosen: int) -> Array:
-    """Add the example that brings the mean nearest to the target, one after the other.
+    """Add, one at a time, the example that brings the mean nearest to the target.
 
-    Each step is exact for the number chosen so far, as in herding (Welling 2009); GRAD-MATCH
-    (arXiv 2103.00123) is of this kind, with weights.
+    Each step is exact for the number chosen so far, as in herding (Welling 2009). GRAD-MATCH
+    (arXiv 2103.00123) is similar, with weights.
 
     Args:
         similarity: (n, n) cosines between candidates, the diagonal 1.
         relevance: (n,) cosine of each with the target's mean.
         scale: length of the target's mean, rho.
+        num_chosen: k.
 
     Returns:
-        Indices in the order they were chosen.
+        Indices in the order in which they were chosen.
     """
     joint = np.zeros(len(relevance))
     is_free = np.ones(len(relevance), dtype=np.bool_)
@@ -40,13 +41,14 @@ def greedy_matching(similarity: Array, relevance: Array, scale: float, num_chose
 def exchanged(
     chosen: Array, similarity: Array, relevance: Array, scale: float, num_passes: int = 4
 ) -> Array:
-    """Each chosen example, in turn, gives way to the one that lowers the distance most, if any.
+    """Exchange each chosen example in turn for the one that lowers the distance most, if any does.
 
-    Ends when a pass changes nothing. After a greedy choice, in milliseconds, it came within 1 to
-    8 % of the best distance that any search found for a tenth, and to the best one for a half.
+    The search ends when a pass changes nothing, or after `num_passes`. After a greedy choice it
+    came, in milliseconds, within 1 to 8 % of the best distance that any search found for a tenth of
+    the pool, and reached the best one for a half.
 
     Args:
-        chosen: indices to begin with; the others as in `greedy_matching`.
+        chosen: indices to begin with; the other arguments are those of `greedy_matching`.
     """
     chosen, k = np.array(chosen), len(chosen)
     is_free = np.ones(len(relevance), dtype=np.bool_)
@@ -68,10 +70,10 @@ def exchanged(
 
 
 def top_relevance(relevance: Array, num_chosen: int) -> Array:
-    """Those most like the target, as LESS (arXiv 2402.04333) chooses.
+    """Return the examples most similar to the target, as LESS (arXiv 2402.04333) does.
 
-    It takes a good example's duplicates with it: measured far below a random choice where a pool
-    has near-duplicates.
+    This also selects the duplicates of a good example: if a pool has near-duplicates, it measured
+    far below a random choice.
     """
     return np.argsort(-relevance, kind="stable")[:num_chosen]
 
@@ -79,9 +81,9 @@ def top_relevance(relevance: Array, num_chosen: int) -> Array:
 def deduplicated_top_relevance(
     similarity: Array, relevance: Array, num_chosen: int, largest_cosine: float = 0.9
 ) -> Array:
-    """The most relevant ones of which no two are nearly the same; then the rest, by relevance.
+    """Return the most relevant examples without near-duplicates, then the rest by relevance.
 
-    Measured best at a budget of a third in one of three pools, and near random elsewhere.
+    It measured best at a budget of a third in one of three pools, and near random otherwise.
     """
     order = np.argsort(-relevance, kind="stable")
     is_near = np.zeros(len(order), dtype=np.bool_)
@@ -99,5 +101,5 @@ def deduplicated_top_relevance(
 
 
 def random_choice(num_candidates: int, num_chosen: int, seed: int) -> Array:
-    """k of n without regard to anything; the yardstick that each other way has to beat."""
+    """Draw k of n at random: the baseline that every other method has to beat."""
     return np.random.default_rng(seed).permutation(num_candidates)[:num_chosen]

@@ -1,1 +1,1 @@
-"""Who answers a question: dimod samplers, by name."""
+"""dimod samplers that solve binary quadratic models, by name."""

@@ -1,4 +1,4 @@
-"""The sampler `auto`: who is asked follows from the problem, and is told with the answer."""
+"""The sampler `auto`, which chooses a sampler by the problem and reports its choice."""
 
 import time
 from collections.abc import Callable
@@ -19,17 +19,17 @@ EXACT, DENSE, TREE, ANNEALING = (
 )
 MOST_TREEWIDTH = 12
 MOST_TREE_VARIABLES = 5000
-INTERACTIONS_PER_VARIABLE = 4  # of a model whose treewidth is worth looking for
-PROCESS_SECONDS = 3.0  # what starting another process takes at most, on a slow machine
-DENSE_VARIABLES = 8000  # up to them a matrix is used whatever the density
+INTERACTIONS_PER_VARIABLE = 4  # at most, for a model whose treewidth is worth estimating
+PROCESS_SECONDS = 3.0  # upper bound on starting another process, on a slow machine
+DENSE_VARIABLES = 8000  # up to this size a matrix is used at any density
 LEAST_DENSITY = 0.01
 
 
 class AutoSampler(dimod.Sampler):
-    """Asks the sampler that fits the problem; `info` has `sampler` and `reason`.
+    """A sampler that queries the one that fits the problem; `info` has `sampler` and `reason`.
 
     Args:
-        make: gives the sampler of a name.
+        make: returns the sampler of a name.
     """
 
     parameters: ClassVar[dict[str, object]] = {
@@ -49,7 +49,7 @@ class AutoSampler(dimod.Sampler):
         num_ones: int | None = None,
         **parameters: object,
     ) -> dimod.SampleSet:
-        """Choose and ask. What the chosen one does not know is not passed on."""
+        """Choose a sampler and query it. Parameters that it does not know are dropped."""
         began = time.monotonic()
         name, reason = choose(bqm, time_limit, num_ones)
         if name not in self.samplers:
@@ -65,14 +65,14 @@ class AutoSampler(dimod.Sampler):
         sample_set = sampler.sample(bqm, **known)
         sample_set.info.update({"sampler": name, "reason": reason})
         if has_no_time_for_a_tree(bqm, time_limit, num_ones):
-            sample_set.info["is_cut_off"] = True  # with more time another sampler may be asked
+            sample_set.info["is_cut_off"] = True  # more time may lead to another sampler
         return sample_set
 
 
 def choose(
     bqm: dimod.BinaryQuadraticModel, time_limit: float | None, num_ones: int | None
 ) -> tuple[str, str]:
-    """The name of the sampler for a problem, and why it."""
+    """Return the name of the sampler for a problem, and the reason for the choice."""
     n, m = bqm.num_variables, bqm.num_interactions
     density = 2 * m / max(1, n * (n - 1))
     shape = phrase("quantum.problem_density", count=n, percent=100 * density)
@@ -94,7 +94,7 @@ def choose(
 def has_no_time_for_a_tree(
     bqm: dimod.BinaryQuadraticModel, time_limit: float | None, num_ones: int | None
 ) -> bool:
-    """Whether it is the time limit that keeps the tree's sampler from being asked."""
+    """Return whether the time limit alone rules out tree decomposition."""
     is_short = time_limit is not None and time_limit <= PROCESS_SECONDS
     is_eligible = num_ones is None and bqm.num_variables > MOST_COUNTED
     return is_short and is_eligible and _may_be_tree(bqm)
@@ -106,7 +106,7 @@ def _may_be_tree(bqm: dimod.BinaryQuadraticModel) -> bool:
 
 
 def treewidth_at_most(bqm: dimod.BinaryQuadraticModel, limit: int) -> int | None:
-    """An upper bound of the treewidth by eliminating variables of least degree; None: over `limit`.
+    """Return an upper bound of the treewidth by minimum-degree elimination; None: above `limit`.
 
     Bodlaender & Koster 2010 ("Treewidth computations I. Upper bounds"), heuristic minimum degree.
     """
@@ -128,7 +128,7 @@ def treewidth_at_most(bqm: dimod.BinaryQuadraticModel, limit: int) -> int | None
 
 
 def _eliminate(variable: int, neighbours: list[set[int]], by_degree: list[set[int]]) -> None:
-    """Remove a variable; its neighbours become neighbours of each other."""
+    """Remove a variable and connect its neighbors with each other."""
     around = neighbours[variable]
     for other in around:
         before = neighbours[other]

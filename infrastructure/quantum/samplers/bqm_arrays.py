@@ -1,4 +1,4 @@
-"""A binary quadratic model as arrays, by its coefficient vectors; never through dict models."""
+"""Conversion of binary quadratic models to and from arrays, without slow dict models."""
 
 from typing import Any, NamedTuple
 
@@ -12,12 +12,12 @@ from infrastructure.quantum.samplers.messages import Outgoing
 
 
 class Vectors(NamedTuple):
-    """Coefficients, variables being numbered as `bqm.variables` are ordered.
+    """The coefficients of a model; variables are numbered in the order of `bqm.variables`.
 
     Attributes:
         linear: (n,), float64.
         rows, columns: the two variables of each interaction; (m,).
-        biases: of the interactions, in the model's own precision; (m,).
+        biases: biases of the interactions, in the model's own precision; (m,).
         offset: the constant.
     """
 
@@ -29,7 +29,7 @@ class Vectors(NamedTuple):
 
 
 def vectors_of(bqm: dimod.BinaryQuadraticModel) -> Vectors:
-    """The coefficients of a model, of either vartype, as they are."""
+    """Return the coefficients of a model in its own vartype."""
     vectors: Any = bqm.to_numpy_vectors(variable_order=list(bqm.variables))
     linear, (rows, columns, biases), offset = vectors
     if biases.dtype not in (np.float32, np.float64):  # a model of Python objects
@@ -38,13 +38,16 @@ def vectors_of(bqm: dimod.BinaryQuadraticModel) -> Vectors:
 
 
 def coefficient_sum(vectors: Vectors) -> float:
-    """Of the sizes of all coefficients: no energy is larger."""
+    """Return the sum of the absolute values of all coefficients, a bound on any energy."""
     sizes = np.abs(vectors.linear).sum() + np.abs(vectors.biases).sum(dtype=np.float64)
     return float(sizes) + abs(vectors.offset)
 
 
 def as_arrays(bqm: dimod.BinaryQuadraticModel) -> Outgoing:
-    """What another process is sent: vartype and offset as JSON values, and the coefficients."""
+    """Return the message for another process.
+
+    Vartype and offset are JSON values, the coefficients are arrays.
+    """
     vectors = vectors_of(bqm)
     values = {"vartype": bqm.vartype.name, "offset": vectors.offset}
     arrays: dict[str, Array] = {
@@ -57,7 +60,7 @@ def as_arrays(bqm: dimod.BinaryQuadraticModel) -> Outgoing:
 
 
 def from_arrays(values: JsonObject, arrays: dict[str, Array]) -> dimod.BinaryQuadraticModel:
-    """The model that `as_arrays` gave, with numbers from 0 as labels."""
+    """Rebuild the model of `as_arrays`, with numbers from 0 as labels."""
     return dimod.BinaryQuadraticModel.from_numpy_vectors(
         arrays["linear"],
         (arrays["rows"], arrays["columns"], arrays["biases"]),

@@ -1,4 +1,4 @@
-"""D-Wave's machines through dwave-system. The token comes from the environment alone."""
+"""D-Wave's machines through dwave-system. The token comes from the environment only."""
 
 import os
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class LeapHybrid(dimod.Sampler):
     """Leap's hybrid solver for binary quadratic models, for thousands of dense variables.
 
     Args:
-        make: what makes the sampler; None: `dwave.system.LeapHybridSampler` with the token of
-            the environment.
+        make: creates the sampler; None: `dwave.system.LeapHybridSampler` with the token of the
+            environment.
         config: keywords of that class, such as `solver` or `region`.
 
     Raises:
@@ -39,10 +39,10 @@ class LeapHybrid(dimod.Sampler):
     def sample(
         self, bqm: dimod.BinaryQuadraticModel, *, time_limit: float | None = None, **unknown: object
     ) -> dimod.SampleSet:
-        """Ask; the solver's own least time for this size is what it gets at least.
+        """Query the solver with its own minimum time for a model of this size.
 
         Raises:
-            ValueError: `time_limit` is below what the solver takes for a model of this size.
+            ValueError: `time_limit` is below the solver's minimum for a model of this size.
         """
         self.remove_unknown_kwargs(**unknown)
         least = float(self.sampler.min_time_limit(bqm))
@@ -59,16 +59,16 @@ class LeapHybrid(dimod.Sampler):
 
 
 class QuantumAnnealer(dimod.Sampler):
-    """A quantum annealer; the model is embedded into its graph by `EmbeddingComposite`.
+    """A quantum annealer; `EmbeddingComposite` embeds the model into its graph.
 
-    A machine of 5600 qubits holds about 180 variables that are all connected.
+    A machine with 5600 qubits holds about 180 fully connected variables.
 
     Args:
-        make: what makes the structured sampler; None: `dwave.system.DWaveSampler`.
+        make: creates the structured sampler; None: `dwave.system.DWaveSampler`.
         config: keywords of that class, such as `solver` or `region`.
 
     Raises:
-        MissingSecretError, MissingPackageError: as `LeapHybrid`.
+        MissingSecretError, MissingPackageError: as for `LeapHybrid`.
     """
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": []}
@@ -82,7 +82,7 @@ class QuantumAnnealer(dimod.Sampler):
     def sample(
         self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int | None = None, **unknown: object
     ) -> dimod.SampleSet:
-        """Shots of the machine; `chain_break_fraction` is a field of the answer and in `info`.
+        """Take shots; `chain_break_fraction` is a field of the answer, and its mean is in `info`.
 
         Raises:
             ValueError: no embedding was found.
@@ -103,10 +103,10 @@ def _counts(sample_set: dimod.SampleSet) -> Any:
 
 
 def _access(name: str) -> dict[str, object]:
-    """The token of the environment; a configuration file only where the environment names one.
+    """Return the token of the environment, and the configuration file that it names, if any.
 
     Raises:
-        MissingSecretError: neither is there.
+        MissingSecretError: the environment has neither.
     """
     check_access(name)
     token, file = os.environ.get(DWAVE_TOKEN), os.environ.get(DWAVE_CONFIG_FILE)

@@ -1,4 +1,4 @@
-"""When an answer must be there."""
+"""A deadline for a sampler's answer."""
 
 import time
 from collections.abc import Callable
@@ -9,11 +9,12 @@ Clock = Callable[[], float]
 
 
 class Deadline:
-    """A moment that a clock comes to; the time runs from when this is made.
+    """A time limit that starts when the object is created.
 
     Args:
-        seconds: from now on; None: never.
-        clock: seconds of any beginning; measurements on a busy machine give the processor's time.
+        seconds: time from now; None: no limit.
+        clock: returns seconds from any origin. Benchmarks on a busy machine pass the processor
+            time.
     """
 
     def __init__(self, seconds: float | None, clock: Clock = time.monotonic) -> None:
@@ -29,7 +30,7 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
-        """Negative once it is over; infinity where there is no limit."""
+        """The seconds left: negative after the deadline, infinity without a limit."""
         return float("inf") if self.seconds is None else self.seconds - self.elapsed_seconds
 
     @property

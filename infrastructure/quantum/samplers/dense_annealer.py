@@ -1,7 +1,7 @@
-"""A sampler of ours for dense problems of up to some ten thousand variables, by numpy alone.
+"""Temper's sampler for dense problems of up to some ten thousand variables, in numpy only.
 
-Library samplers overrun their time limit on thousands of fully connected variables and are farther
-from the best known energies than it (`benchmarks/results/quantum_quality.md`).
+With thousands of fully connected variables, library samplers exceed their time limit and end
+farther from the best known energies (`benchmarks/results/quantum_quality.md`).
 """
 
 import time
@@ -18,21 +18,21 @@ from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
 from infrastructure.quantum.samplers.dense_search import DenseSearch
 from infrastructure.quantum.samplers.dense_search_base import Search
 
-VARIABLES_SEARCHED = 10_000  # in all reads together, where their number is not given
+VARIABLES_SEARCHED = 10_000  # in all reads together, if their number is not given
 FEWEST_READS, MOST_READS = 2, 10
-SECONDS_PER_TERM = 3e-8  # of the model's own energies, computed at the end
+SECONDS_PER_TERM = 3e-8  # cost of the model's own energies, computed at the end
 MOST_SPARE_SHARE = 0.2
 
 
 class DenseAnnealer(dimod.Sampler):
-    """Anneals a population and recombines it; a `dimod.Sampler` over any binary quadratic model.
+    """An annealer with a recombined population; a `dimod.Sampler` for any binary quadratic model.
 
-    The answer is a function of model, `seed`, `num_reads` and `initial_states`, on any machine,
-    where the time limit did not cut the search off: `info["is_cut_off"]` tells. The energies are
+    If the time limit did not cut the search off (see `info["is_cut_off"]`), the answer depends only
+    on model, `seed`, `num_reads`, `num_ones` and `initial_states`, on any machine. The energies are
     the model's own, in float64.
 
     Args:
-        clock: seconds; a benchmark on a busy machine gives the processor's time.
+        clock: returns seconds; a benchmark on a busy machine passes the processor time.
     """
 
     parameters: ClassVar[dict[str, object]] = {
@@ -57,20 +57,20 @@ class DenseAnnealer(dimod.Sampler):
         """Search for the lowest energy.
 
         Args:
-            num_reads: searches that know nothing of each other; their best ones are recombined.
-                None: some, fewer where there are more variables. Ends earlier where several come
-                to the same energy.
+            num_reads: number of independent searches; their best assignments are recombined. None:
+                a default that is smaller for more variables. The search ends earlier if several
+                reads reach the same energy.
             time_limit: seconds from the call on, conversion included; None: no limit.
-            seed: of the random numbers; None: another one each time.
-            num_ones: ones (up spins) that every answer has. Moves are then swaps, so the model
+            seed: seed of the random numbers; None: a different one each time.
+            num_ones: number of ones (up spins) in every answer. Moves are then swaps, so the model
                 needs no penalty for it. None: any number.
-            initial_states: to begin with, as `dimod.as_samples` takes them.
+            initial_states: assignments to begin with, as `dimod.as_samples` takes them.
 
         Returns:
-            The best one of each read after recombination, as far as they differ, best first.
+            The distinct best assignments of the reads after recombination, best first.
 
         Raises:
-            ValueError: the model does not fit into memory as a matrix, or a wrong argument.
+            ValueError: the model does not fit into memory as a matrix, or an argument is invalid.
         """
         self.remove_unknown_kwargs(**unknown)
         deadline = Deadline(time_limit, self.clock)
@@ -95,14 +95,14 @@ class DenseAnnealer(dimod.Sampler):
 
 
 def default_reads(num_variables: int, num_ones: int | None = None) -> int:
-    """Reads of a question that gives no number: a work that follows from its size."""
+    """Return the default number of reads, which follows from the size of the problem."""
     if num_ones is not None:
         return READS
     return min(MOST_READS, max(FEWEST_READS, VARIABLES_SEARCHED // max(1, num_variables)))
 
 
 def _samples(search: Search[Any], bqm: dimod.BinaryQuadraticModel) -> Bits:
-    """Rows in the model's vartype, best first."""
+    """Return the assignments in the model's vartype, best first."""
     states = search.ranked()
     bits = np.array([state.bits for state in states], np.int8)
     return bits if bqm.vartype is dimod.BINARY else (2 * bits - 1).astype(np.int8)
@@ -119,7 +119,7 @@ def _search_info(search: Search[Any]) -> dict[str, object]:
 
 
 def _spare_seconds(bqm: dimod.BinaryQuadraticModel, time_limit: float | None) -> float:
-    """Kept free for the energies of the answers, and never much of the time."""
+    """Return the time reserved for the answers' energies, a limited share of the time limit."""
     needed = SECONDS_PER_TERM * bqm.num_interactions
     return 0.0 if time_limit is None else min(needed, MOST_SPARE_SHARE * time_limit)
 
@@ -140,7 +140,7 @@ def _refuse_ones(num_ones: int | None, num_variables: int) -> None:
 def _bits_of(
     states: Any, bqm: dimod.BinaryQuadraticModel, variables: Sequence[Hashable]
 ) -> list[Bits]:
-    """Initial states as rows of 0 and 1 in the order of `variables`."""
+    """Return initial states as rows of 0 and 1 in the order of `variables`."""
     samples, labels = dimod.as_samples(states)
     place = {label: column for column, label in enumerate(labels)}
     missing = [label for label in variables if label not in place]

@@ -1,10 +1,10 @@
-"""Search among the assignments with a given number of ones: kicks and exchanges.
+"""Search among the assignments with a given number of ones, by kicks and exchanges.
 
-Iterated local search (Lourenço, Martin, Stützle: "Iterated Local Search", 2003): some ones and as
-many zeros, by chance, change places; then a one and a zero as long as that gains. How many a kick
-moves is drawn anew each time, since some questions (near-copies among the examples) want small ones
-and others (several groups that would do) large ones. How it compares with annealing by swaps,
-which it replaced: benchmarks/results/quantum_quality.md.
+Iterated local search (Lourenço, Martin, Stützle: "Iterated Local Search", 2003): a kick swaps some
+random ones with as many random zeros. Then ones and zeros are exchanged as long as that lowers the
+energy. The size of each kick is drawn at random, because some problems (near-copies among the
+examples) need small kicks and others (several equally good groups) large ones. A comparison with
+annealing by swaps, which this search replaced: benchmarks/results/quantum_quality.md.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from infrastructure.quantum.samplers.dense_problem import Bits
 from infrastructure.quantum.samplers.dense_search_base import Search, TimeIsUp, distinct
 from infrastructure.quantum.samplers.dense_state import SwapState, with_ones
 
-LARGEST_KICK = 0.2  # of the ones, or of the zeros where they are fewer
-# Kicks of the first read: so many, divided by the ones or zeros, whichever are fewer. Each read has
-# twice as many as the one before: short walks try other places, long ones come nearer.
+LARGEST_KICK = 0.2  # share of the ones or of the zeros, whichever are fewer
+# The first read has KICKS divided by the number of ones or zeros, whichever are fewer. Each read
+# has twice as many as the one before: short walks explore, long ones come nearer to the optimum.
 KICKS, FEWEST_KICKS, KICKS_PER_VARIABLE, MOST_KICKS = 30_000, 100, 10, 1000
-READS = 2  # where their number is not given
+READS = 2  # if their number is not given
 ACCEPTED_RISE = 0.1  # temperature of the walk, as a multiple of the mean rise after a kick
-MEMORY = 100  # rises that this mean goes back
+MEMORY = 100  # number of rises in this mean
 MOST_CHAMPIONS = 8
 
 
 @dataclass
 class ExchangeSearch(Search[SwapState]):
-    """Walks from one assignment that no exchange betters to the next.
+    """A search that walks between assignments that no exchange improves.
 
     Attributes:
-        num_ones: of every assignment.
+        num_ones: number of ones in every assignment.
     """
 
     same_variables: ClassVar[int] = 0
@@ -41,14 +41,18 @@ class ExchangeSearch(Search[SwapState]):
     num_ones: int = 0
 
     def read(self, given: Sequence[Bits]) -> None:
-        """A walk: the first from the greedy choice or a better one given, others from anywhere."""
+        """Do one walk.
+
+        The first starts from the best of the greedy choice and the given assignments, the others
+        from a random assignment.
+        """
         start = self._anywhere() if self.read_energies else self._best_of(given)
         best = self._walked(start)
         self.read_energies.append(best.energy)
         self.champions = distinct([*self.champions, best], self.same_variables)[:MOST_CHAMPIONS]
 
     def _walked(self, walker: SwapState) -> SwapState:
-        """The best assignment on a walk."""
+        """Return the best assignment of a walk."""
         self._settle(walker)
         best, mean_rise, num_rises = walker, 0.0, 0
         for _ in range(self._num_kicks()):
@@ -67,10 +71,10 @@ class ExchangeSearch(Search[SwapState]):
         return best
 
     def _settle(self, state: SwapState) -> None:
-        """Exchange until none gains.
+        """Exchange until no exchange lowers the energy.
 
         Raises:
-            TimeIsUp: the deadline is there.
+            TimeIsUp: the deadline has passed.
         """
         state.descend(self.is_over)
         state.refresh(self.problem)
@@ -80,14 +84,20 @@ class ExchangeSearch(Search[SwapState]):
             raise TimeIsUp
 
     def _is_better(self, state: SwapState, other: SwapState) -> bool:
-        """By more than rounding, which is taken out of the first where it matters."""
+        """Return whether `state` is lower by more than rounding.
+
+        If it seems lower, its energy is summed again without rounding errors and compared again.
+        """
         limit = other.energy - state.least_gain
         if state.energy < limit:
             state.refresh(self.problem, after_flips=0)
         return state.energy < limit
 
     def _best_of(self, given: Sequence[Bits]) -> SwapState:
-        """The best of the greedy choice and of what is given, made to fit the number of ones."""
+        """Return the best of the greedy choice and the given assignments.
+
+        All are changed to have the right number of ones first.
+        """
         nothing = np.zeros(self.problem.num_variables, np.int8)
         states = (with_ones(self.problem, bits, self.num_ones) for bits in [*given, nothing])
         return min(states, key=lambda state: state.energy)
@@ -99,15 +109,15 @@ class ExchangeSearch(Search[SwapState]):
 
     @property
     def _fewer(self) -> int:
-        """Ones or zeros, whichever are fewer."""
+        """The number of ones or of zeros, whichever is smaller."""
         return min(self.num_ones, self.problem.num_variables - self.num_ones)
 
     def _kick_size(self) -> int:
-        """From 1 to the largest, each power of two as often as another."""
+        """Draw a kick size from 1 to the largest, uniform on a logarithmic scale."""
         return round(float(max(1.0, LARGEST_KICK * self._fewer) ** self.random.random()))
 
     def _num_kicks(self) -> int:
-        """Of the next read."""
+        """Return the number of kicks of the next read."""
         most = min(MOST_KICKS, KICKS_PER_VARIABLE * self.problem.num_variables)
         first = min(most, max(FEWEST_KICKS, KICKS // max(1, self._fewer)))
         return first << min(len(self.read_energies), 10) if self._fewer else 0

@@ -1,4 +1,4 @@
-"""A binary quadratic model as one float32 matrix, which is what makes a search over it fast."""
+"""A binary quadratic model as one float32 matrix, which makes a search over it fast."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from infrastructure.quantum.samplers.bqm_arrays import Vectors, coefficient_sum,
 
 MOST_MATRIX_BYTES = 2 * GIB
 BYTES_PER_ENTRY = 4
-ROWS_AT_ONCE = 512  # so that a temporary copy of rows stays small beside the matrix
+ROWS_AT_ONCE = 512  # keeps a temporary copy of rows small compared with the matrix
 
 Floats = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.int8]
@@ -22,10 +22,10 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class DenseProblem:
-    """Energy `offset + linear·x + ½ x·matrix·x` over zeros and ones.
+    """A problem with the energy `offset + linear·x + ½ x·matrix·x` over zeros and ones.
 
     Attributes:
-        linear: of each variable; (n,).
+        linear: linear term of each variable; (n,).
         matrix: symmetric with a zero diagonal; (n, n).
         offset: energy of all zeros.
         variables: labels, in the order of the arrays.
@@ -41,10 +41,11 @@ class DenseProblem:
         return len(self.linear)
 
     def field_scale(self) -> float:
-        """Size of what the others do to a variable: the root of the mean sum of squared entries.
+        """Return the typical effect of the other variables on one.
 
-        Temperatures are multiples of it. A model without interactions has the size of its linear
-        terms, and one of zeros has 1.
+        It is the root of the mean, over variables, of the sum of squared entries. Temperatures are
+        multiples of it. For a model without interactions it is the root mean square of the linear
+        terms, and for a model of zeros 1.
         """
         squares = np.einsum("ij,ij->i", self.matrix, self.matrix, dtype=np.float64)
         squares = squares if squares.any() else np.square(self.linear, dtype=np.float64)
@@ -54,13 +55,13 @@ class DenseProblem:
     def of(cls, bqm: dimod.BinaryQuadraticModel, num_ones: int | None = None) -> "DenseProblem":
         """Convert a model of either vartype by its coefficient vectors.
 
-        Needs the vectors and the matrix at once: 24 bytes an interaction beside 4 n². Where the
-        number of ones is given, what all pairs and all variables have in common is a constant: it
-        is taken out before rounding to float32, so that a penalty on that number costs no digits.
+        Holds the vectors and the matrix at once: 24 bytes per interaction in addition to 4 n². If
+        the number of ones is given, the mean of all pairs and the mean of all linear terms only
+        contribute a constant. Both are subtracted before rounding to float32, so a penalty on that
+        number costs no precision.
 
         Raises:
-            ValueError: the matrix would be too large, or a coefficient is no finite number of
-                float32's range.
+            ValueError: the matrix would be too large, or a coefficient is not finite in float32.
         """
         refuse_too_large(bqm.num_variables)
         variables = tuple(bqm.variables)
@@ -92,11 +93,11 @@ class DenseProblem:
         return cls(linear.astype(np.float32), matrix, offset, variables)
 
     def restricted(self, indices: Indices) -> Floats:
-        """The interactions among some variables; (m, m)."""
+        """Return the interactions among some variables; (m, m)."""
         return self.matrix[np.ix_(indices, indices)]
 
     def field(self, bits: Bits) -> Floats:
-        """`linear + matrix·bits`, summed in float64; (n,)."""
+        """Return `linear + matrix·bits`, summed in float64; (n,)."""
         total = self.linear.astype(np.float64)
         ones = np.flatnonzero(bits)
         for start in range(0, len(ones), ROWS_AT_ONCE):
@@ -106,12 +107,12 @@ class DenseProblem:
 
 
 def matrix_fits(num_variables: int) -> bool:
-    """Whether a matrix of so many variables is small enough."""
+    """Return whether a matrix for this number of variables is small enough."""
     return BYTES_PER_ENTRY * num_variables**2 <= MOST_MATRIX_BYTES
 
 
 def refuse_too_large(num_variables: int) -> None:
-    """Raises ValueError where a matrix of so many variables would not fit."""
+    """Raise ValueError if a matrix for this number of variables would not fit."""
     size = BYTES_PER_ENTRY * num_variables**2
     if not matrix_fits(num_variables):
         raise InputError(
@@ -125,7 +126,7 @@ def refuse_too_large(num_variables: int) -> None:
 def _add_transposed(matrix: Floats) -> None:
     """Make a triangular matrix symmetric in place, tile by tile.
 
-    An interaction lies on one side of the diagonal only, on either, so both sides are summed.
+    Each interaction is on one side of the diagonal, on either one, so both sides are summed.
     """
     n = len(matrix)
     for i in range(0, n, ROWS_AT_ONCE):

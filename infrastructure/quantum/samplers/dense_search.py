@@ -1,9 +1,9 @@
-"""Anneal a small population of assignments and recombine it, until no child is better.
+"""Annealing of a small population of assignments, and recombination until no child is better.
 
-A child keeps what its parents agree on and searches the rest, which is a problem so small that it
-lies in the processor's cache. The idea is old: memetic
-search (Merz & Freisleben 1999) with variables fixed where good solutions agree (Wang, Lü, Glover,
-Hao: "Effective variable fixation and scoring strategies for binary quadratic programming", 2011).
+A child keeps what its parents agree on and searches over the rest, a problem so small that it fits
+into the processor's cache. This is memetic search (Merz & Freisleben 1999) with variables fixed if
+good solutions agree on them (Wang, Lü, Glover, Hao: "Effective variable fixation and scoring
+strategies for binary quadratic programming", 2011).
 """
 
 from collections.abc import Sequence
@@ -17,25 +17,26 @@ from infrastructure.quantum.samplers.dense_search_base import Search, TimeIsUp, 
 from infrastructure.quantum.samplers.dense_state import FlipState
 
 # Temperatures are multiples of the problem's field scale; a spin glass freezes at a quarter of it.
-# Large problems begin below that, since time is short; small ones, the sparse above all, need heat.
+# Large problems begin below that, because time is short. Small ones, sparse ones above all, need a
+# higher temperature.
 HOT, WARM, COLD = 0.13, 0.08, 0.02
 SMALL, SMALL_HOT, SMALL_WARM = 1000, 0.25, 0.15
 ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 300, 100, 2
 FEWEST_SWEEPS = 60
-SWEEPS_PER_VARIABLE = 0.3  # of an anneal; small problems need no more
-# The first read is half of the others, since time may be short. Larger ones come no nearer than
-# several reads do in the time that they take.
+SWEEPS_PER_VARIABLE = 0.3  # sweeps of an anneal; small problems need no more
+# The population of the first read is half of the others, because time may be short. Larger
+# populations come no nearer to the optimum than several reads in the same time.
 LEAST_POPULATION, FIRST_POPULATION, LARGEST_POPULATION = 8, 16, 32
-VARIABLES_EACH = 20  # variables of the problem, for each assignment of a population
+VARIABLES_EACH = 20  # variables of the problem per assignment of a population
 MOST_CHAMPIONS = 8
-# Variables that parents agree on, and that a child decides anew all the same.
+# Variables that a child decides again although its parents may agree on them.
 UNDECIDED_SHARE, FEWEST_UNDECIDED = 0.16, 100
-PATIENCE = 3  # children without a new best one, as a multiple of the population
+PATIENCE = 3  # children without an improvement, as a multiple of the population
 
 
 @dataclass
 class DenseSearch(Search[FlipState]):
-    """Reads whose best ones are recombined with each other.
+    """A search with independent reads whose best assignments are recombined.
 
     Attributes:
         scale: the problem's `field_scale`.
@@ -47,10 +48,10 @@ class DenseSearch(Search[FlipState]):
     scale: float = 1.0
 
     def read(self, given: Sequence[Bits]) -> None:
-        """One independent search; its best is a champion.
+        """Do one independent search; its best assignment becomes a champion.
 
         Raises:
-            TimeIsUp: the deadline is there; what was found is kept.
+            TimeIsUp: the deadline has passed; the results so far are kept.
         """
         population = [self._improved(FlipState.of(self.problem, bits)) for bits in given]
         start = FlipState.of(self.problem, np.zeros(self.problem.num_variables, np.int8))
@@ -70,7 +71,7 @@ class DenseSearch(Search[FlipState]):
         self.champions = distinct(self.champions, self.same_variables)[:MOST_CHAMPIONS]
 
     def _evolve(self, population: list[FlipState]) -> None:
-        """Recombine until that has found nothing better for long; changes the list."""
+        """Recombine until the last children brought no improvement; change the list in place."""
         best = min(state.energy for state in population)
         fruitless = 0
         while fruitless < PATIENCE * len(population):
@@ -85,7 +86,7 @@ class DenseSearch(Search[FlipState]):
                 best, fruitless = child.energy, 0
 
     def _child(self, first: FlipState, second: FlipState) -> FlipState:
-        """What both agree on, and a search over the rest."""
+        """Return a child that keeps what both parents agree on and searches over the rest."""
         open_variables = _disputed(first, second)
         _, warm = self._temperatures()
         child = first.copy()
@@ -100,25 +101,25 @@ class DenseSearch(Search[FlipState]):
         for temperature in np.geomspace(start * self.scale, COLD * self.scale, num_sweeps):
             state.sweep(float(temperature), self.random)
             if self.is_over():
-                # Half an anneal is worth something only where there is nothing else yet.
+                # An unfinished anneal is worth something only if there is no other result.
                 if self.best is None and len(state.sign) == self.problem.num_variables:
                     state.descend(self.random)
                     self.best = state
                 raise TimeIsUp
 
     def _temperatures(self) -> tuple[float, float]:
-        """Where anneals of everything and of a child's open variables begin."""
+        """Return the start temperatures of a full anneal and of a child's open variables."""
         is_small = self.problem.num_variables <= SMALL
         return (SMALL_HOT, SMALL_WARM) if is_small else (HOT, WARM)
 
     def _population(self) -> int:
-        """Of the next read; a small problem needs no more than a small one."""
+        """Return the population of the next read; a small problem needs only a small one."""
         largest = max(LEAST_POPULATION, self.problem.num_variables // VARIABLES_EACH)
         grown = FIRST_POPULATION << min(len(self.read_energies), 8)
         return min(LARGEST_POPULATION, largest, grown)
 
     def _num_sweeps(self, most: int) -> int:
-        """Of an anneal: what is enough for a small problem."""
+        """Return the sweeps of an anneal, fewer for a small problem."""
         enough = int(SWEEPS_PER_VARIABLE * self.problem.num_variables)
         return min(most, max(FEWEST_SWEEPS, enough))
 
@@ -135,9 +136,10 @@ class DenseSearch(Search[FlipState]):
 def _place_of(
     child: FlipState, population: Sequence[FlipState], first: int, second: int
 ) -> int | None:
-    """Whom the child replaces: its twin, or the nearer parent, or the worse one; None: nobody.
+    """Return the index that the child replaces: its twin, else the nearer or the other parent.
 
-    A twin beside it would take the differences away that recombining lives from.
+    Only a worse assignment is replaced; None: the child is not kept. Keeping a child next to its
+    twin would remove the differences that recombination needs.
     """
     distances = [distance(child, state) for state in population]
     twin = int(np.argmin(distances))
@@ -151,12 +153,12 @@ def _place_of(
 
 
 def _just_below(energy: float) -> float:
-    """What is lower than this is lower by more than the rounding of a running sum."""
+    """Return a limit below `energy` by more than the rounding of a running sum."""
     return energy - 1e-9 * max(1.0, abs(energy))
 
 
 def _disputed(first: FlipState, second: FlipState) -> Indices:
-    """Where two assignments differ, and the variables that least depend on either."""
+    """Return the variables in which two assignments differ, and those least fixed in the first."""
     is_open = first.sign != second.sign
     count = min(len(is_open), max(FEWEST_UNDECIDED, int(UNDECIDED_SHARE * len(is_open))))
     is_open[np.argsort(np.abs(first.field), kind="stable")[:count]] = True

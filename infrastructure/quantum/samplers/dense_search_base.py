@@ -1,4 +1,4 @@
-"""What searches over a dense problem share: reads that know nothing of each other, and an end."""
+"""The base of searches over a dense problem: independent reads and an end."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,27 +11,27 @@ from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
 from infrastructure.quantum.samplers.dense_state import DenseState
 
-SAME_ENERGY = 1e-6  # of what is not constant: what running sums differ by
+SAME_ENERGY = 1e-6  # relative to the energy without the offset: the error of running sums
 
 
 State = TypeVar("State", bound=DenseState)
 
 
 class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends where it is
-    """The deadline is there."""
+    """A signal that the deadline has passed."""
 
 
 @dataclass
 class Search(ABC, Generic[State]):
-    """One question while it is worked on.
+    """The state of a search for one problem.
 
     Attributes:
         spare_seconds: how long before the deadline the search ends.
-        best: the assignment of the lowest energy.
-        champions: the best ones of reads.
-        read_energies: of the best of each read that has ended.
+        best: the assignment with the lowest energy.
+        champions: the best assignments of the reads.
+        read_energies: the lowest energy of each finished read.
         num_steps: children or kicks so far.
-        is_cut_off: the deadline came first.
+        is_cut_off: the deadline ended the search.
     """
 
     problem: DenseProblem
@@ -44,19 +44,19 @@ class Search(ABC, Generic[State]):
     num_steps: int = 0
     is_cut_off: bool = False
 
-    same_variables: ClassVar[int]  # assignments that differ in no more are one
-    converged_reads: ClassVar[int]  # reads that came to the same energy, and none to a lower one
+    same_variables: ClassVar[int]  # assignments that differ in no more are the same
+    converged_reads: ClassVar[int]  # reads that must reach the lowest energy
 
     @abstractmethod
     def read(self, given: Sequence[Bits]) -> None:
-        """One independent search, which begins with what is given; its best is a champion.
+        """Do one independent search from the given assignments; its best becomes a champion.
 
         Raises:
-            TimeIsUp: the deadline is there; what was found is kept.
+            TimeIsUp: the deadline has passed; the results so far are kept.
         """
 
     def run(self, given: Sequence[Bits], num_reads: int) -> None:
-        """So many reads, or fewer where they come to the same or the deadline is there."""
+        """Do `num_reads` reads, or fewer if they converge or the deadline passes."""
         try:
             for number in range(num_reads):
                 self.read(given if number == 0 else [])
@@ -66,7 +66,7 @@ class Search(ABC, Generic[State]):
             self.is_cut_off = True
 
     def ranked(self) -> list[State]:
-        """What was found, best first."""
+        """Return the distinct results, best first."""
         states = list(self.champions)
         if self.best is not None:
             states.append(self.best)
@@ -74,7 +74,7 @@ class Search(ABC, Generic[State]):
 
     @property
     def is_converged(self) -> bool:
-        """Whether searches that know nothing of each other end at the same energy."""
+        """Whether enough independent reads end at the lowest energy."""
         if self.best is None:
             return False
         rounding = SAME_ENERGY * abs(self.best.energy - self.problem.offset) + self.best.least_gain
@@ -82,18 +82,18 @@ class Search(ABC, Generic[State]):
         return sum(energy <= limit for energy in self.read_energies) >= self.converged_reads
 
     def is_over(self) -> bool:
-        """Whether the deadline is there; remembered."""
+        """Return whether the deadline has passed, and remember it."""
         self.is_cut_off = self.deadline.seconds_left <= self.spare_seconds
         return self.is_cut_off
 
 
 def distance(one: DenseState, other: DenseState) -> int:
-    """In how many variables two assignments differ."""
+    """Return the number of variables in which two assignments differ."""
     return int(np.count_nonzero(one.sign != other.sign))
 
 
 def distinct(states: Sequence[State], same_variables: int) -> list[State]:
-    """Best first, each but once."""
+    """Return the states without near-duplicates, best first."""
     kept: list[State] = []
     for state in sorted(states, key=lambda state: state.energy):
         if all(distance(state, other) > same_variables for other in kept):

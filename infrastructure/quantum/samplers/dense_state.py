@@ -1,10 +1,10 @@
-"""One assignment of zeros and ones, and how it moves: by flips, or by swaps of a one and a zero.
+"""An assignment of zeros and ones that moves by flips, or by swaps of a one and a zero.
 
-The change of energy by a flip of variable i is `sign[i] * field[i]`, and a flip adds one row of the
-matrix to the field or takes it away: one contiguous pass over 4 n bytes. A sweep looks for moves a
-block at a time with one vector comparison and does only those that are accepted, each checked
-again against what the moves before it have changed; so a cold sweep, which accepts little, costs
-next to nothing. Exactness: the field is float32 and drifts by rounding, `refresh` sums it anew.
+The change of energy by a flip of variable i is `sign[i] * field[i]`. A flip adds one row of the
+matrix to the field or subtracts it: one contiguous pass over 4 n bytes. A sweep looks for moves one
+block at a time with one vector comparison. It does only the accepted moves, each checked again
+after the moves before it. So a cold sweep, which accepts little, costs almost nothing. The field is
+float32 and drifts by rounding; `refresh` sums it again.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,24 @@ import numpy as np
 
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem, Floats, Indices
 
-BLOCK = 256  # variables that are compared at once
-REFRESH_AFTER_FLIPS = 200_000  # float32 sums are then wrong by about 1e-5 of themselves
-EXCHANGES_AT_ONCE = 80_000  # pairs that are compared at once, in the processor's cache
+BLOCK = 256  # variables compared at once
+REFRESH_AFTER_FLIPS = 200_000  # float32 sums then have a relative error of about 1e-5
+EXCHANGES_AT_ONCE = 80_000  # pairs compared at once; they fit into the processor's cache
 
 
 def never() -> bool:
-    """The end of a search that has none."""
+    """Return False: the stop condition of a search without one."""
     return False
 
 
 class DenseState:
-    """An assignment and what each flip would cost.
+    """An assignment and the cost of each flip.
 
     Attributes:
-        sign: +1 where the variable is zero, -1 where it is one; (n,) float32.
-        field: change of energy by a one instead of a zero, of each variable; (n,) float32.
-        energy: of the assignment.
-        num_flips: since the field was summed anew.
+        sign: +1 if the variable is zero, -1 if it is one; (n,) float32.
+        field: change of energy if the variable is one instead of zero; (n,) float32.
+        energy: energy of the assignment.
+        num_flips: flips since the field was last summed.
     """
 
     def __init__(self, matrix: Floats, field: Floats, sign: Floats, energy: float) -> None:
@@ -40,7 +40,7 @@ class DenseState:
 
     @classmethod
     def of(cls, problem: DenseProblem, bits: Bits) -> Self:
-        """The state of an assignment of 0 and 1; (n,)."""
+        """Return the state of an assignment of 0 and 1; (n,)."""
         field = problem.field(bits)
         state = cls(problem.matrix, field, (1 - 2 * bits).astype(np.float32), 0.0)
         state.energy = _energy(problem, field, bits)
@@ -48,17 +48,17 @@ class DenseState:
 
     @property
     def bits(self) -> Bits:
-        """0 and 1; (n,)."""
+        """The assignment as 0 and 1; (n,)."""
         ones: Bits = (self.sign < 0).astype(np.int8)
         return ones
 
     @property
     def least_gain(self) -> float:
-        """What float32 can still tell from zero here; smaller falls could go round in a circle."""
+        """The smallest gain that float32 resolves here; smaller gains could cycle forever."""
         return 4 * float(np.finfo(np.float32).eps) * float(np.abs(self.field).max(initial=0.0))
 
     def refresh(self, problem: DenseProblem, after_flips: int = REFRESH_AFTER_FLIPS) -> None:
-        """Take the rounding out of field and energy, if there were enough flips to matter."""
+        """Remove the rounding errors of field and energy after more than `after_flips` flips."""
         if self.num_flips > after_flips:
             self.field = problem.field(self.bits)
             self.energy = _energy(problem, self.field, self.bits)
@@ -84,26 +84,27 @@ class FlipState(DenseState):
     """An assignment that moves by flips of single variables.
 
     Attributes:
-        num_sweeps: so far.
+        num_sweeps: sweeps so far.
     """
 
     num_sweeps: int = 0
 
     def restricted(self, indices: Indices) -> Self:
-        """The same assignment where only these variables can move; it has only them."""
+        """Return the same assignment over these variables only; the others stay fixed."""
         matrix = self.matrix[np.ix_(indices, indices)]
         return type(self)(matrix, self.field[indices], self.sign[indices], self.energy)
 
     def take(self, indices: Indices, other: DenseState) -> None:
-        """Make `indices` what they are in `other`, which is over them only."""
+        """Copy the values of `indices` from `other`, a state over these variables only."""
         for i in indices[self.sign[indices] != other.sign].tolist():
             self.flip(i)
 
     def sweep(self, temperature: float, random: np.random.Generator) -> int:
-        """Offer every variable one flip, as Metropolis does; the number of flips.
+        """Offer every variable one flip by the Metropolis rule; return the number of flips.
 
-        Small problems every other time from the last to the first: always in one order, a variable
-        whose fall another one's fall takes away would never fall. Large ones came down slower so.
+        In small problems every other sweep goes from the last variable to the first. In a fixed
+        order, a variable whose gain is always taken away by an earlier flip would never flip. Large
+        problems came down more slowly with alternating order.
         """
         limits = _accepted_rises(random, len(self.sign), temperature)
         sign, field, matrix, energy = self.sign, self.field, self.matrix, self.energy
@@ -125,23 +126,25 @@ class FlipState(DenseState):
         return num_flips
 
     def descend(self, random: np.random.Generator) -> None:
-        """Go down until no move lowers the energy by more than rounding."""
+        """Flip variables until no flip lowers the energy by more than rounding."""
         least = self.least_gain
         while self.sweep(-least, random):
             pass
 
     def start_randomly(self, random: np.random.Generator) -> None:
-        """Give up the assignment for another: the move to a random one."""
+        """Move to a random assignment."""
         for i in (random.random(len(self.sign)) < 0.5).nonzero()[0].tolist():
             self.flip(i)
 
 
 class SwapState(DenseState):
-    """An assignment whose number of ones stays: a one and a zero change places."""
+    """An assignment with a fixed number of ones: a one and a zero are swapped."""
 
     def descend(self, is_over: Callable[[], bool] = never) -> None:
-        """Exchange the best zero for each one until no exchange lowers the energy by more than
-        rounding, or it `is_over`."""
+        """Exchange each one for its best zero until no exchange helps or `is_over` returns True.
+
+        An exchange helps if it lowers the energy by more than rounding.
+        """
         least, start, num_quiet = self.least_gain, 0, 0
         ones = np.flatnonzero(self.sign < 0)
         block = max(1, EXCHANGES_AT_ONCE // len(self.sign))
@@ -153,11 +156,11 @@ class SwapState(DenseState):
                 if self._exchange_if(one, zero, -least):
                     ones[start + place] = zero
                     num_quiet = 0
-            if num_quiet:  # else the same ones again
+            if num_quiet:  # otherwise repeat this block
                 start = start + block if start + block < len(ones) else 0
 
     def kick(self, size: int, random: np.random.Generator) -> None:
-        """Let so many ones and zeros, by chance, change places."""
+        """Swap `size` random ones with as many random zeros, or fewer if there are not as many."""
         ones, zeros = np.flatnonzero(self.sign < 0), np.flatnonzero(self.sign > 0)
         size = min(size, len(ones), len(zeros))
         for side in (ones, zeros):
@@ -165,7 +168,7 @@ class SwapState(DenseState):
                 self.flip(i)
 
     def _best_exchanges(self, ones: Indices) -> tuple[Floats, Indices]:
-        """Change of energy by the best zero for each of these ones, and that zero."""
+        """Return the change of energy by the best zero for each of these ones, and that zero."""
         coming = np.where(self.sign > 0, self.field, np.float32(np.inf))
         rises = self.matrix[ones]
         np.subtract(coming, rises, out=rises)
@@ -173,7 +176,7 @@ class SwapState(DenseState):
         return rises[np.arange(len(ones)), zeros] - self.field[ones], zeros
 
     def _exchange_if(self, one: int, zero: int, limit: float) -> bool:
-        """Exchange where the zero is still one and the energy rises by less than `limit`."""
+        """Exchange if `zero` is still zero and the energy rises by less than `limit`."""
         if self.sign.item(zero) < 0:
             return False
         between = self.matrix.item(one, zero)
@@ -185,7 +188,7 @@ class SwapState(DenseState):
 
 
 def with_ones(problem: DenseProblem, bits: Bits, num_ones: int) -> SwapState:
-    """A state of exactly `num_ones` ones, near `bits`: the flips that cost least are done."""
+    """Return a state with exactly `num_ones` ones near `bits`, by the cheapest flips."""
     state = DenseState.of(problem, bits)
     missing = num_ones - int(bits.sum())
     for _ in range(abs(missing)):
@@ -195,7 +198,10 @@ def with_ones(problem: DenseProblem, bits: Bits, num_ones: int) -> SwapState:
 
 
 def _energy(problem: DenseProblem, field: Floats, bits: Bits) -> float:
-    """Half of linear and field over the ones: each interaction is in two fields."""
+    """Return the energy from the field.
+
+    Half of linear and field is summed over the ones, because each interaction is in two fields.
+    """
     ones = bits.astype(bool)
     return problem.offset + 0.5 * float(
         problem.linear[ones].sum(dtype=np.float64) + field[ones].sum(dtype=np.float64)
@@ -203,9 +209,10 @@ def _energy(problem: DenseProblem, field: Floats, bits: Bits) -> float:
 
 
 def _accepted_rises(random: np.random.Generator, count: int, temperature: float) -> Floats:
-    """The rise of energy up to which each move is accepted: exponentially distributed.
+    """Draw the rise of energy up to which each move is accepted, exponentially distributed.
 
-    A temperature of zero or below is a fall that there must be at least.
+    If the temperature is zero or below, it is the limit itself: energy must fall by at least that
+    much.
     """
     if temperature <= 0:
         return np.full(count, temperature, np.float32)

@@ -1,4 +1,4 @@
-"""All assignments of a small problem, by counting through them."""
+"""A sampler that enumerates all assignments of a small problem."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -15,10 +15,10 @@ Energies = npt.NDArray[np.float64]
 
 
 class ExactSampler(dimod.Sampler):
-    """The assignments of the lowest energy, of all that there are.
+    """A sampler for the assignments with the lowest energy of all.
 
-    `dimod.ExactSolver` returns every assignment, which takes a minute at 20 variables; this one
-    takes a tenth of a second, and returns what is asked for.
+    `dimod.ExactSolver` returns every assignment, which takes a minute at 20 variables. This sampler
+    takes a tenth of a second and returns only the requested number.
     """
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": [], "num_ones": []}
@@ -32,10 +32,12 @@ class ExactSampler(dimod.Sampler):
         num_ones: int | None = None,
         **unknown: object,
     ) -> dimod.SampleSet:
-        """The `num_reads` best assignments, best first; with `num_ones` ones, where it is given.
+        """Return the `num_reads` best assignments, best first.
+
+        If `num_ones` is given, only assignments with that many ones count.
 
         Raises:
-            ValueError: more than 20 variables, or a number of ones that there is not.
+            ValueError: the model has more than 20 variables, or `num_ones` is out of range.
         """
         self.remove_unknown_kwargs(**unknown)
         refuse_too_many("exact", bqm.num_variables)
@@ -54,7 +56,7 @@ class ExactSampler(dimod.Sampler):
 
 
 def refuse_too_many(name: str, num_variables: int) -> None:
-    """Raises ValueError above what counting through takes."""
+    """Raise ValueError if there are too many variables to enumerate."""
     if num_variables > MOST_COUNTED:
         raise InputError(
             "quantum.too_many_variables_to_enumerate",
@@ -65,7 +67,10 @@ def refuse_too_many(name: str, num_variables: int) -> None:
 
 
 def all_energies(bqm: dimod.BinaryQuadraticModel) -> Energies:
-    """The energy of every assignment; bit i of an index is variable i being one (or up); (2^n,)."""
+    """Return the energy of every assignment; (2^n,).
+
+    Bit i of an index is 1 if variable i is one (or up).
+    """
     binary = bqm if bqm.vartype is dimod.BINARY else bqm.change_vartype(dimod.BINARY, inplace=False)
     vectors = vectors_of(binary)
     n = len(vectors.linear)
@@ -82,7 +87,7 @@ def all_energies(bqm: dimod.BinaryQuadraticModel) -> Energies:
 
 
 def bits_of(numbers: npt.NDArray[np.int64], num_variables: int) -> npt.NDArray[np.int8]:
-    """Indices of assignments as rows of 0 and 1; (m, n)."""
+    """Return assignments, given by index, as rows of 0 and 1; (m, n)."""
     shifts = np.arange(num_variables)
     rows: npt.NDArray[np.int8] = ((numbers[:, None] >> shifts) & 1).astype(np.int8)
     return rows
@@ -93,7 +98,7 @@ def as_sample_set(
     numbers: npt.NDArray[np.int64],
     counts: Sequence[int] | None = None,
 ) -> dimod.SampleSet:
-    """Assignments by index, in the model's vartype, with its energies."""
+    """Return assignments, given by index, in the model's vartype with the model's energies."""
     rows = bits_of(numbers, bqm.num_variables)
     rows = rows if bqm.vartype is dimod.BINARY else (2 * rows - 1).astype(np.int8)
     occurrences = np.ones(len(rows), int) if counts is None else np.asarray(counts, int)

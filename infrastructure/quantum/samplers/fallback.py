@@ -1,7 +1,7 @@
-"""Several samplers as one: asked in order, the next one where one fails.
+"""A chain of samplers as one sampler: if one fails, the next one is queried.
 
-An answer that came after a failure is no function of the question; who keeps it, as a training does
-with its checkpoints, repeats the answer itself.
+An answer after a failure does not depend on the problem alone. A caller that must be able to repeat
+it stores the answer itself, as a run does in its checkpoints.
 """
 
 import logging
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 
 class FallbackSampler(dimod.Sampler):
-    """A `dimod.Sampler` over a chain of them.
+    """A `dimod.Sampler` that queries a chain of samplers in order.
 
-    A keyword of a question goes to those samplers that know it. A `time_limit` (seconds) is for all
-    together: each one that is asked may use an equal share of what is left, so that one which hangs
-    leaves the others theirs.
+    Each keyword is passed to the samplers that know it. A `time_limit` (seconds) is for the whole
+    chain: each sampler may use an equal share of the time left, so one that hangs leaves the others
+    their share.
 
     Args:
-        samplers: by name, the preferred one first.
+        samplers: samplers by name, the preferred one first.
 
     Attributes:
-        answered_by: name of the sampler that answered the newest question; "": none did.
-        failures: how those failed that were asked it in vain.
+        answered_by: name of the sampler that answered the last problem; "": none did.
+        failures: how the samplers queried before it failed.
 
     Raises:
         ValueError: there is no sampler.
@@ -47,7 +47,7 @@ class FallbackSampler(dimod.Sampler):
 
     @property
     def parameters(self) -> dict[str, object]:
-        """The keywords that any of the samplers knows."""
+        """The keywords that at least one of the samplers knows."""
         known: dict[str, Any] = {}
         for sampler in reversed(self.samplers.values()):
             known |= sampler.parameters
@@ -55,15 +55,15 @@ class FallbackSampler(dimod.Sampler):
 
     @property
     def properties(self) -> dict[str, object]:
-        """Those of each sampler, by its name."""
+        """The properties of each sampler, by its name."""
         return {name: sampler.properties for name, sampler in self.samplers.items()}
 
     def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> dimod.SampleSet:
-        """Answer one question.
+        """Solve one problem.
 
         Raises:
             ValueError: none of the samplers knows a keyword.
-            SamplerError: all of them failed; the text says how each did.
+            SamplerError: all of them failed; the text gives the reason of each.
         """
         unknown = sorted(parameters.keys() - self.parameters.keys() - {TIME_LIMIT})
         if unknown:
@@ -80,7 +80,7 @@ class FallbackSampler(dimod.Sampler):
                 parameters[TIME_LIMIT] = left / (len(self.samplers) - number)
             try:
                 sample_set = self._query(sampler, bqm, parameters)
-            except Exception as error:  # whatever a solver raises, the next one is asked
+            except Exception as error:  # after any error the next one is queried
                 self.failures.append(f"{name}: {redact(repr(error))}")
                 log.warning(phrase("quantum.trying_next_sampler", failure=self.failures[-1]))
                 continue
@@ -96,6 +96,6 @@ class FallbackSampler(dimod.Sampler):
     ) -> dimod.SampleSet:
         known = {key: value for key, value in parameters.items() if key in sampler.parameters}
         sample_set = sampler.sample(bqm, **known)
-        if not len(sample_set):  # a remote solver answers, or fails, only now
+        if not len(sample_set):  # a remote solver answers, or fails, only here
             raise SamplerError("quantum.empty_answer")
         return sample_set

@@ -1,7 +1,7 @@
-"""The same circuit in gates: measured by Aer here, or by a machine of Azure Quantum.
+"""Engines for QAOA circuits of gates: Aer on this machine, or a machine of Azure Quantum.
 
-Both are given a circuit of qiskit. Nothing here falls back to another engine: what was asked for
-answers, or raises.
+Both get a qiskit circuit. Neither falls back to another engine: the requested one answers or
+raises.
 """
 
 import importlib
@@ -16,14 +16,15 @@ from infrastructure.core.optional import require
 from infrastructure.quantum.samplers.qaoa_sampler import Angles
 
 DEFAULT_TARGET = "ionq.simulator"
-WAIT_SECONDS = 300  # for a job; a shorter deadline ends the process that waits
+WAIT_SECONDS = 300  # for a job; a shorter deadline ends the waiting process
 
 
 def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> object:
-    """The measured circuit: H on all, then RZ and RZZ by the energies and RX, layer by layer.
+    """Return the measured circuit.
 
-    Qubit i is the i-th variable; a measured 1 is a one, or up. For spins s = ±1 with energies
-    h·s and J·s·s, exp(-i a E) is RZ(-2 a h) and RZZ(2 a J), since |1> is s = +1 here.
+    It applies H to all qubits, then, layer by layer, RZ and RZZ by the energies and RX. Qubit i is
+    the i-th variable; a measured 1 is a one, or up. For spins s = ±1 with energies h·s and J·s·s,
+    exp(-i a E) is RZ(-2 a h) and RZZ(2 a J), since |1> is s = +1 here.
     """
     qiskit = require("qiskit", "a circuit of gates")
     spin = bqm if bqm.vartype is dimod.SPIN else bqm.change_vartype(dimod.SPIN, inplace=False)
@@ -41,7 +42,7 @@ def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> object:
 
 
 class AerEngine:
-    """Shots of qiskit-aer's simulator on this machine.
+    """An engine that measures with qiskit-aer's simulator on this machine.
 
     Raises:
         MissingPackageError: qiskit-aer is not installed.
@@ -62,11 +63,11 @@ class AerEngine:
 
 
 class AzureEngine:
-    """Shots of a target of an Azure Quantum workspace.
+    """An engine that measures on a target of an Azure Quantum workspace.
 
     Args:
         target: such as `ionq.simulator`, `quantinuum.sim.h2-1e` or `rigetti.sim.qvm`.
-        provider: has `get_backend(name)`; None: of the workspace that the environment names.
+        provider: has `get_backend(name)`; None: that of the workspace in the environment.
 
     Raises:
         MissingSecretError: the environment names no workspace.
@@ -81,10 +82,10 @@ class AzureEngine:
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
     ) -> Mapping[int, int]:
-        """One job; a machine's shots have no seed.
+        """Run one job; `seed` is ignored, because a machine's shots have none.
 
         Raises:
-            RuntimeError: the job failed there.
+            RuntimeError: the job failed at Azure Quantum.
         """
         job = self.backend.run(qaoa_circuit(bqm, angles), shots=num_shots)
         result = job.result(timeout=WAIT_SECONDS)
@@ -101,5 +102,5 @@ def _provider() -> Any:
 
 
 def _numbers(counts: Mapping[str, int]) -> dict[int, int]:
-    """Measured texts such as "0110", the last qubit first, as numbers."""
+    """Convert measured texts such as "0110", the last qubit first, to numbers."""
     return {int(text.replace(" ", ""), 2): count for text, count in counts.items()}

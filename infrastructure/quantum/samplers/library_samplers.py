@@ -1,9 +1,9 @@
-"""The samplers of dwave-samplers, read by read until the work or the time is done.
+"""The samplers of dwave-samplers, run one read at a time until work or time is used up.
 
-They know no deadline: simulated annealing looks at a clock between reads only, and tabu's timeout
-is one read's. The default temperatures of the annealers are found by walking the model in Python
-and fit sparse models, so they are set here. Where a single read overruns, only the process that
-this runs in can be ended (`process_sampler`).
+They have no deadline: simulated annealing checks the clock only between reads, and tabu's timeout
+is for a single read. The annealers' default temperatures are found by a slow walk over the model in
+Python and suit sparse models, so they are set here. If a single read overruns, only the process
+that runs it can be ended (`process_sampler`).
 """
 
 import time
@@ -18,22 +18,23 @@ from infrastructure.quantum.samplers.bqm_arrays import vectors_of
 from infrastructure.quantum.samplers.deadline import Clock, Deadline
 
 DEFAULT_READS = 10
-# An anneal of few variables is over at once and may miss: so many variables in all reads together.
+# An anneal of few variables is fast and may miss the optimum, so small models get more reads: this
+# many variables in all reads together.
 VARIABLES_ANNEALED, MOST_DEFAULT_READS = 1000, 100
-# Anneals become longer read by read, so that there is a first answer soon.
+# Anneals become longer read by read, up to a maximum, so the first answer comes soon.
 FIRST_SWEEPS, MOST_SWEEPS = 100, 1000
 KEPT_ROWS = 20
 LARGEST_SEED = (1 << 31) - 1
 TABU_MILLISECONDS_PER_VARIABLE = 2
-HOT_FIELDS, COLD_FIELDS = 2.0, 0.05  # temperatures, as multiples of what moves a spin
+HOT_FIELDS, COLD_FIELDS = 2.0, 0.05  # temperatures, as multiples of the field that a spin feels
 
 
 class LibrarySampler(dimod.Sampler):
-    """A sampler that does one read after the other and keeps the best assignments."""
+    """A sampler that does reads in turn and keeps the best assignments."""
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": [], "seed": [], "time_limit": []}
     properties: ClassVar[dict[str, object]] = {}
-    ends_by_clock: ClassVar[bool] = False  # a read does; so a seed does not repeat it
+    ends_by_clock: ClassVar[bool] = False  # True: a seed does not repeat a read
     clock: Clock = staticmethod(time.monotonic)
 
     def sample(
@@ -45,10 +46,10 @@ class LibrarySampler(dimod.Sampler):
         time_limit: float | None = None,
         **unknown: object,
     ) -> dimod.SampleSet:
-        """The best assignments of `num_reads` reads, or of those that the time was enough for.
+        """Return the best assignments of `num_reads` reads, or of as many as the time allows.
 
-        A read is begun only where one that takes as long as the longest would end in time; the
-        first one always is.
+        The first read always begins. Another one begins only if it would end in time, estimated
+        from the longest read so far.
         """
         self.remove_unknown_kwargs(**unknown)
         deadline = Deadline(time_limit, self.clock)
@@ -70,25 +71,25 @@ class LibrarySampler(dimod.Sampler):
         return sample_set
 
     def default_reads(self, num_variables: int) -> int:
-        """Reads where none are asked for."""
+        """Return the number of reads if none is given."""
         return DEFAULT_READS
 
     def caution(self, done: int) -> float:
-        """How many times longer than the longest so far the next read may take."""
+        """Return how many times longer than the longest so far the next read may take."""
         return 1.2
 
     @abstractmethod
     def read(
         self, bqm: dimod.BinaryQuadraticModel, number: int, seed: int, seconds_left: float
     ) -> dimod.SampleSet:
-        """One read; `number` counts from 0."""
+        """Do one read; `number` counts from 0."""
 
 
 class SimulatedAnnealing(LibrarySampler):
     """Simulated annealing of `dwave.samplers`, with temperatures that fit the model.
 
     Args:
-        num_sweeps: of the longest anneals; they begin with 100 and double.
+        num_sweeps: sweeps of the longest anneals; the first has 100, and each doubles them.
     """
 
     library_class: ClassVar[str] = "SimulatedAnnealingSampler"
@@ -127,7 +128,7 @@ class PathIntegral(SimulatedAnnealing):
 
 
 class Tabu(LibrarySampler):
-    """Multistart tabu search (MST2) of `dwave.samplers`; a read has a share of the time."""
+    """Multistart tabu search (MST2) of `dwave.samplers`; a read gets a share of the time left."""
 
     ends_by_clock = True
 
@@ -143,7 +144,10 @@ class Tabu(LibrarySampler):
 
 
 class SteepestDescent(LibrarySampler):
-    """Steepest descent of `dwave.samplers` from random assignments, a hundred a read."""
+    """Steepest descent of `dwave.samplers` from random assignments.
+
+    A read has a hundred of them, or one for more than 1000 variables.
+    """
 
     def __init__(self) -> None:
         self.library = require(
@@ -158,7 +162,7 @@ class SteepestDescent(LibrarySampler):
 
 
 class TreeDecomposition(dimod.Sampler):
-    """The exact minimum where the interactions are nearly a tree (`dwave.samplers`)."""
+    """The exact minimum of a model whose interactions are nearly a tree (`dwave.samplers`)."""
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": []}
     properties: ClassVar[dict[str, object]] = {}
@@ -171,18 +175,23 @@ class TreeDecomposition(dimod.Sampler):
     def sample(
         self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int = 1, **unknown: object
     ) -> dimod.SampleSet:
-        """The `num_reads` best assignments; raises ValueError where the treewidth is too large."""
+        """Return the `num_reads` best assignments.
+
+        Raises:
+            ValueError: the treewidth is too large.
+        """
         self.remove_unknown_kwargs(**unknown)
         sample_set = self.library.sample(bqm, num_reads=num_reads)
-        # The library computes in sums of its own; the energies are to be the model's.
+        # The library sums energies in its own way; they must be those of the model.
         return dimod.SampleSet.from_samples_bqm(sample_set, bqm, info={"is_cut_off": False})
 
 
 def beta_range_of(bqm: dimod.BinaryQuadraticModel) -> tuple[float, float]:
-    """Inverse temperatures from hot to cold for an anneal over spins.
+    """Return inverse temperatures from hot to cold for an anneal over spins.
 
-    A spin feels about the root of the sum of its squared couplings, in a dense model far less than
-    their sum, which the library's default begins with. The model's vectors are read, not its dicts.
+    A spin feels about the root of the sum of its squared couplings. In a dense model this is far
+    less than the sum, with which the library's default begins. The model is read as vectors, not as
+    dicts.
     """
     n = bqm.num_variables
     fields, rows, columns, biases, _ = vectors_of(bqm)
@@ -199,6 +208,6 @@ def beta_range_of(bqm: dimod.BinaryQuadraticModel) -> tuple[float, float]:
 
 
 def _best_of(sets: list[dimod.SampleSet]) -> dimod.SampleSet:
-    """Few rows of all sets, best first."""
+    """Return at most `KEPT_ROWS` rows of all sets, best first."""
     joined = dimod.concatenate(sets) if len(sets) > 1 else sets[0]
     return joined.truncate(KEPT_ROWS)

@@ -1,4 +1,4 @@
-"""What passes between this process and one that samples: JSON and arrays, nothing pickled."""
+"""Messages between this process and a sampler process: JSON and arrays, never pickled."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.quantum.arrays import Array
 
-# What has come, and what is sent: JSON values, and arrays by name.
+# A received and a sent message: JSON values, and arrays by name.
 Message = tuple[JsonObject, dict[str, Array]]
 Outgoing = tuple[Mapping[str, object], dict[str, Array]]
 _LENGTH = struct.Struct("<Q")
@@ -19,7 +19,7 @@ MOST_HEADER_BYTES = 1 << 26
 
 
 def send(stream: BinaryIO, values: Mapping[str, object], arrays: Mapping[str, Array]) -> None:
-    """Write one message; raises OSError where nobody reads it."""
+    """Write one message; raise OSError if the other side no longer reads."""
     packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     shapes = {name: [array.dtype.str, list(array.shape)] for name, array in packed.items()}
     header = json.dumps({"values": dict(values), "arrays": shapes}).encode()
@@ -34,8 +34,8 @@ def receive(stream: BinaryIO) -> Message:
     """Read one message.
 
     Raises:
-        EOFError: the other side has ended, or ended in the middle.
-        ValueError: this is no message.
+        EOFError: the other side has ended, possibly in the middle of a message.
+        ValueError: the data is not a message.
     """
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     if length > MOST_HEADER_BYTES:

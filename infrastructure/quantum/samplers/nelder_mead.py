@@ -1,6 +1,6 @@
-"""The least value of a function of few numbers, without derivatives (Nelder & Mead 1965).
+"""Minimization of a function of few numbers without derivatives (Nelder & Mead 1965).
 
-Written here because SciPy is not among the packages that Temper needs, and six angles need no more.
+It is implemented here because Temper does not require SciPy, and six angles need nothing more.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ def minimize(
     evaluations: int,
     deadline: Deadline,
 ) -> tuple[Point, float]:
-    """The best point that was looked at, and its value; at least `start` is.
+    """Return the best point that was evaluated, and its value; at least `start` is evaluated.
 
     Args:
         step: size of the first simplex along each axis.
-        evaluations: of the function, about; a step that is begun is ended.
-        deadline: after it, no step is begun.
+        evaluations: approximate number of evaluations; a step that has begun is completed.
+        deadline: no step begins after it.
     """
     corners = [start, *(start + step * axis for axis in np.eye(len(start)))]
     simplex: list[tuple[float, Point]] = []
@@ -42,7 +42,7 @@ def minimize(
 
 
 def _improve(function: Callable[[Point], float], simplex: list[tuple[float, Point]]) -> int:
-    """Replace the worst corner of a sorted simplex, or shrink it; the evaluations it took."""
+    """Replace the worst corner of a sorted simplex or shrink it; return the evaluations used."""
     worst_value, worst = simplex[-1]
     centre = np.mean([point for _, point in simplex[:-1]], axis=0)
 

@@ -1,8 +1,8 @@
-"""Any dimod sampler in a process of its own, which is ended at the deadline.
+"""A wrapper that runs any dimod sampler in a separate process and ends it at the deadline.
 
-Whatever the sampler does there (hang, raise, die, answer nonsense) is a `SamplerError` here, at
-most half a second after the deadline. The process is started anew (never forked: threads and a GPU
-may be in use here), is kept for the next question, and ends with this one.
+Whatever the sampler does there (hang, raise, die, return nonsense) becomes a `SamplerError` here,
+at most half a second after the deadline. The process is started fresh, not forked, because threads
+and a GPU may be in use here. It is kept for the next problem and ends with this process.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.messages import Message
 
 MODULE = "infrastructure.quantum.samplers.sampler_process"
-SHARE_KEPT_FREE = 0.05  # of the time that a sampler is told: its answer has a way to go
+SHARE_KEPT_FREE = 0.05  # share of the time limit reserved for returning the answer
 MOST_KEPT_FREE_SECONDS = 1.0
-ENERGY_TOLERANCE = 1e-4  # of the sum of all coefficients; single precision solvers round
+ENERGY_TOLERANCE = 1e-4  # relative to the sum of all coefficients: some solvers use float32
 
 
 class ProcessSampler(dimod.Sampler):
-    """A sampler by name, asked in another process.
+    """A sampler, given by name, that runs in another process.
 
     Args:
-        name: a name of `direct_samplers.DIRECT`, or `module:Class` of one's own sampler.
-        options: keywords that make the sampler, as JSON values.
-        known: keywords of `sample` beside `time_limit`; a class of one's own that does not know
-            one of `num_reads`, `seed` and `time_limit` is not given it.
+        name: a name in `unbounded_samplers.DIRECT`, or `module:Class` of a custom sampler.
+        options: keywords that create the sampler, as JSON values.
+        known: keywords of `sample` besides `time_limit`. A custom class gets `num_reads`, `seed`
+            and `time_limit` only if it knows them.
     """
 
     properties: ClassVar[dict[str, object]] = {}
@@ -61,13 +61,13 @@ class ProcessSampler(dimod.Sampler):
         return {name: [] for name in ("time_limit", *self.known)}
 
     def start(self) -> None:
-        """Start the process, so that it is there when something is asked; does not wait."""
+        """Start the process ahead of the next problem, without waiting for it."""
         if self._child is None or self._child.process.poll() is not None:
             self.close()
             self._child = Child()
 
     def close(self) -> None:
-        """End the process; the next question starts another one."""
+        """End the process; the next problem starts another one."""
         if self._child is not None:
             self._child.end()
             self._child = None
@@ -79,13 +79,14 @@ class ProcessSampler(dimod.Sampler):
         time_limit: float | None = None,
         **parameters: object,
     ) -> dimod.SampleSet:
-        """Ask, and wait for the answer no longer than `time_limit` seconds.
+        """Query the sampler and wait at most `time_limit` seconds for the answer.
 
         Args:
-            parameters: for the sampler, as JSON values; it refuses what it does not know.
+            parameters: parameters of the sampler, as JSON values; it refuses those it does not
+                know.
 
         Raises:
-            SamplerError: it raised, died, answered nonsense, or was ended at the deadline.
+            SamplerError: the sampler raised, died, returned nonsense, or was ended at the deadline.
         """
         deadline = Deadline(time_limit)
         with self._lock:
@@ -111,7 +112,7 @@ class ProcessSampler(dimod.Sampler):
         try:
             values, results = self._child.exchange(question, arrays, deadline)
         except BaseException as error:
-            self.close()  # whatever it is doing is no longer wanted
+            self.close()  # its work is no longer needed
             if isinstance(error, TimeoutError):
                 text = phrase(
                     "quantum.sampler_timed_out", sampler=self.name, seconds=deadline.seconds
@@ -128,10 +129,11 @@ class ProcessSampler(dimod.Sampler):
 
 
 class Child:
-    """Another process of ours, which ends with this one.
+    """A Python process of Temper that ends with this one.
 
     Args:
-        module: what runs there; it takes the lifeline's number and reads what `wire` sends.
+        module: the module that runs there. It gets the number of the lifeline as its argument and
+            reads the messages that `wire` sends.
     """
 
     def __init__(self, module: str = MODULE) -> None:
@@ -155,23 +157,23 @@ class Child:
     def exchange(
         self, question: Mapping[str, object], arrays: dict[str, Array], deadline: Deadline
     ) -> Message:
-        """Send, and wait for what comes back.
+        """Send a message and wait for the reply.
 
         Raises:
-            TimeoutError: the deadline came first.
+            TimeoutError: the deadline passed first.
             EOFError, OSError, ValueError: the process ended or wrote nonsense.
         """
         return self.talk(question, arrays).result(deadline)
 
     def talk(self, question: Mapping[str, object], arrays: dict[str, Array]) -> "Talk":
-        """Send and receive in a thread, since either may block for ever; waits for neither."""
+        """Send and receive in a thread, because either may block forever; return at once."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         return Talk(self.process.stdin, self.process.stdout, question, arrays)
 
 
 class Talk:
-    """A question on its way to another process, and its answer."""
+    """A message in transit to another process, and its reply."""
 
     def __init__(
         self,
@@ -194,11 +196,11 @@ class Talk:
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` returns, or raises, at once."""
+        """Whether `result` returns or raises at once."""
         return bool(self._got)
 
     def result(self, deadline: Deadline) -> Message:
-        """The answer; raises what `Child.exchange` does."""
+        """Return the reply; raise what `Child.exchange` raises."""
         left = None if deadline.seconds is None else max(0.0, deadline.seconds_left)
         self._thread.join(left)
         if not self._got:
@@ -210,7 +212,7 @@ class Talk:
 
 
 def _end(process: HelperProcess, held: int) -> None:
-    """End the process and all that it has started."""
+    """End the process and everything it has started."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)
@@ -224,10 +226,11 @@ def _checked(
     values: JsonObject,
     arrays: dict[str, Array],
 ) -> dimod.SampleSet:
-    """The answer with energies computed here.
+    """Return the answer with energies computed here.
 
     Raises:
-        SamplerError: it is empty, no assignment of the variables, or tells wrong energies.
+        SamplerError: the answer is empty, has values outside its vartype, or reports wrong
+            energies.
     """
     samples, claimed = arrays["samples"], arrays["energies"]
     if not len(samples):

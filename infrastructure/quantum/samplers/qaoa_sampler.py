@@ -1,10 +1,11 @@
 """The quantum approximate optimization algorithm (Farhi, Goldstone, Gutmann 2014) as a sampler.
 
-A layer turns each assignment's phase by its energy (RZ and RZZ gates) and mixes assignments (RX).
-Two angles a layer are sought on an exact simulation so that the mean energy is least; the circuit
-with these angles is then measured by an engine: numpy, Aer, or a machine of Azure Quantum. Every
-shot is returned with the model's energy. Up to 20 variables counting through all assignments is
-exact and faster: this is for showing and for trying machines, not for training's decisions.
+Each layer turns the phase of every assignment by its energy (RZ and RZZ gates) and mixes
+assignments (RX). Two angles per layer are optimized on an exact simulation for the least mean
+energy. Then an engine measures the circuit with these angles: numpy, Aer, or a machine of Azure
+Quantum. Every shot is returned with the model's energy. Up to 20 variables, enumerating all
+assignments is exact and faster. So this sampler is for demonstrations and for trying machines, not
+for training decisions.
 """
 
 from collections.abc import Mapping
@@ -27,14 +28,14 @@ from infrastructure.quantum.samplers.nelder_mead import minimize
 NUM_LAYERS = 3
 MOST_EVALUATIONS = 60
 DEFAULT_SHOTS = 1000
-SHARE_FOR_ANGLES = 0.5  # of the time limit
+SHARE_FOR_ANGLES = 0.5  # share of the time limit
 
 Energies = npt.NDArray[np.float64]
 Angles = npt.NDArray[np.float64]
 
 
 class Engine(Protocol):
-    """What measures a circuit.
+    """An engine that measures a circuit.
 
     Attributes:
         repeats_itself: the same seed gives the same counts.
@@ -45,16 +46,16 @@ class Engine(Protocol):
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
     ) -> Mapping[int, int]:
-        """How often each assignment was measured; bit i of its number is variable i.
+        """Return how often each assignment was measured; bit i of its number is variable i.
 
         Args:
-            angles: phase and mixing angle of each layer; (layers, 2). A phase angle is turned by
-                the model's energies as they are.
+            angles: phase and mixing angle of each layer; (layers, 2). A phase angle multiplies
+                the model's energies directly.
         """
 
 
 class StateVector:
-    """All amplitudes in numpy: the phases are one product, no gates are needed."""
+    """An engine with all amplitudes in numpy; the phases are one product, so it needs no gates."""
 
     repeats_itself = True
 
@@ -70,11 +71,11 @@ class StateVector:
 
 
 class QAOASampler(dimod.Sampler):
-    """QAOA as a `dimod.Sampler`, up to 20 variables.
+    """QAOA as a `dimod.Sampler`, for up to 20 variables.
 
     Args:
         engine: measures the circuit; None: numpy.
-        num_layers: two angles each.
+        num_layers: number of layers, with two angles each.
     """
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": [], "seed": [], "time_limit": []}
@@ -95,10 +96,10 @@ class QAOASampler(dimod.Sampler):
         time_limit: float | None = None,
         **unknown: object,
     ) -> dimod.SampleSet:
-        """Find angles, measure `num_reads` shots.
+        """Optimize the angles, then measure `num_reads` shots.
 
         Raises:
-            ValueError: more than 20 variables.
+            ValueError: the model has more than 20 variables.
         """
         self.remove_unknown_kwargs(**unknown)
         refuse_too_many("QAOA", bqm.num_variables)
@@ -122,11 +123,11 @@ class QAOASampler(dimod.Sampler):
 
 
 def best_angles(energies: Energies, num_layers: int, deadline: Deadline) -> tuple[Angles, float]:
-    """Angles of the least mean energy that is found from a ramp on, and that mean.
+    """Return the best angles found from a ramp, and their mean energy.
 
-    A ramp is what an anneal would do: phases grow while mixing fades. Mixing is negative, since
-    equal amplitudes are the lowest state of -X. Phases are sought in units of the spread of the
-    energies, so that their size does not depend on the model's.
+    The ramp does what an anneal would do: phases grow while mixing fades. Mixing is negative
+    because equal amplitudes are the lowest state of -X. Phases are searched in units of the spread
+    of the energies, so their size does not depend on the scale of the model.
     """
     spread = float(energies.std()) or 1.0
     ramp = (np.arange(num_layers) + 0.5) / num_layers
@@ -148,7 +149,7 @@ def _scaled(flat: Angles, spread: float) -> Angles:
 
 
 def evolve(energies: Energies, angles: Angles) -> npt.NDArray[np.complex128]:
-    """The state after all layers, from equal amplitudes on; (2^n,).
+    """Return the state after all layers, starting from equal amplitudes; (2^n,).
 
     A layer is exp(-i phase E) and then exp(-i mixing X) on every variable.
     """

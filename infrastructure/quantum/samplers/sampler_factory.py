@@ -1,9 +1,10 @@
-"""Samplers by name, each of which keeps a time limit.
+"""Samplers by name, each with a time limit.
 
     create_sampler("auto").sample(bqm, time_limit=10, seed=0)
 
-Every one takes `time_limit` (seconds of wall time, a hard bound) and, where it makes sense,
-`num_reads` and `seed`. Where neither time nor reads are given, its work follows from the size.
+Every sampler except `exact`, which is bounded by its size, takes `time_limit` (seconds of wall
+time, a hard bound). Samplers also take `num_reads` and `seed` if these apply. If neither time nor
+reads are given, the amount of work follows from the size of the problem.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ Make = Callable[..., dimod.Sampler]
 
 
 def _beside(name: str, *known: str) -> Make:
-    """Makes a sampler that runs in a process of its own, and knows these keywords."""
+    """Return a function that makes a sampler in a separate process that knows these keywords."""
 
     def make(**options: object) -> dimod.Sampler:
         return ProcessSampler(name, options, known)
@@ -39,13 +40,13 @@ SAMPLERS: dict[str, Make] = {
     AUTO: lambda: AutoSampler(create_sampler),  # by size, density, structure and time
     "exact": ExactSampler,  # up to 20 variables
     "dense_annealer": DenseAnnealer,
-    # of dwave-samplers
+    # dwave-samplers
     "simulated_annealing": _beside("simulated_annealing", READS, SEED),
     "tabu": _beside("tabu", READS, SEED),
     "path_integral": _beside("path_integral", READS, SEED),
     "steepest_descent": _beside("steepest_descent", READS, SEED),
     "tree_decomposition": _beside("tree_decomposition", READS),
-    # circuits, up to 20 variables: simulated by numpy, by qiskit-aer, and on Azure's machines
+    # circuits, up to 20 variables: numpy, qiskit-aer, machines of Azure Quantum
     "qaoa": _beside("qaoa", READS, SEED),
     "aer_qaoa": _beside("aer_qaoa", READS, SEED),
     "azure_quantum": _beside("azure_quantum", READS),
@@ -56,17 +57,17 @@ SAMPLERS: dict[str, Make] = {
 
 
 def create_sampler(name: str, **options: object) -> dimod.Sampler:
-    """The sampler of a name (hyphens are underscores), or of one's own `module:Class`.
+    """Create the sampler of a name (hyphens are underscores), or of a custom `module:Class`.
 
-    A sampler of one's own is a class with a method `sample`; it runs in a process of its own, as
-    all do that keep no time limit by themselves.
+    A custom sampler is a class with a method `sample`. It runs in a separate process, as all
+    samplers do that keep no time limit by themselves.
 
     Args:
-        options: what the sampler is made with, such as `num_sweeps` of simulated_annealing or
+        options: keywords that create the sampler, such as `num_sweeps` of simulated_annealing or
             `target` of azure_quantum.
 
     Raises:
-        ValueError: there is no such sampler, or it takes no such option.
+        ValueError: the sampler is unknown, or does not take an option.
     """
     if ":" in name:
         return ProcessSampler(name, options)
@@ -78,7 +79,7 @@ def create_sampler(name: str, **options: object) -> dimod.Sampler:
 
 
 def close_sampler(sampler: dimod.Sampler) -> None:
-    """End the processes that a sampler of `create_sampler` keeps for its next question."""
+    """End the processes that a sampler of `create_sampler` keeps for its next problem."""
     for one in getattr(sampler, "samplers", {}).values():
         close_sampler(one)
     if isinstance(sampler, ProcessSampler):

@@ -1,9 +1,9 @@
-"""The process in which a sampler runs that keeps no deadline by itself.
+"""The process of a sampler that keeps no deadline by itself.
 
-It reads questions from standard input and writes answers to what standard output was when it was
-started; whatever a sampler prints goes to standard error. It ends with its parent: the lifeline is
-a pipe that the parent holds open, and the kernel's SIGIO on its closing ends this process even
-while a sampler's compiled code runs.
+It reads problems from standard input and writes answers to the original standard output. Everything
+a sampler prints goes to standard error. It ends with its parent: the lifeline is a pipe that the
+parent holds open. When it closes, the kernel's SIGIO ends this process even while a sampler's
+compiled code runs.
 """
 
 import fcntl
@@ -25,17 +25,17 @@ from infrastructure.quantum.samplers.messages import Outgoing
 from infrastructure.quantum.samplers.unbounded_samplers import direct_sampler
 
 Answer = Callable[[JsonObject, dict[str, Array]], Outgoing]
-COMMON = ("num_reads", "seed", "time_limit")  # dropped where a sampler does not know them
+COMMON = ("num_reads", "seed", "time_limit")  # dropped if a sampler does not know them
 
 
 def main(lifeline: int) -> None:
-    """Have samplers answer questions until there are none."""
+    """Have samplers solve problems until the input ends."""
     samplers: dict[str, dimod.Sampler] = {}
     serve(lifeline, lambda values, arrays: answer(samplers, values, arrays))
 
 
 def serve(lifeline: int, answer: Answer) -> None:
-    """Answer what the parent asks until it asks no more."""
+    """Answer the parent's messages until the input ends."""
     end_with_parent(lifeline)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -47,17 +47,17 @@ def serve(lifeline: int, answer: Answer) -> None:
             return
         try:
             reply, reply_arrays = answer(values, arrays)
-        except Exception as error:  # whatever is raised there is the answer
+        except Exception as error:  # any error becomes the answer
             reply, reply_arrays = {"error": redact(f"{type(error).__name__}: {error}")}, {}
         wire.send(answers, reply, reply_arrays)
 
 
 def end_with_parent(lifeline: int) -> None:
-    """Let the kernel end this process when the other end of the pipe is closed."""
+    """Make the kernel end this process when the other end of the pipe is closed."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     try:
-        is_closed = os.read(lifeline, 1) == b""  # before the line above: no signal comes for it
+        is_closed = os.read(lifeline, 1) == b""  # closed before the line above: no signal
     except BlockingIOError:
         is_closed = False
     if is_closed:
@@ -67,10 +67,10 @@ def end_with_parent(lifeline: int) -> None:
 def answer(
     samplers: dict[str, dimod.Sampler], values: JsonObject, arrays: dict[str, Array]
 ) -> Outgoing:
-    """Ask the sampler that is named; the same one as before if it is.
+    """Query the named sampler, reusing the one before if it is the same.
 
     Raises:
-        TypeError, ValueError: it gave no sample set, or one over other variables.
+        TypeError, ValueError: it returned no sample set, or one over other variables.
     """
     key = json.dumps([values["sampler"], values["options"]], sort_keys=True)
     if key not in samplers:
@@ -108,7 +108,7 @@ def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Out
 
 
 def _plain(info: Mapping[object, object]) -> dict[str, object]:
-    """Of what a sampler tells, all that JSON can say."""
+    """Return what JSON can represent of a sampler's info."""
     kept: dict[str, object] = {}
     for name, value in dict(info).items():
         plain = value.item() if isinstance(value, np.generic) else value

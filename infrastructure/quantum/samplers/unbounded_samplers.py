@@ -1,4 +1,4 @@
-"""Samplers by name as plain objects, with no deadline around them: what the other process makes."""
+"""Samplers by name as plain objects without a deadline, as a sampler process makes them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,10 +47,10 @@ DIRECT: dict[str, Callable[..., dimod.Sampler]] = {
 
 
 def direct_sampler(name: str, options: Mapping[str, object]) -> dimod.Sampler:
-    """The sampler of a name, or of one's own `module:Class`.
+    """Create the sampler of a name, or of a custom `module:Class`.
 
     Raises:
-        ValueError: there is no such name, module or class, or it takes no such option.
+        ValueError: the name, module or class does not exist, or it does not take an option.
     """
     make = load_object("sampler", name) if ":" in name else look_up("sampler", name, DIRECT)
     try:

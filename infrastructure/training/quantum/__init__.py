@@ -1,6 +1,6 @@
-"""Decisions of training that a sampler makes: what is measured for them, and what they change.
+"""Training decisions that a sampler makes: what is measured for them, and what they change.
 
-The extension is loaded where a training has a quantum step: it needs dimod, which no other does.
+The extension is loaded only if a run has a quantum step, because only that step needs dimod.
 """
 
 from infrastructure.core.lazy_exports import lazy_names

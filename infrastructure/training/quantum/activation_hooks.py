@@ -1,8 +1,8 @@
-"""What flows through chosen modules of a model, forward and backward, without a trace.
+"""Hooks that pass on activations of chosen modules with their gradients and leave no trace.
 
-A hook hands over a tensor of the forward pass together with the gradient that arrives there in the
-backward pass. No parameter's gradient is computed, and nothing is kept longer than autograd keeps
-what it saves: where activations are computed again (checkpointing), so is what a hook needs.
+A hook passes on a tensor of the forward pass together with the gradient that arrives there in the
+backward pass. No parameter's gradient is computed, and tensors are kept only as long as autograd
+keeps its own saved tensors. If activations are recomputed (checkpointing), so is the hook's tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ Receive = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class _GradientHook(torch.autograd.Function):
-    """The identity; in the backward pass it calls `receive` with what was kept and the gradient."""
+    """The identity; its backward pass calls `receive` with the kept tensor and the gradient."""
 
     @staticmethod
     def forward(
@@ -44,18 +44,19 @@ def gradient_hooks(
     *,
     keep_output: bool = False,
 ) -> Iterator[set[str]]:
-    """Inside, each backward pass calls receive(name, kept, gradient of the module's output).
+    """Call `receive` in each backward pass in the context.
 
-    Kept is the module's input, or its output. Hooks do not reach into compiled code, so what was
-    compiled runs as it was written.
+    Its arguments are name, kept, and the gradient of the module's output. `kept` is the module's
+    input, or its output if `keep_output` is set. Hooks do not reach into compiled code, so compiled
+    modules run uncompiled here.
 
     Yields:
-        Names of the modules that were heard of so far.
+        Names of the modules whose hooks were called so far.
     """
     heard: set[str] = set()
     anchor = torch.zeros(
         (), requires_grad=True
-    )  # what makes a frozen model's outputs have gradients
+    )  # makes the outputs of a frozen model have gradients
 
     def hook_for(name: str) -> Callable[..., torch.Tensor]:
         def pass_on(kept: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -82,14 +83,14 @@ def gradient_hooks(
 def measuring(
     model: torch.nn.Module, device: torch.device, *, parameters_have_gradients: bool = False
 ) -> Iterator[None]:
-    """Inside, the model computes as in evaluation, but with gradients, and checkpoints as before.
+    """Run the model in the context as in evaluation, but with gradients.
 
-    Afterwards weights, gradients, what trains, modes, buffers and random state are what they were,
-    bit for bit.
+    Gradient checkpointing stays as before. Afterwards weights, gradients, trainable parameters,
+    modes, buffers and random state are as before, bit for bit.
     """
     kept = preserve(model, random=device, modes=True, requires_grad=True, gradients=True)
     with kept, torch.enable_grad():
-        for module in model.modules():  # a layer looks at its own mode when it checkpoints
+        for module in model.modules():  # a layer checkpoints only in training mode
             module.training = bool(getattr(module, "gradient_checkpointing", False))
         if not parameters_have_gradients:
             model.requires_grad_(False)
@@ -97,10 +98,10 @@ def measuring(
 
 
 def check_heard(heard: set[str], wanted: Mapping[str, torch.nn.Module]) -> None:
-    """Refuse to go on with gradients of a part of the modules.
+    """Refuse to continue with gradients of only some of the modules.
 
     Raises:
-        TemperError: a module was passed by: its forward was not called, as with fused kernels.
+        TemperError: the forward of a module was not called, as happens with fused kernels.
     """
     silent = [name for name in wanted if name not in heard]
     if silent:

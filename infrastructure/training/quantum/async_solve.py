@@ -1,4 +1,4 @@
-"""A question that another process answers while the training goes on."""
+"""A problem that another process solves while the training continues."""
 
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.core.errors import SamplerError
@@ -12,10 +12,10 @@ MODULE = "infrastructure.quantum.solve_process"
 
 
 class AsyncSolve:
-    """One question in a process of its own, which ends with this one.
+    """The solution of one problem in a separate process, which ends with this one.
 
-    The process runs nothing of the script that trains, and gives the answer of `quantum_solve`
-    here: it is told the same problem, samplers and seed.
+    The process runs none of the training script's code. It returns the solution that
+    `quantum_solve` would return here, because it gets the same problem, samplers and seed.
     """
 
     def __init__(self, problem: QuantumProblem, config: QuantumConfig, seed: int) -> None:
@@ -25,14 +25,14 @@ class AsyncSolve:
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` returns, or raises, at once."""
+        """Whether `result` returns or raises at once."""
         return self._talk.is_over
 
     def result(self) -> Solution:
-        """The answer; waits for it.
+        """Wait for the solution and return it.
 
         Raises:
-            SamplerError: the process died, or what answers there raised.
+            SamplerError: the process died, or the solver raised an error there.
         """
         try:
             values, _ = self._talk.result(Deadline(None))
@@ -45,5 +45,5 @@ class AsyncSolve:
         return Solution.from_json(values)
 
     def close(self) -> None:
-        """End the process and what it has started; a second call does nothing."""
+        """End the process and everything it has started; a second call does nothing."""
         self._child.end()

@@ -1,4 +1,4 @@
-"""A baseline in a sampler's place: greedy, random, gradient norm."""
+"""The use of a baseline instead of a sampler: greedy, random, gradient norm."""
 
 import time
 
@@ -10,10 +10,10 @@ from infrastructure.quantum.quantum_step import Solution
 
 
 def baseline_solution(problem: QuantumProblem, name: str) -> Solution:
-    """One of a problem's alternatives, told as a sampler's answer would be; none is asked.
+    """Return one of a problem's baselines as a solution, without a sampler.
 
     Raises:
-        ValueError: the problem has none of that name; suggests the nearest.
+        ValueError: the problem has no baseline of that name; the text suggests the nearest.
     """
     started = time.monotonic()
     plain = problem.alternatives()

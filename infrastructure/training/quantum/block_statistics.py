@@ -1,4 +1,4 @@
-"""What a choice of blocks is made from: how far each would move, and what that does to the loss."""
+"""Measurements for block selection: how each block would move, and the effect on the loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ Parameters = dict[str, torch.nn.Parameter]
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """Of N blocks, for the mean loss per supervised token.
+    """Statistics of N blocks, for the mean loss per supervised token.
 
     Attributes:
         blocks: names, from the input up.
         linear: gradient times move, (N,).
         gradient_norms: (N,).
-        sampled_dots: (B, N), of each micro-batch's summed gradient with labels drawn from the
-            model; `sampled_fisher(sampled_dots, num_tokens)` is the curvature.
-        num_tokens: supervised, in all micro-batches.
+        sampled_dots: (B, N), for each micro-batch its summed gradient, with labels drawn from the
+            model, times each move; `sampled_fisher(sampled_dots, num_tokens)` is the curvature.
+        num_tokens: supervised tokens in all micro-batches.
     """
 
     blocks: list[str]
@@ -41,11 +41,12 @@ class BlockStatistics:
 
 
 def trainable_blocks(model: torch.nn.Module) -> dict[str, Parameters]:
-    """The parameters that train, by the block they lie in ("block 0" is the first), from the input
-    up. Embeddings, final norm and head belong to none.
+    """Return the trainable parameters by block ("block 0" is the first), from the input up.
+
+    Embeddings, final norm and head do not belong to any block.
 
     Raises:
-        ValueError: the model does not number its blocks, or none of them trains.
+        ValueError: the model does not number its blocks, or none of them is trainable.
     """
     blocks: dict[int, Parameters] = {}
     for name, parameter in model.named_parameters():
@@ -59,10 +60,11 @@ def trainable_blocks(model: torch.nn.Module) -> dict[str, Parameters]:
 def next_moves(
     optimizer: torch.optim.Optimizer, gradients: Mapping[torch.nn.Parameter, torch.Tensor]
 ) -> dict[torch.nn.Parameter, torch.Tensor]:
-    """How an Adam-like optimizer would move each parameter that has a gradient, weight decay aside.
+    """Predict how an Adam-like optimizer would move each parameter with a gradient, without decay.
 
-    From its moments where it keeps them as tensors; else as at a first step, minus the learning
-    rate times the gradient's sign. Without betas (SGD): minus the learning rate times the gradient.
+    The optimizer's moments are used if it keeps them as tensors. Otherwise the move is that of a
+    first step: minus the learning rate times the gradient's sign. Without betas (SGD) it is minus
+    the learning rate times the gradient.
     """
     moves = {}
     for group in optimizer.param_groups:
@@ -97,13 +99,14 @@ def block_statistics(
     precision: Precision,
     seed: int = 0,
 ) -> BlockStatistics:
-    """Two forward and backward passes over `batches`: the data's labels, then the model's own.
+    """Measure by two forward and backward passes, with the data's labels and then the model's own.
 
-    The model is afterwards what it was, bit for bit, gradients too; so is the random state.
-    Memory: a gradient and a move for each parameter of a block.
+    Afterwards the model, its gradients and the random state are as before, bit for bit. Memory: a
+    gradient and a move for each parameter of a block.
 
     Raises:
-        ValueError: no numbered block trains, there is nothing supervised, or no language model.
+        ValueError: no numbered block is trainable, no token is supervised, or the model is not a
+            language model.
     """
     blocks = trainable_blocks(model)
     relabel = SampledLabels(model, adapter, precision, seed)
@@ -147,7 +150,7 @@ def _dots(
     gradients: Mapping[torch.nn.Parameter, torch.Tensor],
     moves: Mapping[torch.nn.Parameter, torch.Tensor],
 ) -> Array:
-    """Gradient times move of each block."""
+    """Return gradient times move of each block."""
     return np.array(
         [
             sum(

@@ -1,9 +1,9 @@
-"""Long gradients made short so that their inner products stay: a count sketch.
+"""A count sketch: short versions of long gradients that preserve their inner products.
 
 Each entry is added, with a random sign, to one of d buckets (Charikar, Chen, Farach-Colton 2002).
 Inner products keep their expectation, with a variance of about 2 / d between unit vectors. Entries
-are taken d at a time, and each such piece is turned by a random number of buckets; a sum over
-pieces then needs no scattered addition, which would differ from call to call on a GPU.
+are taken in pieces of d, and each piece is rotated by a random number of buckets. So a sum over
+pieces needs no scatter-add, which would differ from call to call on a GPU.
 """
 
 import hashlib
@@ -12,17 +12,17 @@ import torch
 
 from infrastructure.core.integers import ceil_div
 
-CHUNK_ENTRIES = 1 << 18  # of a matrix that are in memory at once, for each example
+CHUNK_ENTRIES = 1 << 18  # of a matrix in memory at once, for each example
 
 
 class CountSketch:
-    """A sketch of matrices that are given in chunks of rows.
+    """A sketch of matrices that arrive in chunks of rows.
 
     Signs take one byte per entry of the matrices, on the device.
 
     Args:
         num_features: d.
-        seed: of signs and turns; the same on every device.
+        seed: seed of signs and rotations, which are the same on every device.
     """
 
     def __init__(self, num_features: int, seed: int, device: torch.device) -> None:
@@ -32,16 +32,16 @@ class CountSketch:
         self._drawn: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def rows_at_once(self, num_columns: int) -> int:
-        """Rows that make up a chunk; it depends on the matrix alone, as the sketch must."""
+        """Return the rows of a chunk; like the sketch, they depend only on the matrix."""
         return max(1, CHUNK_ENTRIES // num_columns)
 
     def add(self, total: torch.Tensor, chunk: torch.Tensor, matrix: int, start_row: int) -> None:
-        """Add one chunk of one matrix of each example.
+        """Add one chunk of one matrix, for each example.
 
         Args:
             total: (B, d) float32, the sketches so far.
             chunk: (B, rows, columns) float32, the matrix's rows from `start_row` on.
-            matrix: its number.
+            matrix: the number of the matrix.
         """
         entries = chunk.flatten(1)
         d = self.num_features
@@ -54,7 +54,7 @@ class CountSketch:
     def _random(
         self, matrix: int, start_row: int, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Signs (pieces, d) int8, and which entry each bucket takes (pieces, d) int64."""
+        """Return signs (pieces, d) int8, and the entry that each bucket takes (pieces, d) int64."""
         key = (matrix, start_row, length)
         if key not in self._drawn:
             num_pieces = ceil_div(length, self.num_features)
@@ -69,6 +69,6 @@ class CountSketch:
 
 
 def _mixed(*numbers: int) -> int:
-    """A number of 63 bits in which each of `numbers` plays its part."""
+    """Return a 63-bit hash of `numbers`."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

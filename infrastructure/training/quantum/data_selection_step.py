@@ -1,5 +1,6 @@
-"""Asks which training examples are trained on: how many are looked at, what that costs, and what
-becomes of those that nobody looked at."""
+"""The data selection step: how many examples are examined, what that costs, and how the selection
+is completed with examples that were not examined.
+"""
 
 import time
 from bisect import bisect_right
@@ -29,38 +30,38 @@ from infrastructure.training.quantum.step_records import Record, histogram
 from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
-AUTO_SHARE = 0.9  # of those that are looked at, where no budget is set
-NUM_TARGET = 256  # held-out rows whose mean gradient is the target, from everywhere
-NUM_PROBED = 8  # examples that the cost is predicted from
-NUM_NAMED = 20  # tasks, and examples that were not chosen
-LEAST_CANDIDATES = 16  # fewer say nothing about the rest
+AUTO_SHARE = 0.9  # share of the examined examples that is chosen if no budget is set
+NUM_TARGET = 256  # held-out rows whose mean gradient is the target, evenly spread
+NUM_PROBED = 8  # examples with which the cost is measured
+NUM_NAMED = 20  # tasks, and dropped examples, in a record
+LEAST_CANDIDATES = 16  # fewer are not representative
 
 Ids = npt.NDArray[np.int64]
 
 
 def num_selected(num_examples: int, budget: float) -> int:
-    """How many of the examples a budget is."""
+    """Return the number of examples in a budget."""
     return max(1, round(num_examples * budget))
 
 
 def limit_data(data: DataSource, config: QuantumConfig) -> None:
-    """Give a data source its budget, if one is set, before anything is counted by its size.
+    """Apply the budget, if one is set, to a data source before its size is used.
 
     Raises:
-        ValueError: none of its examples can be selected.
+        ValueError: examples cannot be selected from this source.
     """
     if config.problem != DATA_SELECTION:
         return
     if not isinstance(data, DataPipeline):
         raise InputError("quantum.data_selection_needs_data_files")
     if config.data_budget == "auto":
-        data.unselect()  # refuses what cannot be selected from
+        data.unselect()  # raises if the source does not support selection
     else:
         data.limit_to(num_selected(data.num_candidates, config.data_budget))
 
 
 def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_at: int) -> str:
-    """What is trained on, and how much of it somebody has looked at."""
+    """Describe how many examples are trained on, and how many of them were examined."""
     counts = f"{num_selected:,} of {num_examples:,} training examples"
     if num_looked_at == num_examples:
         return counts
@@ -81,11 +82,11 @@ def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_a
 
 @dataclass(kw_only=True)
 class DataSelectionStep:
-    """Which examples a training that is put together shall train on.
+    """The choice of the examples that a prepared run trains on.
 
     Attributes:
         micro_batch_size: examples in a forward pass.
-        seed: of this question.
+        seed: seed of this problem.
     """
 
     config: QuantumConfig
@@ -99,14 +100,14 @@ class DataSelectionStep:
     seed: int
 
     def least_steps(self, global_batch_size: int, *, measures_training: bool) -> float:
-        """What measuring the costs and a look at the fewest examples take, in training steps."""
+        """Return the cost of measuring and of examining the fewest examples, in training steps."""
         probed = self._probed_ids
         num_rows = len(probed) * (1 + measures_training) + min(self._num_warming, len(probed))
         num_rows += min(LEAST_CANDIDATES, self.data.num_candidates) + self._num_target
         return num_rows / global_batch_size
 
     def gradient_seconds(self) -> float:
-        """Of one example's gradient by itself, measured with a few; leaves no trace."""
+        """Measure the time of one example's gradient with a few examples; leave no trace."""
         examples = self.data.examples(self._probed_ids)
         self._gradients(examples[: self._num_warming])
         started = time.perf_counter()
@@ -114,8 +115,11 @@ class DataSelectionStep:
         return (time.perf_counter() - started) / len(examples)
 
     def training_seconds(self) -> float:
-        """Of training on one example, measured with a few after their gradients: the micro-batches
-        are the same, so kernels for their shapes are there. Leaves no trace."""
+        """Measure the time of training on one example; leave no trace.
+
+        It uses a few examples whose gradients were measured before: the micro-batches are the same,
+        so kernels for their shapes exist.
+        """
         examples = self.data.examples(self._probed_ids)
         ordered = [examples[i] for i in self._by_length(examples)]
         with dry_run(self.model, self.adapter.device):
@@ -124,12 +128,12 @@ class DataSelectionStep:
         return seconds / len(examples)
 
     def has_choice(self, most: int) -> bool:
-        """Whether anything would be left out of as many as may be looked at; `most` as below."""
+        """Return whether anything would be left out; `most` as in `num_candidates`."""
         wanted = self.num_wanted(most)
         return self._share(wanted) < wanted or self.data.num_examples < self.data.num_candidates
 
     def nothing_to_leave_out(self, most: int) -> str:
-        """Why there is no choice."""
+        """Return the reason why there is no choice."""
         number = self.num_wanted(most) if self._is_auto else self.data.num_candidates
         budget = f"quantum.data_budget {self.config.data_budget}"
         return phrase("quantum.budget_excludes_nothing", budget=budget, count=number)
@@ -142,13 +146,16 @@ class DataSelectionStep:
         *,
         never_skips: bool = False,
     ) -> int:
-        """How many examples are looked at: those asked for, or as many as may be paid for; 0 where
-        that is too few to say anything.
+        """Return how many examples are examined.
+
+        It is the number requested, or as many as the budget allows; 0 if that is too few to be
+        representative.
 
         Args:
-            gradient_seconds: of one example.
-            most: variables that a problem may have.
-            never_skips: never 0; the fewest that say anything, whatever they cost.
+            gradient_seconds: time of one example's gradient.
+            allowed_seconds: time that the step may take.
+            most: the largest number of variables in a problem.
+            never_skips: never return 0, but the fewest representative examples at any cost.
         """
         wanted = self.num_wanted(most)
         if self.cost_seconds(gradient_seconds, wanted) <= allowed_seconds:
@@ -164,23 +171,25 @@ class DataSelectionStep:
         return max(number, least) if never_skips or number >= LEAST_CANDIDATES else 0
 
     def num_wanted(self, most: int) -> int:
-        """How many examples are looked at where that costs nothing."""
+        """Return how many examples are examined if the cost does not matter."""
         requested = self.config.candidates
         return min(most, self.data.num_candidates, most if requested == "auto" else requested)
 
     def cost_seconds(self, gradient_seconds: float, num_candidates: int) -> float:
-        """What looking at so many is to cost, a sampler's answer included."""
+        """Return the predicted time for this number of candidates, including a sampler's answer."""
         gradients = gradient_seconds * (num_candidates + self._num_target)
         is_sampled = self.config.answer == SAMPLER
         return gradients + (solver_seconds(num_candidates) if is_sampled else 0.0)
 
     def problem(self, num_candidates: int) -> DataSelection:
-        """The question about so many examples, drawn at random; of them the same share is chosen as
-        of all, or nine in ten where no budget is set. Those without a supervised token count as
-        not looked at.
+        """Formulate the problem for examples drawn at random.
+
+        The same share of them is chosen as of all examples, or nine in ten if no budget is set.
+        Examples whose gradient is zero (no supervised token) or not finite count as not examined.
 
         Raises:
-            ValueError, TemperError: their gradients cannot be told apart, or say nothing.
+            ValueError, TemperError: the gradients of the examples cannot be separated, or too few
+                are usable.
         """
         ids = random_selection(self.data.num_candidates, num_candidates, self.seed)
         gradients = self._gradients(self.data.examples(ids))
@@ -199,7 +208,7 @@ class DataSelectionStep:
         )
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Put a decision among those that hold; returns what was chosen, for people."""
+        """Add a decision to those in force; return what was chosen, for reports."""
         assert isinstance(problem, DataSelection)
         problem.apply(decision, decisions)
         chosen = decisions.selection
@@ -222,13 +231,16 @@ class DataSelectionStep:
 
     @property
     def _probed_ids(self) -> list[int]:
-        """The examples that the costs are measured with."""
+        """The ids of the examples with which the costs are measured."""
         return self._spread(NUM_PROBED, self.data.num_candidates)
 
     @property
     def _num_warming(self) -> int:
-        """Of them, how many are done before, to draw the signs of the sketch. On a CPU one will do:
-        kernels for a new shape are made for each micro-batch that is looked at, too."""
+        """The number of probed examples that run first, to draw the signs of the sketch.
+
+        On a CPU one is enough: kernels for a new shape are also compiled for each micro-batch that
+        is examined later.
+        """
         return 1 if self.adapter.device.type == "cpu" else NUM_PROBED
 
     @property
@@ -240,7 +252,7 @@ class DataSelectionStep:
         return self.config.data_budget == "auto"
 
     def _by_task(self, candidates: Ids, chosen: Ids) -> dict[str, list[int]]:
-        """Of each task: how many were chosen, and how many looked at; those with most of them."""
+        """Return the numbers of chosen and of examined examples for the largest tasks."""
         is_chosen = np.isin(candidates, chosen)
         tasks = [example.task for example in self.data.examples(candidates)]
         looked_at = Counter(tasks)
@@ -250,15 +262,17 @@ class DataSelectionStep:
         }
 
     def completed(self, candidates: Ids, chosen: Ids) -> Ids:
-        """A whole selection: what was chosen of the candidates, and of the others as many as are
-        lacking, by chance; all of them where no budget is set."""
+        """Return a complete selection: the chosen candidates and a random draw of the others.
+
+        The draw fills the budget. If no budget is set, it contains all other examples.
+        """
         others = np.setdiff1d(np.arange(self.data.num_candidates), candidates)
         missing = len(others) if self._is_auto else self.data.num_examples - len(chosen)
         drawn = others[random_selection(len(others), missing, self.seed + 1)]
         return np.sort(np.concatenate([chosen, drawn]))
 
     def _share(self, num_candidates: int) -> int:
-        """Of how many candidates how many are chosen, so that the others can give the rest."""
+        """Return how many candidates are chosen, so that the other examples can supply the rest."""
         if self._is_auto:
             return num_selected(num_candidates, AUTO_SHARE)
         n, k = self.data.num_candidates, self.data.num_examples
@@ -275,7 +289,7 @@ class DataSelectionStep:
         return [int(i) for i in np.linspace(0, num_rows - 1, min(count, num_rows))]
 
     def _gradients(self, examples: Sequence[object]) -> npt.NDArray[np.float32]:
-        """In the order of `examples`; computed by length, so that little is padded."""
+        """Return gradients in the order of `examples`, computed by length to keep padding low."""
         order = self._by_length(examples)
         batches = self._pieces([examples[i] for i in order])
         gradients = example_gradients(self.model, self.adapter, batches, precision=self.precision)
@@ -288,6 +302,6 @@ class DataSelectionStep:
         return sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
 
     def _pieces(self, examples: Sequence[object]) -> Iterator[list[object]]:
-        """Micro-batches."""
+        """Yield micro-batches."""
         remaining = iter(examples)
         return iter(lambda: list(islice(remaining, self.micro_batch_size)), [])

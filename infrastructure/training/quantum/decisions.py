@@ -1,7 +1,7 @@
-"""What the quantum steps so far have decided for a training, and what that changes in it.
+"""The decisions of the quantum steps so far, and what they change in a run.
 
-A problem's `apply` tells `Decisions`; the extension carries out what holds now, again and again:
-what a checkpoint brings back, or a phase switches on, must not undo it.
+A problem's `apply` passes its decision to `Decisions`. The extension enforces the current decisions
+repeatedly, because loading a checkpoint or starting a phase would undo them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ Ids = npt.NDArray[np.int64]
 
 
 class Decisions:
-    """The newest decision of each kind; a `Training` as problems know it.
+    """The latest decision of each kind; the `Training` that problems see.
 
     Attributes:
-        selection: ids of the training examples, ascending; None: none were selected.
-        blocks: names of the blocks that train; None: all of them.
-        kept: of each LoRA module, the components of its rank that stay; empty: all of them.
+        selection: ids of the selected training examples, ascending; None: no selection.
+        blocks: names of the trainable blocks; None: all of them.
+        kept: the components that stay, by LoRA module; empty: all of them.
     """
 
     def __init__(self) -> None:
@@ -34,20 +34,20 @@ class Decisions:
         self.selection = np.unique(np.asarray(ids, dtype=np.int64))
 
     def train_only(self, blocks: Sequence[str]) -> None:
-        """Only these blocks train until the next decision."""
+        """Train only these blocks until the next decision."""
         self.blocks = frozenset(blocks)
 
     def keep_components(self, kept: Mapping[str, Sequence[int]]) -> None:
-        """Of each LoRA module named, only these components stay."""
+        """Keep only these components of each named LoRA module."""
         self.kept = {name: tuple(components) for name, components in kept.items()}
 
     @property
     def selection_hash(self) -> str | None:
-        """A name for the selection, for people and for comparing."""
+        """A hash of the selection, for display and comparison."""
         return None if self.selection is None else selection_hash(self.selection)
 
     def state_dict(self) -> dict[str, object]:
-        """As JSON values; short texts, since loops copy it at every step."""
+        """Return JSON values; the texts are short, because loops copy them at every step."""
         return {
             "selection": None if self.selection is None else packed(self.selection),
             "blocks": None if self.blocks is None else sorted(self.blocks),
@@ -55,7 +55,7 @@ class Decisions:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the values of `state_dict`."""
         selection, blocks = saved["selection"], saved["blocks"]
         self.selection = None if selection is None else unpacked(selection)
         self.blocks = None if blocks is None else frozenset(blocks)
@@ -63,13 +63,13 @@ class Decisions:
 
 
 def packed(ids: Ids) -> str:
-    """Ascending numbers from 0 on as the bits of a hexadecimal text: a quarter of a letter each."""
+    """Pack ascending numbers from 0 as bits of a hexadecimal text: a quarter of a letter each."""
     bits = np.zeros(int(ids[-1]) + 1 if len(ids) else 0, dtype=np.bool_)
     bits[ids] = True
     return np.packbits(bits).tobytes().hex()
 
 
 def unpacked(text: str) -> Ids:
-    """The numbers that `packed` wrote."""
+    """Return the numbers in a text of `packed`."""
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8))
     return np.flatnonzero(bits).astype(np.int64)

@@ -1,6 +1,6 @@
-"""Labels that the model itself would say: what turns squared gradients into a Fisher matrix.
+"""Labels sampled from the model, which turn squared gradients into a Fisher matrix.
 
-With labels from the data, squared gradients are the empirical Fisher, which is no curvature
+With labels from the data, squared gradients are the empirical Fisher, which is not a curvature
 (Kunstner et al. 2019, arXiv 1905.12558).
 """
 
@@ -17,13 +17,13 @@ from infrastructure.training.models.token_loss import last_hidden_state, output_
 
 
 class SampledLabels:
-    """Gives a batch labels drawn from the model, with a random state of its own.
+    """A sampler of labels from the model, with its own random state.
 
     Args:
         seed: the same seed, model and batches give the same labels on the same device.
 
     Raises:
-        ValueError: the model is no language model.
+        ValueError: the model is not a language model.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SampledLabels:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Batch:
-        """The batch with other targets, at the same positions."""
+        """Return the batch with sampled targets at the same positions."""
         self.token_loss.prepare(self.model)
         with self.precision.autocast():
             arguments, positions = model_arguments(self.model, batch), batch["target_positions"]

@@ -1,4 +1,4 @@
-"""The blocks of a model, and training only some of them."""
+"""The blocks of a model, and training of only some of them."""
 
 import torch
 
@@ -10,14 +10,16 @@ Blocks = dict[str, list[torch.nn.Parameter]]
 
 
 def block_name(parameter: str) -> str | None:
-    """The block that a parameter belongs to by its name; None for embeddings, head and what lies
-    outside of all blocks, which always train."""
+    """Return the block of a parameter by its name.
+
+    None: the parameter is outside of all blocks (embeddings, head and others) and always trains.
+    """
     layer = layer_of(parameter)
     return None if layer in (0, HEAD_LAYER) else f"block {layer - 1}"
 
 
 def phase_blocks(state: TrainingState) -> Blocks:
-    """The blocks that train in this phase where all of them do, from the input up."""
+    """Return all blocks that can train in this phase, from the input up."""
     assert state.optimizer is not None
     known = {id(p) for group in state.optimizer.param_groups for p in group["params"]}
     wanted = state.phase.parameters
@@ -31,9 +33,9 @@ def phase_blocks(state: TrainingState) -> Blocks:
 
 
 def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
-    """Let the chosen blocks of this phase train, and what belongs to no block; None: all of them.
+    """Train only the chosen blocks of this phase and the parameters outside of blocks; None: all.
 
-    The others have no gradient. Where none of a phase's blocks was chosen, all of them train.
+    The other blocks get no gradient. If none of the phase's blocks was chosen, all of them train.
     """
     assert state.optimizer is not None
     select_trainable(state.model, state.phase, state.optimizer)
@@ -43,15 +45,14 @@ def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
 
 
 def forget_optimizer_moments(state: TrainingState, chosen: frozenset[str] | None) -> None:
-    """Let the optimizer forget what it knows of the blocks that were not chosen: that is the memory
-    which choosing saves."""
+    """Drop the optimizer state of blocks that were not chosen: the memory that the choice saves."""
     assert state.optimizer is not None
     for parameter in _left_out(state, chosen):
         state.optimizer.state.pop(parameter, None)
 
 
 def _left_out(state: TrainingState, chosen: frozenset[str] | None) -> list[torch.nn.Parameter]:
-    """The parameters of the blocks that were not chosen."""
+    """Return the parameters of the blocks that were not chosen."""
     if chosen is None:
         return []
     blocks = phase_blocks(state)

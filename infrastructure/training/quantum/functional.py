@@ -1,12 +1,12 @@
-"""The quantum step as plain functions, for people who write their own loop.
+"""The quantum step as plain functions, for custom training loops.
 
     for batch in context.pipeline:
         loss = context.trainer.train_step(batch)
         if should_optimize(context):
             quantum_optimize(context)
 
-In one's own loop nothing is asked but by these functions; what they decide holds, is saved and goes
-on as in the real one.
+In a custom loop a quantum step runs only if one of these functions is called. Its decisions take
+effect, are saved and are restored on resume as in Temper's own loop.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ from infrastructure.training.quantum.records_observer import quantum_extension_o
 
 
 class OwnLoopTrainer(Protocol):
-    """What these functions need of a trainer."""
+    """The part of a trainer that these functions need."""
 
     quantum_config: QuantumConfig
 
@@ -58,18 +58,18 @@ def formulate_quantum_problem(
     parameters: Mapping[str, torch.nn.Parameter],
     num_blocks: int | None = None,
 ) -> BlockSelection:
-    """Which blocks train from now on: those whose step down the gradient lowers the loss most.
+    """Formulate which blocks train from now on: those whose gradient step lowers the loss most.
 
-    To first order, a step along -g lowers it by |g|^2, so the answer is that of the gradient norms,
-    which was measured to be as good as any. The extension's question has second-order terms too.
+    To first order, a step along -g lowers it by |g|^2. So the answer is that of the gradient norms,
+    which measured as good as any other. The extension's problem also has second-order terms.
 
     Args:
-        gradients, parameters: by the same names, which say the blocks.
-        num_blocks: that train at a time; None: what `quantum.num_blocks` says where a trainer gave
-            the gradients, else half of them.
+        gradients, parameters: by the same names, from which the blocks follow.
+        num_blocks: number of blocks that train at a time; None: `quantum.num_blocks` if the
+            gradients come from a trainer, else half of the blocks.
 
     Raises:
-        ValueError: fewer than two blocks have a gradient, or a gradient is of no parameter.
+        ValueError: fewer than two blocks have a gradient, or a gradient has no parameter.
     """
     strange = sorted(gradients.keys() - parameters.keys())
     if strange:
@@ -93,23 +93,24 @@ def formulate_quantum_problem(
 
 
 def should_optimize(context: OwnLoop | None = None) -> bool:
-    """Whether a quantum step is due: `training.optimization_frequency` steps after the last.
+    """Return whether a step is due, by `training.optimization_frequency`.
 
     Args:
-        context: None: the only training that was prepared in this process.
+        context: None: the only training prepared in this process.
     """
     context = own_loop(context, "should_optimize")
     return context.state.every(context.trainer.training_config.optimization_frequency)
 
 
 def quantum_optimize(context: OwnLoop) -> Solution:
-    """Formulate, solve, apply, by the last batch: what `quantum.problem` names. Blocks are those of
-    `formulate_quantum_problem`; of examples as many are looked at as `quantum.candidates`,
-    `max_qubits` and the solver allow. It is asked when you ask: `quantum.max_overhead_percent` is
-    the real loop's.
+    """Formulate, solve and apply the problem that `quantum.problem` names, using the last batch.
+
+    Blocks are chosen as in `formulate_quantum_problem`. For data selection, as many examples are
+    examined as `quantum.candidates`, `max_qubits` and the solver allow. The step always runs:
+    `quantum.max_overhead_percent` applies only to Temper's own loop.
 
     Raises:
-        ValueError: there is no quantum step in the configuration, or nothing to choose from.
+        ValueError: the configuration has no quantum step, or there is nothing to choose from.
     """
     trainer: OwnLoopTrainer = context.trainer
     extension = _extension_of(context)
@@ -117,7 +118,7 @@ def quantum_optimize(context: OwnLoop) -> Solution:
     session = extension.session
     config = trainer.quantum_config
     solution = quantum_solve(problem, config, seed=session.seed, chain=session.chain)
-    if isinstance(problem, DataSelection):  # and of what nobody has looked at, some by chance
+    if isinstance(problem, DataSelection):  # completed with a random draw of unexamined examples
         candidates = np.array(problem.labels, dtype=np.int64)
         chosen = np.array(solution.decision, dtype=np.int64)
         selection = extension.data_selection_step(context.state).completed(candidates, chosen)
@@ -140,11 +141,11 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
 
 
 def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
-    """Let an answer hold from now on: blocks and components at once, examples from the next epoch.
+    """Apply a solution: blocks and components at once, examples from the next epoch on.
 
     Raises:
-        ValueError: the decision is none that this training could carry out, or there is no quantum
-            step in the configuration to remember it; nothing has changed then.
+        ValueError: this training cannot carry out the decision, or the configuration has no quantum
+            step to store it. Nothing has changed then.
     """
     extension, decision = _extension_of(context), solution.decision
     problem = _problem_of(decision)
@@ -178,7 +179,7 @@ def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None
 
 
 def _problem_of(decision: object) -> str:
-    """What a decision is about, which its shape tells."""
+    """Return the problem that a decision belongs to, by its type."""
     if isinstance(decision, Mapping):
         return RANK_ALLOCATION
     if isinstance(decision, list | tuple) and decision:

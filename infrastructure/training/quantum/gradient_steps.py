@@ -1,5 +1,6 @@
-"""What is decided in a training step, once its gradients are there: which blocks train until the
-next decision, and which components of LoRA stay."""
+"""Decisions made inside a training step, after its gradients are computed: which blocks train until
+the next decision, and which LoRA components stay.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,18 +26,19 @@ from infrastructure.training.quantum.lora_rank_gradients import num_components, 
 from infrastructure.training.quantum.overhead_budget import solver_seconds
 from infrastructure.training.quantum.step_records import Record
 
-NUM_GATED = 256  # examples that the worth of components is measured with, from everywhere
-PASSES = 2  # forward and backward: with the labels of the data, and with the model's own
+NUM_GATED = 256  # examples with which components are measured, evenly spread
+PASSES = 2  # forward and backward passes: with the data's labels, and with the model's own
 
 
 @dataclass(kw_only=True)
 class GradientStep(ABC):
-    """What a problem of a step is made from.
+    """The base of quantum steps that are decided inside a training step.
 
     Attributes:
-        examples: of the step.
+        examples: examples of the training step.
         micro_batch_size: examples in a forward pass.
-        seed: of the training; baselines by chance go on from `number`, the quantum steps before.
+        seed: seed of the run.
+        number: quantum steps before this one; random baselines depend on it.
     """
 
     config: QuantumConfig
@@ -51,47 +53,52 @@ class GradientStep(ABC):
     number: int
 
     def cost_seconds(self, step_seconds: float) -> float:
-        """What it takes, by what forward and backward of this step have taken; a sampler's answer
-        included."""
+        """Return the predicted time of the quantum step, including a sampler's answer.
+
+        Args:
+            step_seconds: time of forward and backward of this training step.
+        """
         passes = PASSES * step_seconds * len(self.rows()) / max(1, len(self.examples))
         is_sampled = self.config.answer == SAMPLER
         return passes + (solver_seconds(self.num_variables()) if is_sampled else 0.0)
 
     @abstractmethod
     def num_variables(self) -> int:
-        """How many things there are to choose from.
+        """Return the number of items to choose from.
 
         Raises:
-            ValueError: there is nothing.
+            ValueError: there are none.
         """
 
     def rows(self) -> Sequence[object]:
-        """The examples that it is measured with."""
+        """Return the examples used for measuring."""
         return self.examples
 
     @abstractmethod
     def problem(self) -> QuantumProblem:
-        """What is to be decided."""
+        """Formulate the decision."""
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Put a decision among those that hold; returns what was chosen, for people."""
+        """Add a decision to those in force; return what was chosen, for reports."""
         problem.apply(decision, decisions)
         return self._chosen(problem, decisions)
 
     @abstractmethod
     def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> Record:
-        """What was chosen, for people."""
+        """Return what was chosen, for reports."""
 
 
 class BlockSelectionStep(GradientStep):
-    """Which blocks train until the next answer."""
+    """The choice of the blocks that train until the next answer."""
 
     def num_variables(self) -> int:
         return len(trainable_blocks(self.model))
 
     def problem(self) -> BlockSelection:
-        """Raises:
-        ValueError: no numbered block trains, or nothing is supervised.
+        """Measure the blocks and formulate the problem.
+
+        Raises:
+            ValueError: no numbered block is trainable, or no token is supervised.
         """
         batches = list(split(self.examples, self.micro_batch_size))
         statistics = block_statistics(
@@ -125,7 +132,7 @@ class BlockSelectionStep(GradientStep):
 
 
 class RankAllocationStep(GradientStep):
-    """Which components of LoRA stay."""
+    """The choice of the LoRA components that stay."""
 
     def num_variables(self) -> int:
         return sum(num_components(self.model).values())
@@ -137,8 +144,10 @@ class RankAllocationStep(GradientStep):
         return self.data.examples(np.linspace(0, there - 1, min(NUM_GATED, there)).astype(int))
 
     def problem(self) -> RankAllocation:
-        """Raises:
-        ValueError: the model has no LoRA, or nothing is supervised.
+        """Measure the components and formulate the problem.
+
+        Raises:
+            ValueError: the model has no LoRA, or no token is supervised.
         """
         rows = self.rows()
         num_tokens = self.adapter.count_items(rows)
@@ -170,15 +179,15 @@ class RankAllocationStep(GradientStep):
 
 
 def num_chosen_blocks(config: QuantumConfig, num_blocks: int) -> int:
-    """How many blocks train at a time."""
+    """Return how many blocks train at a time."""
     return min(num_blocks, config.num_blocks or ceil_div(num_blocks, 2))
 
 
 def check_blocks(config: QuantumConfig, model: torch.nn.Module) -> None:
-    """Refuse blocks among which there is nothing to choose; where another problem is asked, none.
+    """Refuse a model whose blocks leave no choice, if the problem is block selection.
 
     Raises:
-        ValueError: there are not more, or the model does not number its blocks.
+        ValueError: there are too few blocks, or the model does not number them.
     """
     if config.problem != BLOCK_SELECTION:
         return

@@ -1,4 +1,4 @@
-"""What trains in a phase, and the gradients of the last batch, for a loop of one's own."""
+"""The trainable parameters of a phase and the gradients of the last batch, for custom loops."""
 
 import torch
 
@@ -12,8 +12,10 @@ from infrastructure.training.quantum.activation_hooks import measuring
 
 
 class TrainerGradients(dict[str, torch.Tensor]):
-    """Gradients by parameter, with the configuration of the trainer that they come from: so
-    `formulate_quantum_problem` and `quantum_solve` keep to it where nothing else is given."""
+    """Gradients by parameter, with the configuration of the trainer that they come from.
+
+    `formulate_quantum_problem` and `quantum_solve` use that configuration if they get no other.
+    """
 
     def __init__(self, gradients: dict[str, torch.Tensor], config: QuantumConfig) -> None:
         super().__init__(gradients)
@@ -21,16 +23,19 @@ class TrainerGradients(dict[str, torch.Tensor]):
 
 
 def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
-    """What trains in this phase where every block does, by name: a choice of blocks is made among
-    all of them, whichever the last choice left."""
+    """Return all parameters that can train in this phase, by name.
+
+    This includes blocks that the last choice froze, because each choice is made among all blocks.
+    """
     with preserve(state.model, requires_grad=True):
         select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
         return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
 
 
 def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:
-    """Gradients of the mean loss of the last batch at the weights as they are now, by parameter.
-    They are computed anew, and nothing else changes: a step forgets its own.
+    """Return gradients of the last batch's mean loss at the current weights, by parameter.
+
+    They are computed again, because a step drops its own. Nothing else changes.
 
     Raises:
         ValueError: no batch was trained on yet.

@@ -1,7 +1,7 @@
-"""How the loss depends on each rank-1 component of LoRA, as if it had a gate that stands at 1.
+"""Gradients of the loss by gates on the rank-1 components of LoRA; each gate has the value 1.
 
-The component's share of a layer's output is B[:, i] (A x)_i; the gate's gradient is therefore the
-sum over tokens of (A x)_i times the gradient that arrives there. A few numbers an example.
+A component contributes B[:, i] (A x)_i to a layer's output. So the gradient of its gate is the sum
+over tokens of (A x)_i times the gradient that arrives there: a few numbers per example.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ from infrastructure.training.quantum.per_example_pass import ExamplePass, Split
 
 
 def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The A matrices of the LoRA in use, by the names of the modules that they belong to.
+    """Return the A matrices of the active LoRA, by the names of their modules.
 
     Raises:
-        ValueError: the model has no LoRA, or more than one in use.
+        ValueError: the model has no LoRA, or more than one is active.
     """
     layers = {}
     for name, module in model.named_modules():
@@ -43,7 +43,7 @@ def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def num_components(model: torch.nn.Module) -> dict[str, int]:
-    """The rank of each LoRA module, in the order of the columns of `rank_gradients`."""
+    """Return the rank of each LoRA module, in the order of the columns of `rank_gradients`."""
     layers: dict[str, Any] = gated_layers(model)
     return {name: int(a.weight.shape[0]) for name, a in layers.items()}
 
@@ -56,16 +56,16 @@ def rank_gradients(
     precision: Precision,
     labels_seed: int | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Of the sum of each example's losses by the gates, (n, number of gates).
+    """Return gradients of each example's summed losses by the gates, (n, number of gates).
 
-    The model is afterwards what it was, bit for bit; so is the random state.
+    Afterwards the model and the random state are as before, bit for bit.
 
     Args:
         labels_seed: None: the labels of the data; a number: labels drawn from the model.
 
     Raises:
-        ValueError: no LoRA, or the adapter does not keep examples apart.
-        TemperError: the model computes LoRA in a kernel of its own.
+        ValueError: the model has no LoRA, or the adapter does not keep examples separate.
+        TemperError: the model computes LoRA in its own kernel.
     """
     ranks = num_components(model)
     ends = dict(zip(ranks, accumulate(ranks.values()), strict=True))

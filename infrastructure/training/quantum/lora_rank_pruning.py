@@ -1,7 +1,7 @@
-"""The rank-1 components of LoRA matrices, and taking some of them out.
+"""The rank-1 components of LoRA matrices, and removal of some of them.
 
-A component of which row of A and column of B are zero adds nothing, and its gradient is zero. So a
-model without it is a plain PEFT model of the same shape, which any PEFT loads.
+A component whose row of A and column of B are zero adds nothing, and its gradient is zero. So the
+pruned model is a plain PEFT model of the same shape, which PEFT can load.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from infrastructure.training.models.lora import adapted_paths
 
 
 def ranks_of(model: torch.nn.Module) -> dict[str, int]:
-    """Number of components of each LoRA module, by its name, in the order of the names."""
+    """Return the number of components of each LoRA module, in the order of the modules' names."""
     return {
         path: sum(a.weight.shape[0] for a, _ in matrices(model, path))
         for path in sorted(adapted_paths(model))
@@ -23,7 +23,7 @@ def ranks_of(model: torch.nn.Module) -> dict[str, int]:
 def matrices(
     model: torch.nn.Module, path: str
 ) -> Iterator[tuple[torch.nn.Linear, torch.nn.Linear]]:
-    """A (r, inputs) and B (outputs, r) of each adapter in a module."""
+    """Yield A (r, inputs) and B (outputs, r) of each adapter in a module."""
     module: Any = model.get_submodule(path)
     for name in module.lora_A:
         yield module.lora_A[name], module.lora_B[name]
@@ -31,7 +31,7 @@ def matrices(
 
 @torch.no_grad()
 def keep_only(model: torch.nn.Module, kept: Mapping[str, Sequence[int]]) -> None:
-    """Set to zero what is not kept of the modules that are named; a second call changes nothing."""
+    """Set to zero the components that are not kept, in the named modules; idempotent."""
     for path, components in kept.items():
         for a, b in matrices(model, path):
             dropped = torch.ones(a.weight.shape[0], dtype=torch.bool, device=a.weight.device)

@@ -1,4 +1,4 @@
-"""What a quantum step may cost: a share of the time of the steps that its answer is for."""
+"""The time budget of quantum steps: a share of the time of the training steps that they serve."""
 
 import math
 import time
@@ -10,24 +10,24 @@ from infrastructure.config.sections.quantum_config import AT_ANY_COST
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_duration
 
-AUTO_PERCENT, FREQUENT_PERCENT = 1.0, 10.0  # without and with a frequency, where no bound is given
-NUM_STEPS = 20  # that a step's time is the mean of
-# What `auto` takes to choose among n, measured on one core: up to 20 are counted through, more are
-# searched (0.5 to 0.8 s for 50, 1.6 s for 200, 1 to 1.7 s for 600, 4.4 s for 2000, 13 s for 5000).
+AUTO_PERCENT, FREQUENT_PERCENT = 1.0, 10.0  # without and with a frequency, if no bound is given
+NUM_STEPS = 20  # number of steps over which a step's time is averaged
+# Time of `auto` for n variables, measured on one core: up to 20 are enumerated, more are searched
+# (0.5 to 0.8 s for 50, 1.6 s for 200, 1 to 1.7 s for 600, 4.4 s for 2000, 13 s for 5000).
 EXACT_VARIABLES, EXACT_SECONDS = 20, 0.1
 SEARCH_SECONDS, SECONDS_PER_VARIABLE = 1.0, 0.0025
 
 
 @dataclass
 class OverheadBudget:
-    """Takes the time of training steps and of quantum steps, and says what the next may cost.
+    """The time of training steps and quantum steps, and the limit of the next quantum step.
 
     Attributes:
-        percent: of the training's time; `quantum.max_overhead_percent`.
-        never_skips: a step that would cost more is made as small as it can be, never skipped.
-        spent_seconds: of all quantum steps of this process.
-        forecast_step_seconds: of a training step, as it was measured before the training; None: it
-            was not.
+        percent: share of the training time; `quantum.max_overhead_percent`.
+        never_skips: a step over the limit is made as small as possible instead of being skipped.
+        spent_seconds: time of all quantum steps in this process.
+        forecast_step_seconds: time of a training step, as measured before the training; None: not
+            measured.
     """
 
     percent: float
@@ -46,70 +46,76 @@ class OverheadBudget:
         frequency: int | None,
         clock: Callable[[], float],
     ) -> "OverheadBudget":
-        """Return the budget of a training. Whoever gives `optimization_frequency` has asked for the
-        steps, so a bound that nobody gave must not take them away."""
+        """Return the budget of a run.
+
+        A user who sets `optimization_frequency` has requested the steps. So if the bound is `auto`,
+        it must not skip them.
+        """
         if percent != "auto":
             return cls(percent, clock)
         never_skips = frequency is not None
         return cls(FREQUENT_PERCENT if never_skips else AUTO_PERCENT, clock, never_skips)
 
     def step_begins(self) -> None:
-        """A training step begins."""
+        """Record the start of a training step."""
         self._began, self._spent_before = self.clock(), self.spent_seconds
 
     def step_has_ended(self) -> None:
-        """It has ended; what a quantum step took inside is not counted."""
+        """Record the end of a training step, without the time of a quantum step inside it."""
         seconds = self.clock() - self._began - (self.spent_seconds - self._spent_before)
         self._steps = [*self._steps[1 - NUM_STEPS :], max(0.0, seconds)]
 
     @property
     def seconds_so_far(self) -> float:
-        """Since the present step began, without a quantum step in it."""
+        """The seconds since the current step began, without a quantum step inside it."""
         return self.clock() - self._began - (self.spent_seconds - self._spent_before)
 
     @property
     def step_seconds(self) -> float | None:
-        """Of a training step, on average; as in the forecast where none has ended in this process.
-        The first one warms up, and counts only as long as there is no other."""
+        """The average seconds of a training step.
+
+        If none has ended in this process, it is the forecast. The first step warms up and counts
+        only as long as there is no other.
+        """
         warm = self._steps[1:] or self._steps
         return sum(warm) / len(warm) if warm else self.forecast_step_seconds
 
     def allowed_seconds(self, num_steps: int, step_seconds: float) -> float:
-        """What a question for `num_steps` steps may cost; infinite where there is no bound."""
+        """Return the time limit of a problem for `num_steps` steps; infinite without a bound."""
         steps = self.allowed_steps(num_steps)
         return steps if math.isinf(steps) else steps * step_seconds
 
     def allowed_steps(self, num_steps: int) -> float:
-        """The same in training steps, whose time need not be known for it."""
+        """Return the same limit in training steps, for which their time need not be known."""
         if self.percent >= AT_ANY_COST and num_steps > 0:
             return math.inf
         return self.percent / 100 * num_steps
 
     def pay(self, seconds: float) -> None:
-        """A quantum step took so long."""
+        """Record the time of a quantum step."""
         self.spent_seconds += seconds
 
 
 def solver_seconds(num_variables: int) -> float:
-    """About what a sampler takes for so many variables, before any was asked here."""
+    """Estimate a sampler's time for this number of variables, before any sampler ran here."""
     if num_variables <= EXACT_VARIABLES:
         return EXACT_SECONDS
     return SEARCH_SECONDS + SECONDS_PER_VARIABLE * num_variables
 
 
 def _short(seconds: float) -> str:
-    """A time that may be a small part of a second, which is not nothing."""
+    """Format a time that may be a small part of a second, so that it does not become zero."""
     return f"{1000 * seconds:.2g} ms" if 0 < seconds < 0.1 else format_duration(seconds)
 
 
 def _rounded_up(percent: float) -> str:
-    """A percentage, never less than it is: to two digits, or to whole ones."""
+    """Round a percentage up to two digits, or to a whole number."""
     unit = 10.0 ** min(0, math.floor(math.log10(max(percent, 1e-9))) - 1)
     return f"{math.ceil(round(percent / unit, 6)) * unit:,.12g}"
 
 
 def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
-    """Why a question is not asked, with the bound at which it would be."""
+    """Explain why a step is skipped, with the bound at which it would run."""
     needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
     return phrase(
         "quantum.step_over_time_budget",
@@ -121,7 +127,7 @@ def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> 
 
 
 def too_few_steps(least_steps: float, num_steps: int, percent: float) -> str:
-    """Why a question is not asked, where that is known before anything is measured."""
+    """Explain why a step is skipped if that is known before any measurement."""
     return phrase(
         "quantum.step_over_work_budget",
         least_steps=least_steps,

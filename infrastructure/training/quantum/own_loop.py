@@ -1,4 +1,4 @@
-"""The trainings of one's own loop in this process, for functions that mean the only one."""
+"""The runs with a custom loop in this process, for functions that use the only one by default."""
 
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -8,7 +8,7 @@ from infrastructure.training.core.state import TrainingState
 
 
 class OwnLoop(Protocol):
-    """A `TrainingContext`, as far as it matters here."""
+    """The part of a `TrainingContext` that matters here."""
 
     @property
     def trainer(self) -> Any: ...
@@ -21,12 +21,12 @@ _OWN_LOOPS: WeakSet[OwnLoop] = WeakSet()
 
 
 def remember_own_loop(context: OwnLoop) -> None:
-    """Let functions without arguments mean this training as long as there is no other."""
+    """Register a run that functions without arguments use while it is the only one."""
     _OWN_LOOPS.add(context)
 
 
 def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
-    """`context`, or the only training of one's own loop that this process has.
+    """Return `context`, or the only run with a custom loop in this process.
 
     Raises:
         ValueError: there is none, or there are several.

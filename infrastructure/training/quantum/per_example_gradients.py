@@ -1,7 +1,7 @@
-"""The gradient of each example on its own, sketched, for the cost of one forward and backward pass.
+"""Sketched gradients of single examples, for the cost of one forward and backward pass.
 
 The gradient of a linear layer's weight is a sum over tokens of (gradient of its output) times (its
-input), so the tokens of each example, summed apart, give each example's gradient. Memory:
+input). So summing the tokens of each example separately gives each example's gradient. Memory:
 activations as in training, the sketches, and a byte per watched weight.
 """
 
@@ -18,18 +18,18 @@ from infrastructure.training.models.lora import HEAD_LAYER, layer_of
 from infrastructure.training.quantum.count_sketch import CountSketch
 from infrastructure.training.quantum.per_example_pass import ExamplePass, Split
 
-NUM_FEATURES = 4096  # 512 are too few: noise of 0.04 where the signal is 0.09 (measured)
+NUM_FEATURES = 4096  # 512 are too few: noise of 0.04 with a signal of 0.09 (measured)
 LORA = ".lora_"
 
 
 def watched_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The linear layers whose gradients stand for an example's, by name.
+    """Return the linear layers whose gradients represent an example's, by name.
 
-    All of LoRA's matrices that train; without LoRA, the linear layers that train in the last block
-    (in all blocks where a model does not number them), never the output layer.
+    These are all trainable LoRA matrices. Without LoRA they are the trainable linear layers of the
+    last block (of all blocks if the model does not number them), never the output layer.
 
     Raises:
-        ValueError: no such layer trains.
+        ValueError: no such layer is trainable.
     """
     output = getattr(model, "get_output_embeddings", lambda: None)()
     linear = {name: m for name, m in model.named_modules() if _trains(m) and m is not output}
@@ -52,18 +52,20 @@ def example_gradients(
     num_features: int = NUM_FEATURES,
     seed: int = 0,
 ) -> npt.NDArray[np.float32]:
-    """Sketched gradients of the examples' losses, (n, num_features), in the order of `batches`.
+    """Return sketched gradients of the examples' losses, (n, num_features).
 
-    The model is afterwards what it was, bit for bit; so is the random state. A batch that does not
-    fit into memory is done in halves. An example that has no supervised token has gradient zero.
+    The rows are in the order of `batches`. Afterwards the model and the random state are as before,
+    bit for bit. A batch that does not fit into memory is processed in halves. An example without a
+    supervised token has gradient zero.
 
     Args:
-        batches: as a data source gives them; of similar lengths, so that little is padded.
-        seed: of the sketch: sketches of different seeds have nothing to do with each other.
+        batches: batches as a data source returns them, with similar lengths to keep padding low.
+        num_features: length of a sketch.
+        seed: seed of the sketch; sketches with different seeds are not comparable.
 
     Raises:
-        ValueError: nothing suitable trains, or the adapter does not keep examples apart.
-        TemperError: the model computes a watched layer in a kernel of its own.
+        ValueError: no suitable layer is trainable, or the adapter does not keep examples separate.
+        TemperError: the model computes a watched layer in its own kernel.
     """
     layers = watched_layers(model)
     numbers = {name: number for number, name in enumerate(layers)}

@@ -1,6 +1,6 @@
-"""One forward and backward pass over examples, in which each example is told apart.
+"""One forward and backward pass over examples that keeps the sums of each example separate.
 
-Rows may be padded or packed. A batch that does not fit into memory is done in halves.
+Rows may be padded or packed. A batch that does not fit into memory is processed in halves.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,13 +24,13 @@ from infrastructure.training.quantum.activation_hooks import check_heard, gradie
 
 @dataclass(frozen=True)
 class Split:
-    """Where the tokens of each example lie: row by row, or one after the other in a packed row."""
+    """The positions of each example's tokens: a row per example, or consecutive in a packed row."""
 
     num_examples: int
     ends: list[int] | None
 
     def products(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Sum over each example's tokens of left times right: (B, L, p), (B, L, q) to (B, p, q).
+        """Sum left times right over each example's tokens: (B, L, p), (B, L, q) to (B, p, q).
 
         Raises:
             ValueError: tokens are not in the order of the examples.
@@ -66,22 +66,22 @@ class Split:
         )
 
 
-# Adds to the examples' rows (B, columns): rows, the module's name, what was kept of the forward
-# pass and the gradient of the module's output, and where each example lies in them.
+# Adds to the examples' rows (B, columns). Arguments: rows, the module's name, the tensor kept from
+# the forward pass, the gradient of the module's output, and the positions of the examples in them.
 Add = Callable[[torch.Tensor, str, torch.Tensor, torch.Tensor, Split], None]
 
 
 @dataclass
 class ExamplePass:
-    """What is summed up of each example while gradients flow through `modules`.
+    """A pass that sums values for each example while gradients flow through `modules`.
 
-    The model is afterwards what it was, bit for bit; so is the random state.
+    Afterwards the model and the random state are as before, bit for bit.
 
     Attributes:
-        num_columns: numbers per example.
-        add: adds what one module tells.
-        keep_output: whether a module's output is kept for `add`, and not its input.
-        relabel: gives a batch other labels.
+        num_columns: values per example.
+        add: adds the values of one module.
+        keep_output: keep a module's output for `add` instead of its input.
+        relabel: replaces the labels of a batch.
     """
 
     model: torch.nn.Module
@@ -94,11 +94,11 @@ class ExamplePass:
     relabel: Callable[[Batch], Batch] | None = None
 
     def rows(self, batches: Iterable[Sequence[object]]) -> npt.NDArray[np.float32]:
-        """(n, num_columns), of the sums of the examples' losses, in the order of `batches`.
+        """Return the sums of the examples' losses, (n, num_columns), in the order of `batches`.
 
         Raises:
-            ValueError: the adapter does not keep examples apart.
-            TemperError: the model passes a module by.
+            ValueError: the adapter does not keep examples separate.
+            TemperError: the model bypasses a module.
         """
         with (
             measuring(self.model, self.adapter.device),

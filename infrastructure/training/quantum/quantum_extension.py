@@ -1,8 +1,8 @@
-"""The quantum step inside a training: when it is asked, what it may cost, what its answer changes.
+"""The quantum step inside a run: when it runs, what it may cost, and what its answer changes.
 
-Data selection is asked where an epoch begins: before the training, and then at the first epoch that
-begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a step
-whose gradients are those of all blocks, LoRA components once.
+Data selection runs at the start of an epoch: before the first step, and then at the first epoch
+that begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a
+step for which all blocks have gradients. LoRA components are chosen once.
 """
 
 import time
@@ -39,20 +39,20 @@ from infrastructure.training.quantum.lora_rank_pruning import keep_only
 from infrastructure.training.quantum.overhead_budget import over_budget, too_few_steps
 from infrastructure.training.quantum.solver_session import SolverSession, TrainingParts
 
-LONG_SECONDS = 5.0  # so long a look is announced
+LONG_SECONDS = 5.0  # a step at least this long is announced
 
 
 class QuantumExtension(Extension):
-    """Says when the training has something decided, and carries it out.
+    """The extension that runs quantum steps when they are due and carries out their decisions.
 
     Args:
-        trainer: its parts are taken when the training has begun.
-        clock: seconds that never go back.
+        trainer: its parts are used after the run has begun.
+        clock: a monotonic clock in seconds.
 
     Attributes:
-        session: has the problems solved, and keeps what was decided.
-        in_force: ids of the examples of the present epoch; None: those drawn by chance before any
-            were selected. A selection that is decided later counts from the next epoch on.
+        session: solves the problems and stores the decisions.
+        in_force: ids of the current epoch's examples; None: the random draw that is used before any
+            selection. A selection decided later takes effect at the next epoch.
     """
 
     def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,11 +69,12 @@ class QuantumExtension(Extension):
         return "quantum"
 
     def check(self, data: DataSource, model: torch.nn.Module) -> None:
-        """Before the length of the training is counted: give the data its budget, and refuse what
-        has nothing to choose from.
+        """Apply the data budget, and refuse a run that has nothing to choose from.
+
+        This is called before the run's length is computed.
 
         Raises:
-            ValueError: no example can be selected, or there are too few blocks.
+            ValueError: examples cannot be selected, or there are too few blocks.
         """
         limit_data(data, self.config)
         check_blocks(self.config, model)
@@ -101,7 +102,7 @@ class QuantumExtension(Extension):
         self._is_in_loop = True
 
     def phase_start(self, state: TrainingState) -> None:
-        """The phase has switched on all that trains in it."""
+        """Freeze the blocks that were not chosen: a new phase makes all its blocks trainable."""
         if self.session.decisions.blocks is not None:
             train_only(state, self.session.decisions.blocks)
 
@@ -123,8 +124,11 @@ class QuantumExtension(Extension):
                 train_only(state, self.session.decisions.blocks)
 
     def step_end(self, state: TrainingState) -> None:
-        """Weights and the optimizer's state change now: in no other moment can a checkpoint of the
-        last boundary hold what has changed since."""
+        """Prune components and optimizer state.
+
+        Weights and optimizer state change only here, because at any other time a checkpoint of the
+        last boundary could already contain the change.
+        """
         self.session.cost.step_has_ended()
         keep_only(state.model, self.session.decisions.kept)
         forget_optimizer_moments(state, self.session.decisions.blocks)
@@ -133,7 +137,7 @@ class QuantumExtension(Extension):
             self.session.unlogged = {}
 
     def carry_out(self, state: TrainingState) -> None:
-        """What was decided between two steps, in somebody's own loop."""
+        """Carry out decisions made between two steps of a custom loop."""
         train_only(state, self.session.decisions.blocks)
         forget_optimizer_moments(state, self.session.decisions.blocks)
         keep_only(state.model, self.session.decisions.kept)
@@ -149,7 +153,7 @@ class QuantumExtension(Extension):
     # When
 
     def _decided_by_first(self, work: Callable[[], None]) -> None:
-        """Let rank 0 do some work; every rank has what holds after it."""
+        """Run `work` on rank 0 and give every rank the resulting decisions."""
 
         def decide() -> dict[str, Any]:
             before = self.session.decisions
@@ -186,24 +190,26 @@ class QuantumExtension(Extension):
             self.config.problem == BLOCK_SELECTION
             and self.session.last_phase != state.position.phase
         ):
-            return True  # other blocks train than those that were chosen from
+            return True  # a new phase has other blocks to choose from
         if self.frequency is None or self.config.problem == RANK_ALLOCATION:
             return False
         return state.step - self.session.last_step >= self.frequency
 
     def _steps_ahead(self, state: TrainingState) -> int:
-        """How many steps the next answer is for."""
+        """Return the number of steps that the next answer serves."""
         left = max(1, state.total_steps - state.step)
         return left if self.frequency is None else min(left, self.frequency)
 
     @property
     def _data(self) -> DataPipeline:
-        assert isinstance(self.trainer.data, DataPipeline)  # it was limited when it was made
+        assert isinstance(self.trainer.data, DataPipeline)  # `check` has verified it
         return self.trainer.data
 
     def _drawn_by_chance(self) -> str:
-        """What is trained on where a budget is set and nothing is selected; "" elsewhere: a share
-        by chance could be taken for all, or for a choice."""
+        """Return a note if a budget is set and nothing is selected, else "".
+
+        A random share could otherwise be taken for all examples, or for a choice.
+        """
         if self.config.problem != DATA_SELECTION or self.session.decisions.selection is not None:
             return ""
         number, whole = self._data.num_examples, self._data.num_candidates
@@ -217,7 +223,7 @@ class QuantumExtension(Extension):
         )
 
     def hold_selection(self, state: TrainingState) -> None:
-        """Let the data source give what is selected: where an epoch begins, the newest."""
+        """Apply the selection in force to the data source; at the start of an epoch, the latest."""
         if state.position.example == 0:
             self.in_force = self.session.decisions.selection
         if self.in_force is None:
@@ -226,17 +232,17 @@ class QuantumExtension(Extension):
             self._data.select(self.in_force)
 
     def check_selection(self, ids: Sequence[int]) -> None:
-        """Refuse what the data source could not give.
+        """Refuse a selection that the data source cannot provide.
 
         Raises:
-            ValueError: this training selects nothing, or not so many, or no such examples.
+            ValueError: this run does not select examples, or not this number, or an id is invalid.
         """
         if self.config.problem != DATA_SELECTION:
             raise InputError("quantum.problem_selects_no_examples", problem=self.config.problem)
         self._data.check_selection(ids)
 
     def data_selection_step(self, state: TrainingState) -> DataSelectionStep:
-        """Which examples this training shall train on."""
+        """Return the step that selects the examples of this run."""
         return DataSelectionStep(
             config=self.config,
             model=state.model,
@@ -292,7 +298,7 @@ class QuantumExtension(Extension):
         self.session.solve(state, step, problem, predicted, allowed)
 
     def gradient_step(self, state: TrainingState, number: int) -> GradientStep:
-        """What is decided by the last batch; `number` quantum steps were before."""
+        """Return the step that decides with the last batch; `number` quantum steps came before."""
         assert state.optimizer is not None
         is_about_blocks = self.config.problem == BLOCK_SELECTION
         return (BlockSelectionStep if is_about_blocks else RankAllocationStep)(

@@ -1,5 +1,4 @@
-"""Writes `quantum.json` into a run directory: every quantum step so far, for the report and for
-whoever looks on."""
+"""Writing of `quantum.json` in a run directory: all quantum steps so far, for displays."""
 
 import logging
 import sys
@@ -13,7 +12,7 @@ from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 
-if TYPE_CHECKING:  # dimod would come with them, into trainings that have no quantum step
+if TYPE_CHECKING:  # they import dimod, which runs without a quantum step do not need
     from infrastructure.training.quantum.quantum_extension import QuantumExtension
     from infrastructure.training.quantum.solver_session import SolverSession
     from infrastructure.training.quantum.step_records import Record
@@ -22,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class QuantumRecords(Observer):
-    """Follows a session; what that forgets in a rollback, the file forgets too."""
+    """An observer that writes a session's history to a file.
+
+    Records that a rollback removes from the history are removed from the file.
+    """
 
     def __init__(self, run_directory: Path, session: "SolverSession") -> None:
         self.path, self.session = run_directory / QUANTUM_FILE, session
@@ -50,12 +52,12 @@ class QuantumRecords(Observer):
         self._written = texts
         try:
             write_record(self.path, quantum_facts(self.session))
-        except OSError as error:  # to look at only: the training has it in its checkpoints
+        except OSError as error:  # for display only: checkpoints have the records, too
             log.warning("%s is not complete: %s", self.path, error)
 
 
 class QuantumFacts(TypedDict):
-    """What `quantum.json` holds."""
+    """The content of `quantum.json`."""
 
     problem: str
     answer: str
@@ -64,7 +66,7 @@ class QuantumFacts(TypedDict):
 
 
 def quantum_facts(session: "SolverSession") -> QuantumFacts:
-    """All quantum steps of a training, as JSON values."""
+    """Return all quantum steps of a run, as JSON values."""
     config = session.config
     return {
         "problem": config.problem,
@@ -75,9 +77,9 @@ def quantum_facts(session: "SolverSession") -> QuantumFacts:
 
 
 def quantum_extension_of(hooks: list[Hook]) -> "QuantumExtension | None":
-    """The quantum step among the hooks of a training; None where there is none.
+    """Return the quantum extension among the hooks of a run, or None.
 
-    There is none as long as nobody has loaded its module, and looking for it loads nothing.
+    If its module was never imported, the answer is None, and nothing is imported to find out.
     """
     module = sys.modules.get("infrastructure.training.quantum.quantum_extension")
     if module is None:
@@ -88,8 +90,10 @@ def quantum_extension_of(hooks: list[Hook]) -> "QuantumExtension | None":
 def quantum_observers(
     run_directory: Path, hooks: list[Hook], report: Callable[[str], None]
 ) -> list[Hook]:
-    """What writes down the quantum steps of a training, if it makes any, which are told to `report`
-    from now on."""
+    """Return the observer that records quantum steps, if the run makes any.
+
+    The steps are reported to `report` from now on.
+    """
     extension = quantum_extension_of(hooks)
     if extension is None:
         return []
@@ -98,7 +102,7 @@ def quantum_observers(
 
 
 def quantum_probes(hooks: list[Hook]) -> dict[str, Probe]:
-    """What the monitor samples of quantum steps: the newest one's solver time, if there is any."""
+    """Return what the monitor samples: the latest solver time, if the run has quantum steps."""
     extension = quantum_extension_of(hooks)
     if extension is None:
         return {}

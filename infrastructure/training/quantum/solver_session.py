@@ -1,8 +1,8 @@
-"""Has the problems of a training solved, keeps what was decided, and reports it.
+"""The solver session of a run: it has problems solved, stores the decisions and reports them.
 
-An answer is a function of the training's state and its seed, unless a clock cut it off, or another
-machine gave it. What depended on a clock is saved at once; whatever was decided travels in every
-checkpoint, so a training that goes on does what it would have done.
+An answer depends only on the state of the run and its seed, unless a time limit cut it off or a
+remote machine gave it. A result that depended on a clock is saved at once. All decisions are in
+every checkpoint, so a resumed run does what the uninterrupted run would have done.
 """
 
 import copy
@@ -53,11 +53,11 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 log = logging.getLogger(__name__)
 
-LEAST_SECONDS = 0.01  # that a solver is given; none answers in it, and the baselines stand in
+LEAST_SECONDS = 0.01  # least time limit of a solver; none answers in it, so a baseline is used
 
 
 class TrainingParts(Protocol):
-    """What the quantum step needs of a trainer, whose parts are there when a training begins."""
+    """The part of a trainer that the quantum step needs; it is complete when the run begins."""
 
     training_config: TrainingConfig
     quantum_config: QuantumConfig
@@ -70,15 +70,15 @@ class TrainingParts(Protocol):
 
 
 class DecisionStep(Protocol):
-    """What made a problem, and knows what its solution changes."""
+    """A step that made a problem and knows how to apply its solution."""
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Put a decision among those that hold; returns what was chosen, for people."""
+        """Add a decision to those in force; return what was chosen, for reports."""
 
 
 @dataclass
 class Waiting:
-    """A problem that another process is at."""
+    """A problem that another process is solving."""
 
     background: AsyncSolve
     step: DecisionStep
@@ -86,21 +86,22 @@ class Waiting:
 
 
 class SolverSession:
-    """The solving of one training's problems; when and what is decided is the extension's.
+    """The solving of one run's problems; the extension determines when and what is decided.
 
     Args:
-        trainer: its parts are taken when the training has begun.
-        clock: seconds that never go back.
+        trainer: its parts are used after the run has begun.
+        clock: a monotonic clock in seconds.
 
     Attributes:
-        decisions: what holds now.
+        decisions: the decisions in force.
         history: a record of each step.
-        report: shows a line to a person.
-        without_answer: what the training does as long as nothing is decided; "": as always.
-        unlogged: numbers of the newest answers, which the metrics do not hold yet.
+        report: shows a line to the user.
+        without_answer: returns what the run does until a decision is made; "": as usual.
+        unlogged: numbers of the latest answers that are not in the metrics yet.
 
     Raises:
-        ValueError, MissingPackageError: there is no sampler of such a name, or not here.
+        ValueError: a sampler name is unknown.
+        MissingPackageError: the package of a sampler is not installed.
     """
 
     def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
@@ -121,12 +122,12 @@ class SolverSession:
 
     @property
     def solver_seconds(self) -> float | None:
-        """What the last answer took a sampler; None before there is one."""
+        """The solver time of the last answer; None before the first."""
         newest = self.history.newest()
         return None if newest is None else newest.get("solver_seconds")
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds of it, as JSON values."""
+        """Return the session's state for a checkpoint, as JSON values."""
         return {
             "decisions": self.decisions.state_dict(),
             "history": self.history.state_dict(),
@@ -138,8 +139,10 @@ class SolverSession:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; what another process was at is solved anew: its numbers
-        are gone."""
+        """Restore the values of `state_dict`.
+
+        A problem that another process was solving is due again, because its numbers are lost.
+        """
         self.close()
         self.decisions.load_state_dict(saved["decisions"])
         self.history.load_state_dict(saved["history"])
@@ -149,7 +152,7 @@ class SolverSession:
         self.unlogged = dict(saved["untold"])
 
     def run(self, state: TrainingState, decide: Callable[[], None]) -> None:
-        """Do one quantum step; whatever goes wrong, the training goes on as it was.
+        """Do one quantum step; if it fails, the training continues unchanged.
 
         Raises:
             Exception: the GPU failed.
@@ -173,12 +176,12 @@ class SolverSession:
 
     @property
     def seconds_so_far(self) -> float:
-        """Since the present quantum step began."""
+        """The seconds since the current quantum step began."""
         return self.clock() - self._began
 
     @property
     def seed(self) -> int:
-        """Of the present quantum step: another one for each."""
+        """The seed of the current quantum step; each step has a different one."""
         return (self.trainer.training_config.seed * 1_000_003 + self.num_steps) % 2**31
 
     def solve(
@@ -189,11 +192,11 @@ class SolverSession:
         predicted_seconds: float,
         allowed_seconds: float,
     ) -> None:
-        """Have a problem solved, here or beside the training.
+        """Solve a problem in this process, or in the background.
 
         Args:
-            predicted_seconds: that all of the step was expected to take.
-            allowed_seconds: since `run` began; here, a solver is ended then.
+            predicted_seconds: predicted time of the whole step.
+            allowed_seconds: time limit since `run` began; a solver in this process is ended then.
         """
         record = self._record(state)
         if self.cost.never_skips:
@@ -221,7 +224,7 @@ class SolverSession:
         return replace(solution, remarks=[*solution.remarks, remark])
 
     def collect(self, state: TrainingState) -> None:
-        """Apply what another process has found, if it has: from this moment on."""
+        """Apply the background solution from now on, if there is one."""
         waiting = self.waiting
         if waiting is None or not waiting.background.is_done:
             return
@@ -242,7 +245,7 @@ class SolverSession:
         solution: Solution,
         record: Record,
     ) -> None:
-        """Let the training do what was decided, and report it; all of it, or nothing."""
+        """Apply a decision and report it; if an error occurs, nothing is applied."""
         decisions = copy.copy(self.decisions)
         chosen = step.apply(problem, solution.decision, decisions)
         began = record.pop("began")
@@ -275,7 +278,7 @@ class SolverSession:
         }
 
     def record_own_answer(self, state: TrainingState, problem: str, solution: Solution) -> None:
-        """Remember an answer that was asked for, and applied, in somebody's own loop."""
+        """Record an answer that a custom loop requested and applied."""
         self.num_steps += 1
         self.last_step, self.last_phase = state.step, state.position.phase
         self._report(
@@ -299,8 +302,8 @@ class SolverSession:
         )
 
     def skip(self, state: TrainingState, why: str) -> None:
-        """There is no quantum step this time, and why."""
-        state.must_save = True  # a clock has decided
+        """Record that there is no quantum step this time, and why."""
+        state.must_save = True  # the decision depended on a clock
         self._report({**self._record(state), "outcome": SKIPPED, "why": self._complete(why)})
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
@@ -321,13 +324,13 @@ class SolverSession:
         self.report(in_words(kept))
 
     def report_unused(self, state: TrainingState) -> None:
-        """The training is over, and a question is not answered yet, or its answer not used."""
+        """Report a problem that is unsolved, or solved but unused, at the end of the run."""
         if self.waiting is not None and state.error is None and not state.is_interrupted:
             why = phrase("quantum.ended_before_answer_used")
             self._report({**self.waiting.record, "outcome": UNUSED, "why": why})
 
     def close(self) -> None:
-        """End what another process is at."""
+        """End the background solution."""
         if self.waiting is not None:
             self.waiting.background.close()
             self.waiting = None

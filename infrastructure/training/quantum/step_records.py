@@ -1,7 +1,7 @@
-"""One record for each quantum step: what was asked, who answered, how good the answer is.
+"""Records of quantum steps: the problem, the solver and the quality of the answer.
 
-Records are JSON values. They travel in checkpoints, are what `quantum.json` in a run directory
-holds, and what the report, the metrics and the log tell.
+Records are JSON values. They are stored in checkpoints and in `quantum.json` of a run directory,
+and the report, the metrics and the log are made from them.
 """
 
 import json
@@ -26,37 +26,37 @@ from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution
 
 ANSWERED, SKIPPED, FAILED, SUBMITTED = "answered", "skipped", "failed", "asked"
-UNUSED = "unused"  # asked another process, whose answer came too late
-NUM_RANDOM = 100  # answers by chance that an answer is shown among
-NUM_BINS = 50  # of the training data in its order, for a picture of what was chosen
-# All of them lie in every checkpoint: what is long is kept of the newest only.
+UNUSED = "unused"  # the answer of another process came too late
+NUM_RANDOM = 100  # random answers with which an answer is compared
+NUM_BINS = 50  # parts of the training data in its order, for a chart of the choice
+# All records are in every checkpoint. Long values are kept only in the newest ones.
 MAX_RECORDS, NUM_WHOLE = 1000, 10
 LONG = ("random_energies", "info", "facts", "dropped", "by_task", "kept_by_module")
-# What of a sampler's own words is a number that people know from annealers.
+# Keys of a sampler's info that are well known from annealers and become metrics.
 READS, CHAIN_BREAKS = "num_reads", "chain_break_fraction"
 
 
 class Record(TypedDict, total=False):
     """One quantum step; every record has `step`, `epoch`, `problem` and `outcome`.
 
-    What was chosen is said by `chosen`, for people, and by keys that depend on the problem.
+    The choice is described by `chosen`, as text, and by keys that depend on the problem.
 
     Attributes:
-        began: on the session's clock; never kept.
+        began: start on the session's clock; never stored.
         foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit
             (None: it has none).
-        used_at_step: where the answer of another process was applied.
-        why: the reason where there is no answer, and what the training does without one.
-        seconds, solver_seconds: of all of the step; of the samplers in it.
+        used_at_step: the step at which the answer of another process was applied.
+        why: the reason if there is no answer, and what the run does without one.
+        seconds, solver_seconds: time of the whole step, and of the samplers in it.
         alternatives: energies of baselines, by name.
-        info: what the sampler said of itself.
-        facts: what the problem said of itself.
+        info: what the sampler reported about itself.
+        facts: what the problem reported about itself.
         lower_bound: no answer has a lower energy.
-        random_energies: of answers by chance, ascending.
+        random_energies: energies of random answers, ascending.
         selection: hash of the selected examples' ids.
         density: chosen share of each part of the training data in its order.
         by_task: numbers of chosen and of candidate examples.
-        dropped: places of some examples that were not chosen.
+        dropped: locations of some examples that were not chosen.
     """
 
     step: int
@@ -95,13 +95,13 @@ class Record(TypedDict, total=False):
 
 
 class History:
-    """The records of a training, oldest first; of very many, the newest ones."""
+    """The records of a run, oldest first; only the newest `MAX_RECORDS` are kept."""
 
     def __init__(self) -> None:
-        self._texts: list[str] = []  # copied at every step: texts are not copied deeply
+        self._texts: list[str] = []  # copied at every step; copying texts is cheap
 
     def add(self, record: Record) -> Record:
-        """Keep a record; returns it as JSON would give it back."""
+        """Store a record; return it as JSON would restore it."""
         text = json.dumps(record)
         self._texts = [*self._texts, text][-MAX_RECORDS:]
         if len(self._texts) > NUM_WHOLE:
@@ -111,7 +111,7 @@ class History:
         return _parsed(text)
 
     def records(self) -> list[Record]:
-        """All that are kept."""
+        """Return all stored records."""
         return [_parsed(text) for text in self._texts]
 
     def __len__(self) -> int:
@@ -128,7 +128,7 @@ class History:
 
 
 def read_records(run_directory: Path) -> list[Record]:
-    """The records in `quantum.json` of a run; none where there is none, or it is damaged."""
+    """Return the records in `quantum.json` of a run; none if the file is missing or damaged."""
     content = read_files(run_directory, [QUANTUM_FILE]).object_in(QUANTUM_FILE)
     return cast(list[Record], objects_in(content.get("records")))
 
@@ -139,8 +139,8 @@ def _parsed(text: str) -> Record:
 
 
 def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Record:
-    """What is known of an answer, without the answer itself, which may be long."""
-    chosen = solution.info.get("sampler")  # of several
+    """Return the facts about an answer, without the answer itself, which may be long."""
+    chosen = solution.info.get("sampler")  # the one that `auto` chose
     return {
         "energy": solution.energy,
         "answered_by": solution.answered_by + (f" ({chosen})" if chosen else ""),
@@ -158,7 +158,7 @@ def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Reco
 
 
 def random_energies(problem: QuantumProblem, seed: int) -> list[float]:
-    """What answers by chance come to, ascending; empty where nobody knows how to draw one."""
+    """Return energies of random answers, ascending; empty if the problem is not a `Choice`."""
     if not isinstance(problem, Choice):
         return []
     rng = np.random.RandomState(seed % 2**32)
@@ -173,14 +173,14 @@ def random_energies(problem: QuantumProblem, seed: int) -> list[float]:
 
 
 def histogram(ids: npt.NDArray[np.int64], num_examples: int) -> list[float]:
-    """The chosen share of each of NUM_BINS parts of the training data in its order."""
+    """Return the chosen share of each of `NUM_BINS` parts of the training data in its order."""
     edges = np.linspace(0, num_examples, min(NUM_BINS, num_examples) + 1)
     counts = np.histogram(ids, edges)[0]
     return [round(float(share), 4) for share in counts / np.maximum(np.diff(edges), 1e-9)]
 
 
 def numbers_of(record: Record) -> dict[str, float]:
-    """The metrics of a quantum step."""
+    """Return the metrics of a quantum step."""
     info = record.get("info", {})
     numbers = {
         "quantum_problem_size": record.get("num_variables"),
@@ -195,13 +195,13 @@ def numbers_of(record: Record) -> dict[str, float]:
 
 
 def gap(record: Record) -> float | None:
-    """How far an energy lies above what none can be below."""
+    """Return how far the energy is above its lower bound."""
     bound, energy = record.get("lower_bound"), record.get("energy")
     return None if bound is None or energy is None else energy - bound
 
 
 def in_words(record: Record) -> str:
-    """A line for people."""
+    """Describe a quantum step in one line."""
     head = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
     if record["outcome"] == SUBMITTED:
         meanwhile = f": {record['why']}" if record.get("why") else ""
@@ -212,7 +212,7 @@ def in_words(record: Record) -> str:
     if baseline_is_as_good(record):
         remarks += phrase("quantum.simple_rule_chooses_equally_well")
     left_out = record.get("num_examples", 0) - record.get("num_selected", 0)
-    if left_out and record.get("num_dropped") == left_out:  # none by chance
+    if left_out and record.get("num_dropped") == left_out:  # none at random
         return phrase(
             "quantum.redundant_examples_excluded",
             excluded=left_out,

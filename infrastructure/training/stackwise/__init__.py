@@ -1,1 +1,1 @@
-"""Training a deep model a stack of layers at a time: its parts, its phases, what is cached."""
+"""Training of a deep model one stack of layers at a time: its parts, its phases and its caches."""

@@ -1,19 +1,20 @@
-"""Hidden states of a frozen trunk on the disk: computed once, read in every later epoch.
+"""A disk cache of a frozen trunk's hidden states: computed once, read in every later epoch.
 
-A value is a pure function of its page, so that a cache that is lost and built again holds the same
-bits: a page is K examples that are neighbours in the canonical order, computed together in one
-forward pass, whatever batches ask for them later. A page is one file, written atomically:
+Values depend only on their page, so a cache that is lost and rebuilt has the same bits. A page is K
+neighboring examples in canonical order. They are computed together in one forward pass, however
+they are batched later. A page is one file, written atomically:
 
 | bytes | content |
 | --- | --- |
 | 0 to 31 | hash of the cache's key, the page's number and its values |
 | 32 to the end | the values, [L_i, d] of one example after the other, fp32 or bf16, little-endian |
 
-The key is everything that the values depend on: the examples and their order, trunk, time step,
-unit, page size, number format, masks. So all but the values is known to whoever reads, nothing in a
-file is trusted before the hash agrees, and that of a page of another cache or another number never
-does. It is compared when a page is first read; a page that is cut off, flipped or missing is built
-again. A cache lies in a folder that is named by its key: another trunk is another folder.
+The key contains everything that the values depend on: the examples and their order, trunk, time
+step, unit, page size, number format, masks. So a reader knows everything but the values. It trusts
+nothing in a file until the hash agrees, and the hash of a page of another cache or with another
+number never does. The hash is compared when a page is first read. A page that is truncated, corrupt
+or missing is rebuilt. The name of a cache's folder follows from its key, so another trunk has
+another folder.
 """
 
 import hashlib
@@ -55,29 +56,29 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 ID_BYTES = 16
 DIGEST_BYTES = 32
-FOLDER = "activations-"  # and the first half of the key's hash
+FOLDER = "activations-"  # followed by the first half of the key's hash
 REMOVED = ".removed-"
 KEY_FILE = "key.json"
 IN_USE = "in_use.lock"
-NUM_BUILD_LOCKS = 64  # two builders meet where their pages' numbers agree modulo this
-MAX_REBUILDS = 3  # of a page that is gone or damaged as soon as it is there
-READ_AHEAD = 64  # requests that wait; more are dropped
+NUM_BUILD_LOCKS = 64  # pages whose numbers agree modulo this share a lock
+MAX_REBUILDS = 3  # of a page that is missing or damaged again right after it was built
+READ_AHEAD = 64  # queued requests; more are dropped
 
 CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-Example = Any  # whatever the caller's data gives; `Pages` is told how to know and measure it
+Example = Any  # any type; `Pages` gets functions for its id and length
 Compute = Callable[[list[Example]], Sequence[torch.Tensor]]
 OnPage = Callable[[int, int], None]
 
 
 def example_id(input_ids: object, supervised: object = None) -> bytes:
-    """What an example is known by: the BLAKE2b hash of its content, 16 bytes.
+    """Return the id of an example: the BLAKE2b hash of its content, 16 bytes.
 
     Args:
-        input_ids: int (L,), a sequence, an array or a tensor, without padding; the type of the
-            integers does not matter. Best those that the trunk reads, masks in place.
-        supervised: bool (L,); given where `input_ids` are those before masking, and the masks
-            depend on it.
+        input_ids: int (L,), a sequence, an array or a tensor, without padding; the integer type
+            does not matter. Preferably the ids that the trunk reads, with masks applied.
+        supervised: bool (L,); required if `input_ids` are those before masking and the masks depend
+            on it.
     """
     digest = hashlib.blake2b(_as_array(input_ids, "<i8").tobytes(), digest_size=ID_BYTES)
     if supervised is not None:
@@ -100,10 +101,10 @@ def _length_of(example: Example) -> int:
 
 
 def trunk_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """SHA-256 over the names, types, shapes and bytes of a trunk's parameters and buffers.
+    """Return the SHA-256 over a trunk's parameters and buffers: names, types, shapes and bytes.
 
-    Their order does not matter. One tensor at a time is looked at where it lies; of what is not
-    contiguous on the CPU, one copy is made at a time.
+    Their order does not matter. Tensors are hashed one at a time and in place. Only a tensor that
+    is not contiguous on the CPU is copied, also one at a time.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(named_tensors, key=lambda pair: pair[0]):
@@ -120,15 +121,15 @@ def bytes_needed(
     num_time_steps: int = 1,
     num_boundaries: int = 1,
 ) -> int:
-    """Bytes of the hidden states of `num_tokens` tokens at so many time steps and boundaries."""
+    """Return the bytes of the hidden states of tokens at all time steps and boundaries."""
     return num_tokens * hidden_size * dtype.itemsize * num_time_steps * num_boundaries
 
 
 def refuse_without_space(folder: Path, needed_bytes: int) -> None:
-    """Refuse a cache that the disk cannot hold.
+    """Refuse a cache that does not fit on the disk.
 
     Raises:
-        ValueError: `folder` is to lie on a disk with less than `needed_bytes` free.
+        ValueError: the disk of `folder` has less than `needed_bytes` free.
     """
     free_bytes = disk_free_bytes(folder)
     if free_bytes is not None and needed_bytes > free_bytes:
@@ -141,17 +142,17 @@ def refuse_without_space(folder: Path, needed_bytes: int) -> None:
 
 
 class Pages:
-    """Examples in canonical order, in pages of `page_size` distinct ones.
+    """The distinct examples in canonical order, in pages of `page_size`.
 
     Args:
         examples: in an order that never changes, such as epoch 0 of the data. Of several with the
             same id only the first one counts.
-        page_size: examples that are computed together.
-        identify: the id of an example; by default that of its `input_ids`.
-        length: the tokens of an example, L_i.
+        page_size: number of examples that are computed together.
+        identify: returns the id of an example; by default that of its `input_ids`.
+        length: returns the number of tokens of an example, L_i.
 
     Raises:
-        ValueError: no examples, or no page size.
+        ValueError: there are no examples, or `page_size` is less than 1.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class Pages:
         self.page_size = page_size
         self.num_tokens = 0
         self._examples = examples
-        self._order: dict[bytes, int] = {}  # id → its number among the distinct ones
+        self._order: dict[bytes, int] = {}  # id → index among the distinct examples
         self._sources: list[int] = []
         self._lengths: list[int] = []
         for source in range(len(examples)):
@@ -186,24 +187,24 @@ class Pages:
         return ceil_div(len(self._ids), self.page_size)
 
     def ids(self, number: int) -> list[bytes]:
-        """The ids of page `number`."""
+        """Return the ids of page `number`."""
         return self._ids[self._part(number)]
 
     def lengths(self, number: int) -> list[int]:
-        """The tokens of each example of page `number`."""
+        """Return the number of tokens of each example of page `number`."""
         return self._lengths[self._part(number)]
 
     def examples(self, number: int) -> list[Example]:
-        """The examples of page `number`."""
+        """Return the examples of page `number`."""
         return [self._examples[source] for source in self._sources[self._part(number)]]
 
     def find(self, identity: bytes) -> tuple[int, int] | None:
-        """The page that an example is in, and its row there."""
+        """Return the page of an example and its row there, or None."""
         number = self._order.get(identity)
         return None if number is None else divmod(number, self.page_size)
 
     def fingerprint(self) -> str:
-        """Hash of the ids and lengths in their order."""
+        """Return a hash of the ids and lengths in their order."""
         digest = hashlib.blake2b(b"".join(self._ids), digest_size=DIGEST_BYTES)
         digest.update(np.array(self._lengths, "<i8").tobytes())
         return digest.hexdigest()
@@ -214,13 +215,13 @@ class Pages:
 
 @dataclass
 class CacheStatistics:
-    """What caches did in this process.
+    """The counters of caches in this process.
 
     Attributes:
-        hits, misses: examples that were read; that were asked for and are not in the cache.
-        examples_built, pages_built: computed here and written.
-        pages_damaged: found on the disk and not believed.
-        bytes_written, bytes_read: of pages that were written, of values that were read.
+        hits, misses: examples that were read; examples that were requested but are not cached.
+        examples_built, pages_built: computed and written here.
+        pages_damaged: pages on the disk that failed verification.
+        bytes_written, bytes_read: bytes of written pages; bytes of values that were read.
     """
 
     hits: int = 0
@@ -233,50 +234,51 @@ class CacheStatistics:
 
 
 class Cache(Protocol):
-    """What the training needs of a cache, wherever it keeps its values.
+    """The interface of a cache, wherever it stores its values.
 
-    It is made as `ActivationCache` is.
+    A cache is created with the arguments of `ActivationCache`.
     """
 
     def missing_bytes(self) -> int:
-        """Bytes that `build` will write to the disk."""
+        """Return the bytes that `build` will write to the disk."""
 
     def build(self, compute: Compute, on_page: OnPage | None = None) -> None:
-        """Compute what is missing, as far as the budget goes."""
+        """Compute what is missing, as far as the budget allows."""
 
     def covers(self, ids: Iterable[bytes]) -> bool:
-        """Whether all these examples can be read."""
+        """Return whether all these examples can be read."""
 
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        """Their values [L_i, d] on the CPU; None when one of them is not in the cache."""
+        """Return their values [L_i, d] on the CPU; None if one of them is not cached."""
 
     def prefetch(self, ids: Sequence[bytes]) -> None:
-        """Say what will be read soon."""
+        """Announce examples that will be read soon."""
 
     def close(self) -> None:
-        """Let go of everything; the values stay."""
+        """Release all resources; the values stay."""
 
     def discard(self) -> None:
-        """Close, and delete the values unless somebody else uses them."""
+        """Close, and delete the values unless another process uses them."""
 
 
 class ActivationCache:
-    """The hidden states at one boundary, for one time step, in a folder of its own.
+    """A cache of the hidden states at one boundary for one time step, in its own folder.
 
-    Processes that share a directory may build and read the same cache at the same time: they divide
-    the pages among themselves, and what one has written the others read.
+    Processes that share a directory may build and read the same cache at the same time. They divide
+    the pages among themselves, and each reads what the others have written.
 
     Args:
-        directory: caches lie in it; nothing in it that is none of ours is touched.
+        directory: the parent folder of caches; only the files of caches in it are touched.
         key: JSON values; everything that the values depend on besides `pages`, `hidden_size` and
             `dtype`, which are added: the trunk's hash, time step, unit, data, labels, mask seed.
         hidden_size: d.
         dtype: `torch.float32` or `torch.bfloat16`.
         budget_bytes: the first pages in canonical order that fit are cached; None: all.
-        statistics: counted into, where several caches are counted together.
+        statistics: shared counters for several caches; None: its own counters.
 
     Raises:
-        ValueError: a key that is no JSON, another dtype, or a directory that cannot be written.
+        ValueError: the key is not JSON, the dtype is not supported, or the directory is not
+            writable.
     """
 
     def __init__(
@@ -302,7 +304,7 @@ class ActivationCache:
         self.folder = directory / f"{FOLDER}{self._key_hash[:32]}"
         self.num_pages = self._pages_that_fit(budget_bytes)
         self._compute: Compute | None = None
-        self._verified: dict[int, tuple[int, int]] = {}  # page → inode and time of what was read
+        self._verified: dict[int, tuple[int, int]] = {}  # page → inode, time of what was read
         self._requests: queue.Queue[Sequence[bytes] | None] = queue.Queue(READ_AHEAD)
         self._reader: threading.Thread | None = None
         try:
@@ -335,25 +337,25 @@ class ActivationCache:
         with suppress(FileNotFoundError, DamagedFileError):
             if read_record(path) == self.key:
                 return
-        write_record(path, self.key)  # pages of another key are not believed, whatever it says
+        write_record(path, self.key)  # pages are verified by their hash, not by this file
 
     def missing_bytes(self) -> int:
-        """Bytes of the pages that `build` will write."""
+        """Return the bytes of the pages that `build` will write."""
         return sum(self._page_bytes(n) for n in range(self.num_pages) if not self._has_size(n))
 
     def build(self, compute: Compute, on_page: OnPage | None = None) -> None:
-        """Write the pages that are missing, in canonical order, until the budget is spent.
+        """Write the missing pages in canonical order, until the budget is used up.
 
-        What is there is skipped, and compared with its hash when it is first read.
+        Existing pages are skipped. Their hash is compared when they are first read.
 
         Args:
-            compute: the hidden states [L_i, d] of the examples of one page, in one forward pass
-                that depends on nothing but these examples and the key. It is kept, for a page
-                that turns out to be damaged, and must leave random generators alone.
-            on_page: told how many pages are there, and of how many; may raise to stop.
+            compute: returns the hidden states [L_i, d] of the examples of one page, in one forward
+                pass that depends only on these examples and the key. It is kept, to rebuild damaged
+                pages, and must not change the state of random generators.
+            on_page: called with the number of finished pages and their total; may raise to stop.
 
         Raises:
-            ValueError: the disk has not that much free, or `compute` gives something else.
+            ValueError: the disk does not have enough free space, or `compute` returns wrong shapes.
             StorageError: a page cannot be written.
         """
         refuse_without_space(self.folder, self.missing_bytes())
@@ -374,7 +376,7 @@ class ActivationCache:
         return num_there + 1
 
     def covers(self, ids: Iterable[bytes]) -> bool:
-        """Whether all these examples are cached, once `build` was called."""
+        """Return whether all these examples are cached; False before `build` was called."""
         return self._compute is not None and all(self._find(identity) for identity in ids)
 
     def _find(self, identity: bytes) -> tuple[int, int] | None:
@@ -382,15 +384,15 @@ class ActivationCache:
         return place if place is not None and place[0] < self.num_pages else None
 
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        """The values of these examples, [L_i, d] each, on the CPU, as the caller's own.
+        """Return copies of the values of these examples, [L_i, d] each, on the CPU.
 
-        A page that is damaged is built again first.
+        A damaged page is rebuilt first.
 
         Returns:
-            None when one of them is not cached, or `build` was not called: a miss.
+            None if one of the examples is not cached, or `build` was not called: a miss.
 
         Raises:
-            StorageError: a page that was damaged cannot be written.
+            StorageError: a damaged page cannot be written again.
         """
         if not self.covers(ids):
             self.statistics.misses += len(ids)
@@ -407,13 +409,13 @@ class ActivationCache:
         return read
 
     def prefetch(self, ids: Sequence[bytes]) -> None:
-        """Bring what these examples need into memory, in a thread; damage is left for `read`."""
+        """Read pages of these examples into memory in a thread; `read` handles damaged pages."""
         if self._reader is None:
             self._reader = threading.Thread(
                 target=self._read_ahead, name="temper-activations", daemon=True
             )
             self._reader.start()
-        with suppress(queue.Full):  # it is behind the training anyway
+        with suppress(queue.Full):  # the thread is behind the training anyway
             self._requests.put_nowait(ids)
 
     def _read_ahead(self) -> None:
@@ -421,17 +423,17 @@ class ActivationCache:
             for number, row in filter(None, map(self._find, ids)):
                 with suppress(OSError), self._path(number).open("rb") as file:
                     if not self._is_verified(number, file):
-                        self._is_whole(number, file)  # which reads all of it
+                        self._is_whole(number, file)  # this reads the whole file
                     elif hasattr(os, "posix_fadvise"):
                         start, size = self._extent(number, row)
                         os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
 
     def size_bytes(self) -> int:
-        """What the cache takes on the disk now."""
+        """Return the current size of the cache on the disk."""
         return folder_bytes(self.folder)
 
     def close(self) -> None:
-        """End the thread and let the folder be removed; what is in it stays."""
+        """End the thread and release the folder for removal; its content stays."""
         if self._reader is not None:
             self._reader_stop()
         if self._lock is not None:
@@ -456,8 +458,11 @@ class ActivationCache:
         remove_unused(self.folder, where_there_are_no_locks=True)
 
     def _make(self, number: int, is_there: Callable[[int], bool], *, wait: bool) -> bool:
-        """Build page `number` unless it is there; False when another process builds one just now,
-        and `wait` is not set."""
+        """Build page `number` unless it exists.
+
+        Return False if another process is building a page under the same lock and `wait` is not
+        set.
+        """
         if is_there(number):
             return True
         lock = Lock(self.folder / f"build-{number % NUM_BUILD_LOCKS}.lock")
@@ -519,13 +524,13 @@ class ActivationCache:
         return False
 
     def _is_verified(self, number: int, file: BinaryIO) -> bool:
-        """Whether the open file has the right size and is the one whose hash was compared."""
+        """Return whether the open file has the right size and its hash was compared before."""
         status = os.fstat(file.fileno())
         known = self._verified.get(number) == (status.st_ino, status.st_mtime_ns)
         return known and status.st_size == self._page_bytes(number)
 
     def _is_whole(self, number: int, file: BinaryIO) -> bool:
-        """Whether the open file is the page that was written."""
+        """Return whether the open file is intact."""
         if self._is_verified(number, file):
             return True
         try:
@@ -534,7 +539,7 @@ class ActivationCache:
             parts = iter(lambda: file.read(HASH_CHUNK_BYTES), b"")
             if self._digest(number, parts) != expected:
                 return False
-        except OSError:  # a disk that cannot read it back
+        except OSError:  # the disk cannot read the file
             return False
         self._verified[number] = (status.st_ino, status.st_mtime_ns)
         return True
@@ -545,19 +550,19 @@ class ActivationCache:
         return False
 
     def _extent(self, number: int, row: int) -> tuple[int, int]:
-        """Where a row begins in its file, and its bytes."""
+        """Return where a row begins in its file, and its size in bytes."""
         lengths = self.pages.lengths(number)
         before, own = sum(lengths[:row]), lengths[row]
         size = self.hidden_size * self.dtype.itemsize
         return DIGEST_BYTES + before * size, own * size
 
     def _rows(self, number: int, rows: Sequence[int]) -> list[torch.Tensor]:
-        """Copies: a page that another process replaces or removes takes nothing away."""
+        """Return copies, so another process may replace or remove the page."""
         for _ in range(MAX_REBUILDS):
             self._make(number, self._can_be_read, wait=True)
             with suppress(FileNotFoundError), self._path(number).open("rb") as file:
-                if self._is_whole(number, file):  # still, and this very file
-                    # a private mapping: torch wants memory that could be written
+                if self._is_whole(number, file):  # it may have been replaced in between
+                    # a private mapping, because torch wants writable memory
                     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
                         return [self._row(mapped, number, row) for row in rows]
         raise StorageError(
@@ -583,10 +588,10 @@ CACHES.provide({"disk": ActivationCache}, Cache)
 def complete_key(
     key: Mapping[str, JsonValue], pages: Pages, hidden_size: int, dtype: torch.dtype
 ) -> JsonObject:
-    """`key` with all that the values depend on and the cache knows itself.
+    """Return `key` with everything else that the values depend on and the cache knows itself.
 
     Raises:
-        ValueError: it is no JSON, or names one of these itself.
+        ValueError: the key is not JSON, or contains one of the names that are added.
     """
     own = {
         "format_version": FORMAT_VERSION,
@@ -606,20 +611,20 @@ def complete_key(
 
 
 def key_hash(key: Mapping[str, JsonValue]) -> str:
-    """SHA-256 of a key, hexadecimal."""
+    """Return the SHA-256 of a key, hexadecimal."""
     text = json.dumps(key, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _hold(folder: Path) -> Lock:
-    """Make the folder of a cache, and keep others from removing it."""
+    """Create the folder of a cache and protect it from removal by others."""
     while True:
         make_directory(folder)
         try:
             lock = Lock(folder / IN_USE)
-        except FileNotFoundError:  # removed just now
+        except FileNotFoundError:  # another process has just removed it
             continue
-        lock.take(shared=True)  # waits for who removes it
+        lock.take(shared=True)  # waits while another process removes it
         if _is_file(lock, folder / IN_USE):
             return lock
         lock.release()
@@ -633,11 +638,11 @@ def _is_file(lock: Lock, path: Path) -> bool:
 
 
 def remove_unused(folder: Path, *, where_there_are_no_locks: bool = False) -> bool:
-    """Delete the folder of a cache that no living process has open; whether it is gone.
+    """Delete the folder of a cache that no living process has open; return whether it is gone.
 
     Args:
-        where_there_are_no_locks: what to do on a file system on which nobody can tell. Who reads a
-            page that is gone builds it again.
+        where_there_are_no_locks: whether to delete on a file system without locks. A reader whose
+            page is gone rebuilds it.
     """
     try:
         lock = Lock(folder / IN_USE)
@@ -656,7 +661,7 @@ def remove_unused(folder: Path, *, where_there_are_no_locks: bool = False) -> bo
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether no living process has the cache in `folder` open; False where nobody can tell."""
+    """Return whether no living process has the cache in `folder` open; False if that is unknown."""
     try:
         lock = Lock(folder / IN_USE)
     except OSError:
@@ -668,7 +673,7 @@ def is_unused(folder: Path) -> bool:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of the files in a folder; 0 where there is none."""
+    """Return the bytes of the files in a folder; 0 if it does not exist."""
     total = 0
     with suppress(FileNotFoundError):
         for path in folder.iterdir():

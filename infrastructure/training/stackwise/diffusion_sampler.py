@@ -1,9 +1,9 @@
-"""Text from a model that was trained to predict hidden tokens: it is uncovered step by step.
+"""Text generation with a model trained to predict masked tokens: masks are removed step by step.
 
-Source: LLaDA (Nie et al. 2025, arXiv 2502.09992), low-confidence remasking: the answer begins as
-mask tokens; in each step all of them are predicted, the predictions that the model is surest of
-stay, and the others are hidden again. For the `mask` corruption; an answer has as many tokens as it
-was given, and whatever ends it stands among them.
+Source: LLaDA (Nie et al. 2025, arXiv 2502.09992), low-confidence remasking. The answer begins as
+mask tokens. In each step all of them are predicted, the most confident predictions stay, and the
+others are masked again. This is for the `mask` corruption. An answer has exactly the requested
+number of tokens, and its end token is among them.
 """
 
 from collections.abc import Sequence
@@ -32,20 +32,21 @@ def generate_masked(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[list[int]]:
-    """An answer of exactly `num_new_tokens` tokens to each prompt.
+    """Return an answer of exactly `num_new_tokens` tokens for each prompt.
 
     Args:
-        model: attends in both directions when it is given `bidirectional_mask`.
+        model: attends in both directions if it gets `bidirectional_mask`.
         tokenizer: has `mask_token_id` and `pad_token_id`.
         prompts: token ids.
+        num_new_tokens: number of tokens in each answer.
         num_steps: forward passes, at least one for each block; None: one for each token.
-        block_length: tokens that are finished before the next are begun, from the left; None: all
-            at once. The steps are shared evenly.
-        temperature: 0 takes the likeliest token; above, tokens are drawn.
-        seed: of drawn tokens; of each prompt by its number.
+        block_length: tokens that are finished before the next ones begin, from the left; None: all
+            at once. The steps are divided evenly.
+        temperature: 0 takes the most likely token; above 0, tokens are sampled.
+        seed: seed of sampled tokens; each prompt has its own generator, by its number.
 
     Raises:
-        ValueError: there is no mask token, or a number that is out of its range; says which.
+        ValueError: there is no mask token, or an argument is out of its range; the text names it.
     """
     _check(tokenizer, num_new_tokens, num_steps, block_length, temperature)
     if not prompts:
@@ -102,8 +103,11 @@ def _canvas(
     prompts: Sequence[Sequence[int]],
     num_new_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Prompts followed by mask tokens and filled up on the right: ids and what of them is real,
-    (B, L), and where each answer begins, (B,)."""
+    """Return prompts followed by mask tokens and right-padded.
+
+    Returns:
+        Ids and attention mask, (B, L), and the start of each answer, (B,).
+    """
     lengths = [len(prompt) for prompt in prompts]
     shape = len(prompts), max(lengths, default=0) + num_new_tokens
     ids = torch.full(shape, int(tokenizer.pad_token_id or 0))
@@ -117,13 +121,16 @@ def _canvas(
 
 
 def _generator(seed: int, row: int) -> torch.Generator:
-    """Of one prompt; mixed, because torch reads the lower 32 bits of a seed only."""
+    """Return the generator of one prompt.
+
+    Seed and row are hashed, because torch reads only the lower 32 bits of a seed.
+    """
     mixed = np.random.SeedSequence([seed, row]).generate_state(1)
     return torch.Generator().manual_seed(int(mixed[0]))
 
 
 def _even_shares(total: int, num_parts: int) -> list[int]:
-    """`total` in at most so many parts that differ by 1 at most, the larger ones first."""
+    """Split `total` into `num_parts` parts that differ by at most 1, the larger ones first."""
     whole, rest = divmod(total, num_parts)
     return [whole + (part < rest) for part in range(num_parts)]
 
@@ -131,8 +138,10 @@ def _even_shares(total: int, num_parts: int) -> list[int]:
 def _choose(
     logits: torch.Tensor, temperature: float, generators: Sequence[torch.Generator]
 ) -> torch.Tensor:
-    """The likeliest tokens (B, k) of logits (B, k, V), or tokens drawn from their softmax at a
-    temperature, by the largest of logits and Gumbel noise."""
+    """Return the most likely tokens (B, k) of logits (B, k, V), or sampled ones.
+
+    Tokens are sampled from the softmax at a temperature, by the maximum of logits and Gumbel noise.
+    """
     if temperature == 0:
         return logits.argmax(dim=-1)
     uniform = torch.stack([torch.rand(logits.shape[1:], generator=g) for g in generators])

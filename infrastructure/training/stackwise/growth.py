@@ -1,8 +1,8 @@
-"""How a stack that begins to train comes to its weights.
+"""Initialization of a stack that begins to train.
 
-`zero` is function-preserving: what a layer adds to its input begins at nothing (MSG, 2305.02869).
-`copy` takes the stack below (G_stack, 2405.15319), `middle` the middle one of those that are there,
-and puts it between them (MIDAS, 2409.19044).
+`zero` preserves the function: a layer adds nothing to its input at first (MSG, 2305.02869). `copy`
+copies the stack below (G_stack, 2405.15319). `middle` copies the middle of the trained layers and
+inserts it between them (MIDAS, 2409.19044).
 """
 
 import re
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\d+")
 
 @torch.no_grad()
 def initialize_unit(rack: Rack, unit: Unit, init: str) -> None:
-    """Give the layers of a new unit the weights that it begins with; those below are trained.
+    """Initialize the weights of a new unit's layers; those below are trained.
 
     Args:
         init: keep, zero, copy or middle.
@@ -40,8 +40,10 @@ def initialize_unit(rack: Rack, unit: Unit, init: str) -> None:
 
 
 def _below(unit: Unit, index: int) -> int:
-    """Which trained layer the `index`-th new one is a copy of: those below in their order, again
-    and again where there are fewer."""
+    """Return the trained layer from which the `index`-th new one is copied.
+
+    The layers directly below are copied in their order, and repeated if there are too few.
+    """
     first = max(0, 2 * unit.first - unit.last)
     return first + index % (unit.first - first)
 
@@ -70,14 +72,14 @@ def _load(layer: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
 
 
 def silence(rack: Rack, index: int) -> None:
-    """Let a layer give what it is given, with as few of its matrices at zero as that takes: the
-    last ones of its branches, so that gradients reach all others after a step.
+    """Make a layer return its input, with as few of its matrices at zero as possible.
 
-    They are found by trying: all matrices go to zero, and come back one after the other, in the
-    order of the layer, where the layer stays silent. Experts come and go together.
+    These are the last matrices of its branches, so gradients reach all others after one step. They
+    are found by trial: all matrices are set to zero, then restored one at a time, in the order of
+    the layer, if the layer stays silent. Experts are treated together.
 
     Raises:
-        ValueError: the layer changes its input even so.
+        ValueError: the layer changes its input even with all matrices at zero.
     """
     layer = rack.layers[index]
     groups: dict[str, list[torch.Tensor]] = {}

@@ -1,4 +1,4 @@
-"""In which form each layer's weights are held in a phase: a function of the phase alone."""
+"""The form in which each layer's weights are stored in a phase, a function of the phase only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ DTYPES = {"full": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class LayerForm:
-    """How the weights of a layer are held.
+    """The form in which the weights of a layer are stored.
 
     Attributes:
-        dtype: of weights that are not quantised; None: as they were loaded.
-        stored_as: a name in `QUANTIZATIONS`; None: not quantised.
+        dtype: type of weights that are not quantized; None: as they were loaded.
+        stored_as: a name in `QUANTIZATIONS`; None: not quantized.
     """
 
     dtype: torch.dtype | None = None
@@ -39,7 +39,7 @@ AS_LOADED = LayerForm()
 def forms_of(
     config: TrainingConfig, plan: StackPlan, phase: StackPhase, num_layers: int
 ) -> list[LayerForm]:
-    """The form of each layer in a phase."""
+    """Return the form of each layer in a phase."""
     forms = [AS_LOADED] * num_layers
     if not plan.is_sequential or phase.unit is None:
         is_frozen = config.qlora_enabled and config.trunk_is_quantized
@@ -63,7 +63,7 @@ def forms_of(
 def take_forms(
     layers: Sequence[torch.nn.Module], wanted: Sequence[LayerForm], loaded_dtype: torch.dtype
 ) -> bool:
-    """Bring layers into their forms; whether parameters have come or gone."""
+    """Convert layers to their forms; return whether parameters were added or removed."""
     has_changed = False
     for layer, form in zip(layers, wanted, strict=True):
         is_quantized = any(isinstance(m, QuantizedLinear) for m in layer.modules())
@@ -81,7 +81,7 @@ def take_forms(
 
 
 def _cast(layer: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Change the type of a layer's weights in place: they stay the optimizer's parameters."""
+    """Change the type of a layer's weights in place, so they stay the optimizer's parameters."""
     for name, parameter in layer.named_parameters():
         if ADAPTERS not in name and parameter.is_floating_point() and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)

@@ -1,14 +1,14 @@
-"""Masked diffusion as an objective: which tokens of an example are hidden, and what they count.
+"""Masked diffusion as an objective: which tokens of an example are masked, and their weights.
 
-A share f(t) of an example's tokens is replaced, and the model, which attends in both directions,
+A share f(t) of an example's tokens is replaced. The model, which attends in both directions,
 predicts the token at each of these positions. Sources: MDLM (Sahoo et al. 2024, arXiv 2406.07524)
 and LLaDA (Nie et al. 2025, arXiv 2502.09992), whose weight 1/t belongs to the linear schedule, in
-which a token is masked with probability t. As LLaDA does for fine-tuning, only what is supervised
-is hidden: of a plain text everything, of a conversation its answers.
+which a token is masked with probability t. As in LLaDA's fine-tuning, only supervised tokens are
+masked: all tokens of a plain text, the answers of a conversation.
 
-Where masks fall is a pure function of (seed, content of the example, time step, draw). So they are
-the same in any batch and in any order, a resumed run has the same ones, and activations of a masked
-example can be cached. Nothing here knows a model.
+The positions of masks are a pure function of (seed, content of the example, time step, draw). So
+they are the same in any batch and in any order, a resumed run has the same ones, and activations of
+a masked example can be cached. This module does not depend on a model.
 """
 
 import hashlib
@@ -33,22 +33,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LEAST_FRACTION, LARGEST_FRACTION = 0.15, 0.90  # at the first and the last time step
-LONGEST_PROBE = 4096  # tokens of a question and an answer as a chat template writes them
+LONGEST_PROBE = 4096  # tokens of a question and an answer in a chat template
 
 Ids = npt.NDArray[np.int32]
 
 
 class MaskSchedule:
-    """The share of tokens that is masked at each time step.
+    """The share of masked tokens at each time step.
 
     Args:
         num_time_steps: T; time steps are 0 to T - 1.
         bins: the time steps that are used; None: all.
-        fractions: the share, in (0, 1], at some time steps; linear between them, and beyond the
-            first and the last one as there. None: from 0.15 at the first time step to 0.90.
+        fractions: the share, in (0, 1], at some time steps. It is interpolated linearly between
+            them, and constant before the first and after the last one. None: from 0.15 at the first
+            time step to 0.90 at the last.
 
     Raises:
-        ValueError: a bin or a point is no time step or comes twice, a share is not in (0, 1].
+        ValueError: there are no bins, a bin or a point is not a time step, a bin occurs twice, or a
+            share is not in (0, 1].
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class MaskSchedule:
                 )
 
     def fraction(self, time_step: int) -> float:
-        """f(t), the share of tokens that is masked."""
+        """Return f(t), the share of masked tokens."""
         return float(np.interp(time_step, self._times, self._shares))
 
 
@@ -97,29 +99,29 @@ class MaskVocabulary:
     """The tokens that a corruption may use.
 
     Attributes:
-        mask_token_id: stands for a hidden token.
-        ordinary: ids of all tokens that are text, ascending: neither the mask nor control.
+        mask_token_id: the token that replaces a masked one.
+        ordinary: ids of all text tokens, ascending: neither the mask nor control tokens.
     """
 
     mask_token_id: int
     ordinary: Ids
 
 
-# Of the ids (k,) at the chosen positions, what stands there instead: ids (k,). Randomness is drawn
-# from the given state alone.
+# Returns the replacements (k,) of the ids (k,) at the chosen positions. Random numbers come only
+# from the given state.
 Corruption = Callable[[Ids, MaskVocabulary, np.random.RandomState], Ids]
 
 
 def replace_by_mask(ids: Ids, vocabulary: MaskVocabulary, _random: np.random.RandomState) -> Ids:
-    """The absorbing corruption of MDLM and LLaDA: each becomes the mask token."""
+    """Replace each token by the mask token: the absorbing corruption of MDLM and LLaDA."""
     return np.full_like(ids, vocabulary.mask_token_id)
 
 
 def replace_uniformly(ids: Ids, vocabulary: MaskVocabulary, random: np.random.RandomState) -> Ids:
-    """Each becomes another ordinary token, all of them equally likely.
+    """Replace each token by another ordinary token, all equally likely.
 
-    What is predicted are the replaced tokens alone, so this is a denoising objective and not the
-    bound of uniform-state diffusion, which also counts the tokens that were left as they are.
+    Only the replaced tokens are predicted. So this is a denoising objective and not the bound of
+    uniform-state diffusion, which also counts the unchanged tokens.
     """
     ordinary = vocabulary.ordinary
     places = np.searchsorted(ordinary, ids)
@@ -127,7 +129,7 @@ def replace_uniformly(ids: Ids, vocabulary: MaskVocabulary, random: np.random.Ra
     is_ordinary = ordinary[inside] == ids
     num_others = len(ordinary) - is_ordinary
     drawn = (random.random_sample(len(ids)) * num_others).astype(np.int64)
-    drawn += is_ordinary & (drawn >= places)  # the token itself is left out
+    drawn += is_ordinary & (drawn >= places)  # skip the token itself
     return ordinary[drawn]
 
 
@@ -138,14 +140,14 @@ WEIGHTINGS = ("inverse", "none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedExample:
-    """An example as the model sees it, and what it is to predict.
+    """An example as the model sees it, and its targets.
 
     Attributes:
         input_ids: with the masked tokens replaced, int32 (n,).
-        positions: of the masked tokens, ascending, int64 (k,).
-        targets: the tokens that stood there, int64 (k,).
+        positions: positions of the masked tokens, ascending, int64 (k,).
+        targets: the original tokens at these positions, int64 (k,).
         time_step: t.
-        weight: of the loss of each masked token.
+        weight: weight of the loss of each masked token.
     """
 
     input_ids: Ids
@@ -156,29 +158,32 @@ class MaskedExample:
 
 
 class MaskedObjective:
-    """Predict the masked tokens of an example, each at its own position.
+    """The objective of predicting the masked tokens of an example, each at its own position.
 
-    At time step t exactly max(1, round(f(t) * n)) of the n tokens that may be masked are masked:
-    those that are supervised, never padding, never one of `special_token_ids`.
+    At time step t exactly max(1, round(f(t) * n)) of the n maskable tokens are masked. Maskable
+    tokens are supervised, and neither padding nor one of `special_token_ids`.
 
-    With `weighting="inverse"` a masked token counts 1/f(t), and the sum is divided by n: this is
-    dLLM's MDLM loss with its linear scheduler and `loss_norm_type="token"`, f(t) being their t.
+    With `weighting="inverse"` a masked token counts 1/f(t), and the sum is divided by n. This is
+    dLLM's MDLM loss with its linear scheduler and `loss_norm_type="token"`, where f(t) is their t.
     Averaged over time steps it estimates an upper bound of -log p per token. The share is rounded
-    to k whole tokens and the weight is not; n/k, the weight of LLaDA's equation 6, is the same
-    where f(t) * n is whole. With "none" a masked token counts 1, and the sum is divided by the
+    to k whole tokens but the weight is not; n/k, the weight of LLaDA's equation 6, is the same if
+    f(t) * n is a whole number. With "none" a masked token counts 1, and the sum is divided by the
     number of masked tokens.
 
     Attributes:
-        time_step: of every example; None: each example draws its own from the schedule's bins.
-        draw: which of an example's masks it is given where it draws its time step, such as the
-            number of the optimizer step; with one time step for all there is only the mask 0.
+        time_step: time step of every example; None: each example draws its own from the schedule's
+            bins.
+        draw: the number of the mask draw, such as the number of the optimizer step. It is used only
+            if examples draw their time steps; with one time step for all, draw 0 is used.
 
     Args:
         special_token_ids: control tokens, which are never masked.
         corruption: a name in `CORRUPTIONS`.
+        weighting: "inverse" or "none".
 
     Raises:
-        ValueError: an unknown corruption or weighting, or a mask token outside the vocabulary.
+        ValueError: the corruption or weighting is unknown, or the mask token is outside the
+            vocabulary.
     """
 
     def __init__(
@@ -209,9 +214,9 @@ class MaskedObjective:
         self.draw = 0
 
     def mask(self, example: TokenizedExample, *, held_out: bool = False) -> MaskedExample:
-        """The example with its masks; a held-out one has always the same ones (draw 0).
+        """Mask an example; a held-out one always has the same masks (draw 0).
 
-        Where nothing may be masked it comes back as it is, with no positions.
+        If no token is maskable, the example is returned unchanged, without positions.
         """
         draw = self._draw(held_out)
         time_step = self.time_step_of(example, held_out=held_out)
@@ -226,19 +231,19 @@ class MaskedObjective:
         return MaskedExample(input_ids, positions, targets.astype(np.int64), time_step, weight)
 
     def time_step_of(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """The time step of an example: the one of all, or its own."""
+        """Return the time step of an example: the common one, or its own."""
         if self.time_step is not None:
             return self.time_step
         first, second = self._words("time step", example, self._draw(held_out))[:2]
         return self.schedule.bins[(first << 32 | second) % len(self.schedule.bins)]
 
     def count_masked(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """Tokens that `mask` will mask."""
+        """Return the number of tokens that `mask` will mask."""
         time_step = self.time_step_of(example, held_out=held_out)
         return self._num_masked(len(self._maskable(example)), time_step)
 
     def count_items(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """What the example adds to the number that a sum of losses is divided by."""
+        """Return the example's contribution to the divisor of a sum of losses."""
         if self.weighting == "inverse":
             return len(self._maskable(example))
         return self.count_masked(example, held_out=held_out)
@@ -247,7 +252,7 @@ class MaskedObjective:
         return 0 if held_out or self.time_step is not None else self.draw
 
     def _maskable(self, example: TokenizedExample) -> npt.NDArray[np.int64]:
-        """Positions that may be masked, ascending."""
+        """Return the positions that may be masked, ascending."""
         may = example.supervised & ~np.isin(example.input_ids, self._special)
         return np.flatnonzero(may)
 
@@ -256,7 +261,7 @@ class MaskedObjective:
         return min(wanted, num_maskable)
 
     def _words(self, use: str, example: TokenizedExample, *numbers: int) -> list[int]:
-        """Eight 32-bit words that depend on these things alone."""
+        """Return eight 32-bit words that depend only on these arguments and the seed."""
         content = hashlib.blake2b(digest_size=32, person=use.encode())
         content.update(np.array([self.seed, *numbers], dtype="<i8").tobytes())
         content.update(np.ascontiguousarray(example.input_ids, dtype="<i4").tobytes())
@@ -267,9 +272,9 @@ class MaskedObjective:
 def masked_objective(
     config: TrainingConfig, tokenizer: "PreTrainedTokenizerBase", vocab_size: int
 ) -> MaskedObjective | None:
-    """The objective that a configuration asks for; None without `time_step_masking`.
+    """Return the objective of a configuration; None without `time_step_masking`.
 
-    Which time step holds for all examples of a phase, the strategy says.
+    The strategy sets the common time step of a phase.
 
     Args:
         vocab_size: number of tokens that both the tokenizer and the model know.
@@ -290,7 +295,7 @@ def objective_of(
     vocab_size: int,
     special_token_ids: Collection[int],
 ) -> MaskedObjective | None:
-    """As `masked_objective`, for a model whose tokens are known without a tokenizer."""
+    """Return the objective as in `masked_objective`, for a model whose tokens need no tokenizer."""
     if not config.time_step_masking:
         return None
     schedule = MaskSchedule(
@@ -308,15 +313,15 @@ def objective_of(
 
 
 def control_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
-    """The special tokens that no answer holds, such as those that begin a message.
+    """Return the special tokens that never occur in an answer, such as those that begin a message.
 
-    What ends an answer is no control here, as in LLaDA: a model that never had to predict it would
-    not know where to end.
+    The end of an answer is not a control token here, as in LLaDA: a model that never had to predict
+    it would not know where to end.
     """
     special = set(special_tokens(tokenizer)) - {tokenizer.eos_token_id}
     encoder = ConversationEncoder(tokenizer, max_length=LONGEST_PROBE)
     [encoded] = encoder.encode([Conversation((QUESTION, ANSWER))])
     if not isinstance(encoded, Encoded):
-        return special  # its chat template takes no plain question
+        return special  # its chat template does not support a plain question
     example = encoded.example
     return special - set(example.input_ids[example.supervised].tolist())

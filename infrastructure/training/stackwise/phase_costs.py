@@ -1,12 +1,12 @@
-"""What each phase of a stack-wise training takes: what trains, for how long, and the memory of
-weights, gradients and optimizer. Known before the first step; as a table for people.
+"""The costs of each phase of a stack-wise run: what trains, the time, and the memory of weights,
+gradients and optimizer. They are known before the first step, also as a table for the user.
 
-Memory is counted, not measured: the bytes that each weight has in the form of its phase, those of
-the gradients of what trains, and what the optimizer keeps of it (a sample of it is made and asked).
-Activations come on top; the forecast measures them. A phase's time follows from a step that was
-measured in any of them: layers that only hand up are one product of matrices, those that gradients
-go through two, those that train three. Weights that train in fp32 while the others are
-in bf16 are their own master copies.
+Memory is counted, not measured: the bytes of each weight in its form of the phase, the gradients of
+the trainable weights, and the optimizer state (from a sample optimizer). Activations are added to
+this; the forecast measures them. The time of a phase follows from a step measured in any phase:
+layers with only a forward pass count one matrix product, layers that pass on gradients two, and
+trainable layers three. Weights that train in fp32 while the others are in bf16 are their own master
+copies.
 """
 
 from collections import Counter
@@ -51,14 +51,14 @@ WORDS_OF_FORMS = {
     "fp16": "16 bits",
     "fp32": "32 bits",
 }
-TRAINING_PARTS = (LOW_RANK, DECODER)  # no part of the model that is left at the end
+TRAINING_PARTS = (LOW_RANK, DECODER)  # not part of the final model
 EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
 TIED_EMBEDDING = "embedding (tied: also the head)"
 
-MAX_TIME_STEPS = 6  # that are named one by one
-SAMPLE_ROWS = 64  # of a matrix that is quantised to see what its rows take
+MAX_TIME_STEPS = 6  # up to this many are listed one by one
+SAMPLE_ROWS = 64  # rows of a matrix that are quantized to measure their size
 
-Span = list[int]  # of layers: first, end
+Span = list[int]  # layers [first, end)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Weight:
 
     Attributes:
         part: one of the names above.
-        layer: its number, from 0; None: outside the layers.
+        layer: number of its layer, from 0; None: outside the layers.
     """
 
     name: str
@@ -83,15 +83,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class PhaseCosts:
-    """One phase.
+    """The costs of one phase.
 
     Attributes:
         trains: spans of layers whose weights train.
-        adapts: spans of layers beside which low-rank matrices train.
-        start, depth: the first layer with gradients; layers that are run.
-        parameters: numbers of those that train, by part of the model.
-        step_work: multiplications for a token in a step, on average over the phase.
-        kept_values: numbers that the layers keep of a token for the backward pass, about.
+        adapts: spans of layers with low-rank matrices that train.
+        start, depth: the first layer with gradients; the number of layers that run.
+        parameters: numbers of trainable parameters, by part of the model.
+        step_work: multiplications per token in a step, averaged over the phase.
+        kept_values: approximate number of values per token that the layers keep for the backward
+            pass.
     """
 
     name: str
@@ -120,12 +121,12 @@ class PhaseCosts:
 
 @dataclass(frozen=True)
 class PlanCosts:
-    """A stack-wise training.
+    """The costs of a stack-wise run.
 
     Attributes:
-        parameters: numbers of the model's, by part.
         stacks: the spans of layers.
-        cache_bytes: of cached activations on the disk, at most; None: none are cached.
+        parameters: numbers of the model's parameters, by part.
+        cache_bytes: upper bound of cached activations on the disk; None: none are cached.
         finished_as: how finished layers are stored (`training.quantization_type`); None: as they
             train.
     """
@@ -142,7 +143,7 @@ class PlanCosts:
         return self.stacks[-1][1]
 
     def index_at(self, step: int) -> int:
-        """Of the phase that the next step belongs to."""
+        """Return the index of the phase that the next step belongs to."""
         for index, phase in enumerate(self.phases):
             if step < phase.num_steps:
                 return index
@@ -150,12 +151,12 @@ class PlanCosts:
         return len(self.phases) - 1
 
     def seconds_of_phases(self, measured: int, step_seconds: float) -> list[float]:
-        """How long each phase takes, where a step of phase `measured` takes `step_seconds`."""
+        """Return the time of each phase if a step of phase `measured` takes `step_seconds`."""
         of_work = step_seconds / self.phases[measured].step_work
         return [of_work * phase.step_work * phase.num_steps for phase in self.phases]
 
     def seconds_left(self, step: int, measured: int, step_seconds: float) -> float:
-        """From `step` to the end."""
+        """Return the time from `step` to the end."""
         index = self.index_at(step)
         seconds = self.seconds_of_phases(measured, step_seconds)
         done = step - sum(phase.num_steps for phase in self.phases[:index])
@@ -163,21 +164,23 @@ class PlanCosts:
         return seconds[index] * left_of_phase + sum(seconds[index + 1 :])
 
     def growth_bytes(self, step: int, measured: int, num_tokens: int, value_bytes: int) -> int:
-        """What the largest phase from `step` on takes beyond phase `measured`; may be negative.
+        """Return how much more the largest phase from `step` on needs than phase `measured`.
+
+        The result may be negative.
 
         Args:
-            num_tokens: of the largest micro-batch.
-            value_bytes: of a value that is kept for backward passes.
+            num_tokens: tokens of the largest micro-batch.
+            value_bytes: bytes of a value that is kept for backward passes.
         """
         size = num_tokens * value_bytes
         taken = [p.total_bytes + size * p.kept_values for p in self.phases]
         return max(taken[self.index_at(step) :]) - taken[measured]
 
     def lines(self, seconds: Sequence[float] | None = None) -> list[str]:
-        """For people, before the training starts.
+        """Return the plan as lines for the user, before the run starts.
 
         Args:
-            seconds: of each phase, see `seconds_of_phases`.
+            seconds: time of each phase, see `seconds_of_phases`.
         """
         rows, headings = [], ["phase", "parameters that train", "steps", "memory"]
         headings += ["time"] if seconds else []
@@ -204,7 +207,7 @@ class PlanCosts:
         return f"Stack-wise training, {stacks}, {how}{in_all}"
 
     def _grows(self) -> bool:
-        """Whether the layers below train on, when others are added."""
+        """Return whether the lower layers continue to train when others are added."""
         return len(self.phases) > 1 and self.phases[-1].trains == [[0, self.num_layers]]
 
     def _notes(self) -> list[str]:
@@ -242,10 +245,10 @@ def plan_costs(
     loaded_dtype: torch.dtype,
     cache_bytes: int | None = None,
 ) -> PlanCosts:
-    """What a planned training takes; the model stays as it is.
+    """Compute the costs of a planned run; the model is not changed.
 
     Args:
-        loaded_dtype: of the layers' weights.
+        loaded_dtype: type of the layers' weights.
     """
     weights = list(weights_of(rack, loaded_dtype))
     model_parts = (w for w in weights if w.part not in TRAINING_PARTS)
@@ -293,8 +296,10 @@ def _step_work(
     weights: Iterable[Weight],
     trained: Iterable[Weight],
 ) -> float:
-    """Multiplications for a token in a step. Of a frozen trunk whose activations are kept, only the
-    first pass over the data is counted."""
+    """Return the multiplications per token in a step.
+
+    If a frozen trunk's activations are cached, only its first pass over the data counts.
+    """
     by_layer: Counter[int] = Counter()
     head = 0
     for weight in weights:
@@ -308,7 +313,7 @@ def _step_work(
         times = 1 / passes if layer < phase.start else 3 if layer in training else 2
         work += times * by_layer[layer]
     num_heads = len(plan.units) if plan.kind == STACKWISE else 1
-    if config.local_loss == "reconstruct":  # the head's loss is of the top alone
+    if config.local_loss == "reconstruct":  # only the top has the head's loss
         num_heads = int(plan.kind == STACKWISE or phase.depth == len(by_layer))
     return work + num_heads * head * (
         3 if any(w.part in (HEAD, TIED_EMBEDDING) for w in trained) else 2
@@ -318,7 +323,10 @@ def _step_work(
 def _kept_values(
     config: TrainingConfig, rack: Rack, phase: StackPhase, weights: Iterable[Weight]
 ) -> int:
-    """Inputs and outputs of each product of matrices; of recomputed layers their inputs alone."""
+    """Return the values kept for the backward pass: inputs and outputs of each matrix product.
+
+    With gradient checkpointing, only the inputs of the layers are kept.
+    """
     if config.gradient_checkpointing:
         return (phase.depth - phase.start) * (rack.hidden_size or 0)
     return sum(
@@ -332,7 +340,7 @@ def _kept_values(
 
 
 def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
-    """The parameters of a model, whatever form it has now, by their names in it."""
+    """Yield the parameters of a model by their names in it, whatever form it has now."""
     inner = inner_model(rack.model)
     path = next(name for name, module in rack.model.named_modules() if module is rack.layers)
     prefix = next(name for name, module in rack.model.named_modules() if module is inner)
@@ -353,7 +361,7 @@ def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
             part = embedding if tensor.ndim >= 2 else NORM
         elif name in rack.above:
             part = HEAD if name.rpartition(".")[0] in head else NORM
-        else:  # a buffer, or a further name of the same weight
+        else:  # a buffer, or another name of the same weight
             continue
         yield Weight(name, part, tensor.shape, tensor.dtype)
     for name, parameter in rack.model.named_parameters():
@@ -362,22 +370,22 @@ def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
 
 
 def _modules_with_matrices(rack: Rack) -> set[str]:
-    """The modules above the layers that have a matrix: their biases are of the head, too."""
+    """Return the modules above the layers that have a matrix: their biases count as head, too."""
     named = dict(rack.model.named_parameters())
     return {name.rpartition(".")[0] for name in rack.above if named[name].ndim >= 2}
 
 
 def _is_tied(model: LanguageModel) -> bool:
-    """Whether the head has the weights of the embedding."""
+    """Return whether the head shares the weights of the embedding."""
     try:
         head = model.get_output_embeddings()
         return head is not None and head.weight is model.get_input_embeddings().weight
-    except (AttributeError, NotImplementedError):  # no language model of transformers
+    except (AttributeError, NotImplementedError):  # not a transformers language model
         return False
 
 
 def _sums(weights: Iterable[Weight]) -> dict[str, int]:
-    """Numbers of parameters by part."""
+    """Return the numbers of parameters by part."""
     sums: Counter[str] = Counter()
     for weight in weights:
         sums[weight.part] += weight.count
@@ -404,7 +412,7 @@ def _stored_bytes(weight: Weight, forms: Sequence[LayerForm]) -> int:
 
 
 def _buffers_bytes(model: torch.nn.Module) -> int:
-    """Without those that hold quantised weights."""
+    """Return the bytes of buffers, except those that hold quantized weights."""
     return sum(
         buffer.nbytes
         for module in model.modules()
@@ -414,7 +422,7 @@ def _buffers_bytes(model: torch.nn.Module) -> int:
 
 
 class _OptimizerBytes:
-    """What an optimizer keeps of some weights; each kind of set is found out once."""
+    """The size of the optimizer state of a set of weights; each kind of set is measured once."""
 
     def __init__(self, create_optimizer: CreateOptimizer, device: torch.device) -> None:
         self._create_optimizer, self._device = create_optimizer, device
@@ -436,7 +444,7 @@ class _OptimizerBytes:
 
 
 def _spans(layers: set[int | None]) -> list[Span]:
-    """Neighbouring layers as [first, end)."""
+    """Merge neighboring layers into spans [first, end)."""
     spans: list[Span] = []
     for layer in sorted(layer for layer in layers if layer is not None):
         if spans and spans[-1][1] == layer:
@@ -450,8 +458,10 @@ def _spans(layers: set[int | None]) -> list[Span]:
 
 
 def _groups(phases: Sequence[PhaseCosts]) -> Iterator[tuple[int, list[PhaseCosts]]]:
-    """Neighbouring phases that differ in nothing but which layers they are of; each with the
-    number of its first, from 1."""
+    """Yield neighboring phases that differ only in their layers, with the number of the first.
+
+    Phases are numbered from 1.
+    """
     first = 1
     for _, group in groupby(phases, key=_kind):
         members = list(group)
@@ -482,7 +492,7 @@ def _range(values: Sequence[float], shown: Callable[[float], str]) -> str:
 
 
 def _what(group: Sequence[PhaseCosts]) -> str:
-    """What trains in a phase, or in each of several."""
+    """Describe what trains in a phase, or in each phase of a group."""
     phase = group[0]
     parts = [part.partition(" (")[0] for part in phase.parameters if part not in (LAYERS, LOW_RANK)]
     if phase.trains:
@@ -516,7 +526,7 @@ def _layers(count: int) -> str:
 
 
 def _count(number: float) -> str:
-    """12,345; 1.23 M; 8.03 B."""
+    """Format a number: 12,345; 1.23 M; 8.03 B."""
     for size, unit in ((1e9, "B"), (1e6, "M")):
         if number >= size:
             return f"{number / size:.2f} {unit}"

@@ -1,8 +1,8 @@
-"""The weights of a model as it has them at the end of its training, whatever form they have now:
-stored quantised, or with low-rank matrices beside them.
+"""The weights of a model as they are at the end of its training, whatever form they have now:
+quantized, or with low-rank matrices.
 
-Nothing of the model changes. A weight that is plain already is given as it is; of all others one is
-made at a time.
+The model is not changed. A weight that is plain already is yielded directly. All others are
+computed one at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,12 +27,14 @@ LEFT_OUT = (TRAINING_ONLY, ADAPTERS)
 def plain_tensors(
     module: torch.nn.Module, prefix: str = "", leave_out: torch.nn.Module | None = None
 ) -> Named:
-    """Parameters and persistent buffers of the plain model, by name; what is there for training
-    only is left out. A tensor that is shared comes under each of its names.
+    """Yield parameters and persistent buffers of the plain model, by name.
+
+    Tensors that exist only for training are left out. A shared tensor is yielded under each of its
+    names.
 
     Args:
-        prefix: of the names.
-        leave_out: a module inside that is passed over.
+        prefix: prefix of the names.
+        leave_out: a module inside that is skipped.
     """
     yield from _tensors(module, prefix, leave_out, {})
 
@@ -43,10 +45,10 @@ def _tensors(
     leave_out: torch.nn.Module | None,
     adapters: Mapping[int, Mapping[str, LowRankPair]],
 ) -> Named:
-    """Those of `plain_tensors`.
+    """Yield the tensors of `plain_tensors`.
 
     Args:
-        adapters: low-rank pairs by the `id` of the linear layer beside them.
+        adapters: low-rank pairs by the `id` of their linear layer.
     """
     if isinstance(beside := getattr(module, ADAPTERS, None), LayerAdapters):
         adapters = {id(linear_of(module, key)): pairs for key, pairs in beside.named_pairs()}
@@ -63,14 +65,14 @@ def _tensors(
 
 
 def _own_weights(module: torch.nn.Module) -> Named:
-    """The parameters directly in a module, as they are computed with."""
+    """Yield the parameters directly in a module, as they are used in computation."""
     if isinstance(module, QuantizedLinear):
         stored = module.quantized_weight
         weight = stored.dequantized(stored.dtype)
         yield "weight", weight.t() if module.is_conv1d else weight
     for name, parameter in module.named_parameters(recurse=False):
         yield name, parameter.detach()
-    for name in getattr(module, "quantized_names", ()):  # of experts
+    for name in getattr(module, "quantized_names", ()):  # experts
         stored = getattr(module, quantized_name(name))
         yield name, stored.dequantized(stored.dtype)
 
@@ -78,7 +80,7 @@ def _own_weights(module: torch.nn.Module) -> Named:
 def _adapted(
     module: torch.nn.Module, weight: torch.Tensor, pairs: Mapping[str, LowRankPair]
 ) -> torch.Tensor:
-    """A weight with what the pairs beside it add, as `StackAdapters.merge` does it."""
+    """Return a weight with the updates of its pairs added, as `StackAdapters.merge` does."""
     for pair in pairs.values():
         update = pair.update().T if _is_transposed(module) else pair.update()
         weight = weight + update.to(weight.dtype)
@@ -86,5 +88,5 @@ def _adapted(
 
 
 def _is_transposed(module: torch.nn.Module) -> bool:
-    """Whether the plain weight is (in, out)."""
+    """Return whether the plain weight is (in, out)."""
     return module.is_conv1d if isinstance(module, QuantizedLinear) else is_conv1d(module)

@@ -1,18 +1,18 @@
-"""How the weights of finished layers are stored: fewer bytes each, widened when they are used.
+"""Storage of finished layers' weights: quantized, and dequantized when they are used.
 
-| kind | stored | bits a weight |
+| kind | stored | bits per weight |
 | --- | --- | --- |
 | nf_fp8 | blocks of 64 along the input dimension: float8 (e4m3fn) and a scale in fp16 | 8.25 |
-| nf4 | NF4 with double quantisation by bitsandbytes (Dettmers 2023, arXiv 2305.14314) | 4.13 |
+| nf4 | NF4 with double quantization by bitsandbytes (Dettmers 2023, arXiv 2305.14314) | 4.13 |
 | fp16, fp32 | plain casts | 16, 32 |
 
-No public format is called nf_fp8; this is its definition. The scale of a block is absmax / 448, the
-largest float8, rounded up to fp16: no weight of a block is ever clipped, and a block of tiny
-weights gets the smallest scale that fp16 has instead of none. A block of zeros has the scale 0. A
-weight is its float8 times its scale, in fp32, and then rounded to the format of the activations.
+nf_fp8 is not a public format; this is its definition. The scale of a block is absmax / 448, the
+largest float8, rounded up to fp16. So no weight of a block is ever clipped, and a block of tiny
+weights gets the smallest fp16 scale instead of 0. A block of zeros has the scale 0. A weight is its
+float8 times its scale, in fp32, and then rounded to the format of the activations.
 
-A quantised layer computes by widening its weight in the forward pass and again in the backward
-pass; nothing wide is kept between them. What is stored are buffers: they travel in state_dict,
+A quantized layer dequantizes its weight in the forward pass and again in the backward pass, and
+keeps no dequantized copy between them. The stored values are buffers: they pass through state_dict,
 safetensors and checkpoints bit for bit, move between devices, and no `.to(dtype)` rounds them.
 """
 
@@ -33,8 +33,8 @@ from infrastructure.core.registry import Registry
 
 BLOCK = 64
 LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max  # 448
-_TUNED = ("lora_", "modules_to_save")  # PEFT's names of what trains beside frozen layers
-# Integers of the same width: nothing that changes a float's type changes them.
+_TUNED = ("lora_", "modules_to_save")  # PEFT's names of modules that train next to frozen layers
+# Integers of the same width: casts of floats leave them unchanged.
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 Buffers = dict[str, torch.Tensor]
@@ -42,11 +42,11 @@ Buffers = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Quantization:
-    """A way to store a matrix.
+    """A method of storing a matrix.
 
     Attributes:
         store: (out, in) of any float type → buffers by name.
-        restore: these, and the matrix's shape → (out, in) in fp32.
+        restore: these buffers, and the matrix's shape → (out, in) in fp32.
     """
 
     store: Callable[[torch.Tensor], Buffers]
@@ -70,9 +70,9 @@ def _store_fp8(weight: torch.Tensor) -> Buffers:
 
 
 def _round_up_to_half(values: torch.Tensor) -> torch.Tensor:
-    """The smallest fp16 that is not less; `values` are fp32 and not negative."""
+    """Return the smallest fp16 that is not less; `values` are fp32 and not negative."""
     nearest = values.to(torch.float16)
-    # the bits of fp16 that are not negative count up as their values do
+    # for non-negative fp16, bits as an integer increase with the value
     next_up = (nearest.view(torch.int16) + 1).view(torch.float16)
     return torch.where(nearest.float() < values, next_up, nearest)
 
@@ -86,10 +86,10 @@ def _restore_fp8(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> torch
 
 
 def _widened(payload: torch.Tensor) -> torch.Tensor:
-    """float8 (e4m3fn), which are all finite, in fp32.
+    """Convert float8 (e4m3fn), all of them finite, to fp32.
 
-    Torch's own cast takes seven times as long on a CPU. Sign, exponent and mantissa stand in the
-    same order in fp16, whose exponent begins 8 lower.
+    Torch's own cast takes seven times as long on a CPU. Sign, exponent and mantissa are in the same
+    order in fp16, whose exponent bias is larger by 8.
     """
     if payload.device.type != "cpu":
         return payload.float()
@@ -128,7 +128,7 @@ def _restore_nf4(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> torch
         state2=functional.QuantState(
             absmax=stored["scales_of_scales"],
             code=scale_levels,
-            blocksize=256,  # bitsandbytes' own, of scales
+            blocksize=256,  # bitsandbytes' block size for scales
             dtype=torch.float32,
         ),
     )
@@ -175,11 +175,11 @@ class QuantizedWeight(torch.nn.Module):
     """A matrix (out, in), or a stack of them (experts, out, in), as buffers.
 
     Args:
-        weight: what is stored; it is not kept.
+        weight: the weight to store; the tensor itself is not kept.
         kind: a name in `QUANTIZATIONS`.
 
     Raises:
-        ValueError: there is no such kind, or it cannot hold these weights.
+        ValueError: the kind is unknown, or cannot hold these weights.
         MissingPackageError: bitsandbytes is not installed.
     """
 
@@ -201,7 +201,7 @@ class QuantizedWeight(torch.nn.Module):
             self.register_buffer(name, buffer)
 
     def dequantized(self, dtype: torch.dtype, index: int | None = None) -> torch.Tensor:
-        """The weights as they are computed with; of a stack, all or matrix number `index`."""
+        """Return the dequantized weights; for a stack, all of them or matrix number `index`."""
         buffers = dict(self.named_buffers(recurse=False))
         if index is None and len(self.shape) == 3:
             return torch.stack([self.dequantized(dtype, i) for i in range(self.shape[0])])
@@ -210,11 +210,11 @@ class QuantizedWeight(torch.nn.Module):
         return self._quantization.restore(buffers, self.shape[-2:]).to(dtype)
 
     def num_bytes(self) -> int:
-        """Bytes of the buffers."""
+        """Return the bytes of the buffers."""
         return sum(buffer.nbytes for buffer in self.buffers())
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> object:
-        """Move what is stored, and never cast it."""
+        """Move the buffers between devices, but never cast them."""
         for name, buffer in self._buffers.items():
             assert buffer is not None
             moved = fn(buffer.view(_SAME_WIDTH[buffer.itemsize]))
@@ -227,16 +227,16 @@ class QuantizedWeight(torch.nn.Module):
 
 @cache
 def quantized_bytes(kind: str, rows: int, width: int) -> int:
-    """Bytes that a matrix of this shape takes.
+    """Return the bytes of a stored matrix of this shape.
 
     Raises:
-        ValueError, MissingPackageError: as `QuantizedWeight`.
+        ValueError, MissingPackageError: as for `QuantizedWeight`.
     """
     return QuantizedWeight(torch.zeros(rows, width), kind).num_bytes()
 
 
 class _Product(torch.autograd.Function):
-    """x W' + b with a W that is widened twice and kept never."""
+    """The product x W' + b with a W that is dequantized twice and never kept."""
 
     @staticmethod
     def forward(
@@ -255,13 +255,13 @@ class _Product(torch.autograd.Function):
 
 
 class QuantizedLinear(torch.nn.Linear):
-    """A linear layer whose weight is stored quantised.
+    """A linear layer whose weight is stored quantized.
 
-    It is a `Linear`, so that PEFT puts LoRA beside it.
+    It is a `Linear`, so PEFT adds LoRA to it.
 
     Args:
         weight: (out, in).
-        bias: kept as it is.
+        bias: kept unchanged.
         is_conv1d: it replaces a `Conv1D` of transformers, whose weight is (in, out).
     """
 
@@ -280,11 +280,10 @@ class QuantizedLinear(torch.nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """Where the weight would be, for those who ask for its shape, type and device: (out, in),
-        in no memory.
+        """A placeholder with the weight's shape (out, in), type and device, without its memory.
 
-        It is not a number anywhere, and cannot be written: whoever computes with it, or merges LoRA
-        into it, fails instead of being silently wrong (`dequantize_layers` first).
+        All its entries are NaN, and it cannot be written. So code that computes with it, or merges
+        LoRA into it, fails instead of being silently wrong. Call `dequantize_layers` first.
         """
         stored = self.quantized_weight
         device = next(stored.buffers()).device
@@ -310,9 +309,11 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 class _QuantizedExperts:
-    """Beside the class of a module with stacks of matrices (experts): they are there, as wide
-    tensors under their own names, while it computes. What autograd saves of them is the place; a
-    copy that an operation makes of its own is saved as it is."""
+    """A mixin for the class of a module with stacks of matrices (experts).
+
+    While the module computes, the dequantized stacks are available under their own names. Autograd
+    saves only their locations. A copy that an operation makes itself is saved as it is.
+    """
 
     quantized_names: tuple[str, ...]
 
@@ -340,7 +341,7 @@ def _saved_as_places(
     def pack(saved: torch.Tensor) -> object:
         name = names.get(saved.untyped_storage().data_ptr())
         if name is None:
-            return saved.detach()  # the tensor itself would hold what holds it
+            return saved.detach()  # the tensor itself would be a reference cycle
         place = saved.size(), saved.stride(), saved.storage_offset()
         return name, saved.dtype, place
 
@@ -350,7 +351,7 @@ def _saved_as_places(
         name, dtype, (size, stride, offset) = packed
         first, within = divmod(offset, strides[name])
         reach = within + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        if reach < strides[name]:  # of one expert
+        if reach < strides[name]:  # within one expert
             return stored[name].dequantized(dtype, first).as_strided(size, stride, within)
         return stored[name].dequantized(dtype).as_strided(size, stride, offset)
 
@@ -364,22 +365,23 @@ def _with_quantized_experts(plain: type[torch.nn.Module]) -> type[torch.nn.Modul
 
 
 def quantized_name(name: str) -> str:
-    """Under which a module holds the quantised form of its parameter `name`."""
+    """Return the name under which a module holds its quantized parameter `name`."""
     return f"quantized_{name}"
 
 
 def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
     """Store the weights of all linear layers inside `modules` as `kind`, in place.
 
-    Linear layers, `Conv1D` of transformers, and the stacked matrices of experts, one matrix at a
-    time. LoRA matrices, and layers that are quantised already, stay as they are; so do embeddings,
-    norms and biases. A weight that is shared with something outside becomes its own.
+    This includes `Conv1D` of transformers, and the stacked matrices of experts, one matrix at a
+    time. LoRA matrices, quantized layers, embeddings, norms and biases stay as they are. A weight
+    that is shared with a module outside is no longer shared.
 
     Returns:
-        The number of weights that are stored otherwise now.
+        The number of weights that were quantized.
 
     Raises:
-        ValueError: as `QuantizedWeight`, with the layer's name; those before it are quantised.
+        ValueError: as for `QuantizedWeight`, with the layer's name; the layers before it are
+            quantized.
         MissingPackageError: bitsandbytes is not installed.
     """
     QUANTIZATIONS.get(kind)
@@ -398,11 +400,12 @@ def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
 
 
 def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | None = None) -> int:
-    """Put layers of their old classes, with the weights as they are computed with, in the places of
-    quantised ones: the parameters have their old names again, and are frozen.
+    """Replace quantized layers by layers of their original classes, with the dequantized weights.
+
+    The parameters have their original names again, and are frozen.
 
     Args:
-        dtype: of the weights; None: that which each had before.
+        dtype: type of the weights; None: the one that each had before.
 
     Returns:
         The number of weights.
@@ -415,7 +418,7 @@ def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | N
                 if isinstance(child, QuantizedLinear):
                     setattr(parent, name, _dequantized(child, dtype))
                     if child.is_conv1d and hasattr(parent, "fan_in_fan_out"):
-                        parent.fan_in_fan_out = True  # PEFT's word for it, when it merges
+                        parent.fan_in_fan_out = True  # PEFT reads this when it merges
                     count += 1
             if isinstance(parent, _QuantizedExperts):
                 count += _dequantize_stacks(parent, dtype)
@@ -423,8 +426,10 @@ def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | N
 
 
 def stored_bytes(module: torch.nn.Module) -> int:
-    """Bytes of the weights of linear layers and experts inside `module`, however they are stored;
-    of scales, too, and not of biases."""
+    """Return the bytes of the weights of linear layers and experts inside `module`, in any form.
+
+    Scales are included, biases are not.
+    """
     total = sum(m.num_bytes() for m in module.modules() if isinstance(m, QuantizedWeight))
     for _, parent in _frozen_modules(module):
         weights = [child.weight for _, child in _linear_children(parent)]
@@ -434,7 +439,7 @@ def stored_bytes(module: torch.nn.Module) -> int:
 
 
 def _frozen_modules(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """A module and those inside it, without what PEFT trains beside them."""
+    """Return a module and those inside it, without the modules that PEFT trains."""
     return [(name, part) for name, part in module.named_modules() if not _is_tuned(name)]
 
 
@@ -448,24 +453,27 @@ def _linear_children(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def _is_linear(module: torch.nn.Module) -> bool:
-    """Not of a class made from these: what such a one does with its weight is its own affair."""
+    """Return whether this is a `Linear` or `Conv1D`, but not a subclass.
+
+    A subclass may use its weight in its own way.
+    """
     return type(module) is torch.nn.Linear or is_conv1d(module)
 
 
 def is_conv1d(module: torch.nn.Module) -> bool:
-    """Whether it is the linear layer of GPT-2, whose weight is transposed."""
-    layers = sys.modules.get("transformers.pytorch_utils")  # not loaded: there is none of it
+    """Return whether this is the linear layer of GPT-2, whose weight is transposed."""
+    layers = sys.modules.get("transformers.pytorch_utils")  # not loaded: no such layer exists
     return layers is not None and type(module) is layers.Conv1D
 
 
 def _stacks(module: torch.nn.Module) -> list[str]:
-    """The parameters of a module that are stacks of matrices."""
+    """Return the names of a module's parameters that are stacks of matrices."""
     return [
         name
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.ndim == 3
         and parameter.is_floating_point()
-        and parameter.shape[-1] >= BLOCK  # a kernel of a convolution is shorter
+        and parameter.shape[-1] >= BLOCK  # a convolution kernel is shorter
         and not _is_tuned(name)
     ]
 

@@ -1,12 +1,11 @@
-"""The rack: a model as its embedding, its layers, and what comes on top; and running part of it.
+"""The rack: a model as its embedding, its layers, and the part above; and running only some of it.
 
-The layers are found by structure: the list of modules that hand hidden states (B, L, d) from one
-to the next. Which parameters lie below and above them is seen by running the model once. So no
-architecture is known by its name, and `check` proves by numbers that a model can be cut.
+The layers are found by structure: the list of modules that pass hidden states (B, L, d) from one to
+the next. Running the model once shows which parameters are below and above them. So no architecture
+is recognized by name, and `check` verifies numerically that a model can be cut.
 
-A part is run by putting stand-ins in the place of the layers that are left out, for as long as the
-model runs: the names of all parameters stay what they are, and positions, masks and rotary
-embeddings are computed by the model itself.
+To run a part, stand-ins replace the layers that are left out while the model runs. The names of all
+parameters stay the same, and the model itself computes positions, masks and rotary embeddings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,11 +28,11 @@ from infrastructure.training.models.model_inputs import (
 )
 
 NUM_PROBE_TOKENS = 8
-PROBE = "probe_input"  # an attribute of models that are not run on token ids: what they are run on
+PROBE = "probe_input"  # an attribute with the input of models that do not run on token ids
 
 
 class _StoppedError(Exception):
-    """Carries the hidden states out of a model that is not run any further."""
+    """An exception that carries the hidden states out of a model that is stopped early."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__(phrase("stackwise.layers_above_not_run"))
@@ -41,10 +40,10 @@ class _StoppedError(Exception):
 
 
 class StandIn(torch.nn.Module):
-    """In the place of a layer that is left out: hands on what it is given, or something else.
+    """The replacement of a layer that is left out; it passes on its input, or other hidden states.
 
     Attributes:
-        start: handed on instead of the input.
+        start: hidden states that are passed on instead of the input.
         stops: ends the model's run here.
     """
 
@@ -52,11 +51,11 @@ class StandIn(torch.nn.Module):
         self, layer: torch.nn.Module, gives_tuple: bool, start: torch.Tensor | None, stops: bool
     ) -> None:
         super().__init__()
-        self.__dict__["layer"] = layer  # no part of this module, and of no state
+        self.__dict__["layer"] = layer  # not registered, so it is not in the state dict
         self.gives_tuple, self.start, self.stops = gives_tuple, start, stops
 
     def __getattr__(self, name: str) -> Any:
-        """Some models ask a layer what kind of attention it has."""
+        """Look up attributes in the layer, because some models read a layer's kind of attention."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -70,7 +69,7 @@ class StandIn(torch.nn.Module):
 
 
 class Rack:
-    """The parts of a model, which is run on a few token ids to find them.
+    """The parts of a model, which runs on a few token ids to find them.
 
     Attributes:
         layers: from the input up.
@@ -79,7 +78,7 @@ class Rack:
         hidden_size: d.
 
     Raises:
-        ValueError: the model has no list of layers that can be cut; says why.
+        ValueError: the model has no list of layers that can be cut; the text gives the reason.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -109,7 +108,7 @@ class Rack:
             ) from error
 
     def _sort_parameters(self) -> tuple[list[str], list[str]]:
-        """Which parameters run before the layers, and which after them."""
+        """Return the names of the parameters that run before the layers and after them."""
         in_layers = {id(p) for p in self.layers.parameters()}
         has_run = {"layers": False}
         used_before: set[int] = set()
@@ -146,7 +145,7 @@ class Rack:
         return below, above
 
     def parameters_of(self, first: int, last: int) -> list[tuple[str, torch.nn.Parameter]]:
-        """The named parameters of layers [first, last), by their names in the model."""
+        """Return the parameters of layers [first, last) with their names in the model."""
         wanted = {id(p) for layer in self.layers[first:last] for p in layer.parameters()}
         return [(name, p) for name, p in self.model.named_parameters() if id(p) in wanted]
 
@@ -154,10 +153,10 @@ class Rack:
     def span(
         self, first: int, last: int, start: torch.Tensor | None = None, *, stops: bool = False
     ) -> Iterator[None]:
-        """Inside, the model runs layers [first, last) alone.
+        """Make the model run only layers [first, last) in the context.
 
         Args:
-            start: hidden states (B, L, d) that layer `first` is given; None: the embedding's.
+            start: hidden states (B, L, d) that layer `first` gets; None: the embedding's.
             stops: whether the run ends where layer `last` would begin: see `hidden_at`.
         """
         modules = self.layers._modules
@@ -182,7 +181,7 @@ class Rack:
 
     @contextmanager
     def _given(self, first: int, start: torch.Tensor | None) -> Iterator[None]:
-        """Inside, the first layer is given `start`, where no stand-in is below it."""
+        """Pass `start` to the first layer in the context, if no stand-in is below it."""
         if start is None or first >= len(self):
             yield
             return
@@ -201,14 +200,14 @@ class Rack:
         first: int = 0,
         start: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The hidden states (B, L, d) that layer `layer` would be given; no layer above is run.
+        """Return the hidden states (B, L, d) that layer `layer` would get; no layer above runs.
 
         Args:
             run: runs the model once, in any way.
             first, start: as in `span`.
 
         Raises:
-            ValueError: the model was not run.
+            ValueError: `run` did not run the model.
         """
         if layer == len(self):
             with self.output_of(layer - 1) as outputs, self.span(first, layer, start):
@@ -225,7 +224,7 @@ class Rack:
 
     @contextmanager
     def output_of(self, layer: int) -> Iterator[list[torch.Tensor]]:
-        """Inside, what layer `layer` gives (B, L, d) is appended to the list."""
+        """Append the output of layer `layer` (B, L, d) to the yielded list in the context."""
         outputs: list[torch.Tensor] = []
         handle = self.layers[layer].register_forward_hook(
             lambda _module, _given, output: outputs.append(
@@ -238,7 +237,7 @@ class Rack:
             handle.remove()
 
     def is_silent(self, index: int) -> bool:
-        """Whether a layer gives exactly what it is given."""
+        """Return whether a layer returns exactly its input."""
         with probing(self.model), torch.no_grad():
             given = self.hidden_at(index, self._run)
             return torch.equal(self.hidden_at(index + 1, self._run), given)
@@ -248,11 +247,13 @@ class Rack:
         return output if isinstance(output, torch.Tensor) else logits_of(output)
 
     def check(self) -> None:
-        """Prove that this model can be cut: going on from the hidden states at each layer gives the
-        logits of the whole.
+        """Verify that the model can be cut.
+
+        Running it from the hidden states at layer 0, 1, the middle and the last one must give the
+        logits of the whole model, within tolerance.
 
         Raises:
-            ValueError: it gives others, or cannot be run in parts.
+            ValueError: the logits differ, or the model cannot run in parts.
         """
         name = type(inner_model(self.model)).__name__
 
@@ -283,7 +284,7 @@ class Rack:
 def find_layers(
     model: torch.nn.Module, run: Callable[[], object]
 ) -> tuple[torch.nn.ModuleList, str]:
-    """The outermost module list whose elements hand hidden states on to each other, and its name.
+    """Return the outermost module list whose elements pass on hidden states, and its name.
 
     Raises:
         ValueError: there is none, or there are several (an encoder and a decoder).
@@ -340,7 +341,7 @@ def find_layers(
 
 
 def first_tensor(given: Sequence[object], named: Mapping[str, object]) -> Any:
-    """The hidden states that a layer is called with, by position or by name."""
+    """Return the hidden states that a layer is called with, by position or by name."""
     if given:
         return given[0]
     return named.get("hidden_states", next(iter(named.values()), None))

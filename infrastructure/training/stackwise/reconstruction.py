@@ -1,8 +1,8 @@
-"""Feature reconstruction: what the units below the top learn, where the loss does not reach them.
+"""Feature reconstruction: the objective of units below the top, which the loss does not reach.
 
-A small decoder has to give back, from what a unit makes of its input, that input: so the unit keeps
-what it was given, and stays fit for the unit above. Method: LoPT (2605.04913); the decoder is a
-normalisation and two matrices through a quarter of the width. It is thrown away after training.
+A small decoder reconstructs a unit's input from its output. So the unit preserves its input and
+stays useful for the unit above. Method: LoPT (2605.04913). The decoder is a normalization and two
+matrices through a quarter of the width. It is dropped after training.
 """
 
 import torch
@@ -12,13 +12,13 @@ from infrastructure.training.models.saving import TRAINING_ONLY as TRAINING_ONLY
 
 
 class FeatureDecoders(torch.nn.ModuleList):
-    """One decoder for each unit but the top one."""
+    """The decoders of all units except the top one."""
 
     def __init__(self, hidden_size: int, count: int) -> None:
         super().__init__(_decoder(hidden_size) for _ in range(count))
 
     def attach_to(self, model: torch.nn.Module) -> None:
-        """Make them part of the model, for optimizer and checkpoints."""
+        """Make the decoders part of the model, for optimizer and checkpoints."""
         parameter = next(p for p in model.parameters() if p.is_floating_point())
         self.to(parameter.device)
         setattr(model, TRAINING_ONLY, self)
@@ -45,11 +45,11 @@ def reconstruction_loss(
     given: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mean squared error between what a unit was given and what the decoder makes of its output.
+    """Return the mean squared error between a unit's input and its reconstruction from the output.
 
     Args:
         output, given: hidden states (B, L, d); no gradient flows into `given`.
-        positions: (N,) in the flattened (B * L), those whose tokens are learnt: so padding does not
+        positions: (N,) in the flattened (B * L), those of trained tokens, so padding does not
             count, and the sum over a batch is the same however it is split. None: all.
     """
     if positions is not None:

@@ -1,9 +1,9 @@
-"""Low-rank matrices beside the frozen weights of layers (LoRA, 2106.09685; on quantised weights
-QLoRA, 2305.14314), which train while the layers themselves do not.
+"""Low-rank matrices next to the frozen weights of layers (LoRA, 2106.09685; with quantized weights
+QLoRA, 2305.14314). They train while the layers themselves do not.
 
-They lie in the layer, under their own names, so that no other parameter changes its name, also when
-the weights beside them are stored quantised. All of them exist from the start; each begins at no
-effect, and trains in the phases that name it.
+They are inside the layer, under their own names, so the names of other parameters do not change,
+even if the weights are quantized. All of them exist from the start. Each begins without effect and
+trains in the phases that name it.
 """
 
 import math
@@ -22,17 +22,17 @@ from infrastructure.training.stackwise.stack_phases import (
     adapter_pairs,
 )
 
-SEPARATOR = "__"  # in the place of the points of a module's name, which a key must not have
-ITSELF = "__self__"  # the key of a layer that is a linear one itself, whose name in it is empty
+SEPARATOR = "__"  # replaces the dots of a module's name, which a key must not contain
+ITSELF = "__self__"  # the key of a layer that is itself linear, whose name in it is empty
 
 
 class LowRankPair(torch.nn.Module):
-    """`scale * B A x`, with B at zero at first.
+    """The product `scale * B A x`, with B zero at first.
 
     Args:
-        num_in, num_out: of the linear layer beside it.
+        num_in, num_out: sizes of the linear layer.
         rank, alpha: the scale is alpha / rank.
-        dropout: share of the inputs that are left out in training.
+        dropout: share of the inputs that are dropped in training.
     """
 
     def __init__(self, num_in: int, num_out: int, rank: int, alpha: float, dropout: float) -> None:
@@ -48,7 +48,7 @@ class LowRankPair(torch.nn.Module):
         return F.linear(low, self.lora_B) * self.scale
 
     def update(self) -> torch.Tensor:
-        """What the pair adds to the weight (out, in)."""
+        """Return the pair's update of the weight (out, in)."""
         return self.scale * self.lora_B @ self.lora_A
 
 
@@ -56,21 +56,21 @@ ForwardHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor]
 
 
 class LayerAdapters(torch.nn.ModuleDict):
-    """All pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
+    """The pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
 
     def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
-        """The pairs beside each linear layer, by its key."""
+        """Yield the pairs of each linear layer, by its key."""
         for key, module in self.items():
             pairs = dict(module.named_children())
             yield key, {name: pair for name, pair in pairs.items() if isinstance(pair, LowRankPair)}
 
     def hook(self, layer: torch.nn.Module) -> Iterator[RemovableHandle]:
-        """Let the linear layers that are there now give what their pairs add, too."""
+        """Make the current linear layers add the output of their pairs."""
         for key, pairs in self.named_pairs():
             yield linear_of(layer, key).register_forward_hook(_adder(pairs))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the inputs: a layer that is a `Sequential` calls whatever lies in it."""
+        """Return the inputs: a layer that is a `Sequential` calls every module inside it."""
         return inputs
 
 
@@ -94,8 +94,8 @@ class StackAdapters:
     """The low-rank matrices of a model's layers.
 
     Args:
-        layers: of the model; given their matrices here.
-        seed: decides the first values.
+        layers: the layers of the model; they get their matrices here.
+        seed: seed of the initial values.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class StackAdapters:
         adapters = LayerAdapters()
         for name, module in list(layer.named_modules()):
             shape = linear_shape(module)
-            # torch's attention reads the weight of such a layer itself, and never calls it.
+            # torch's attention reads the weight of such a layer directly and never calls it.
             if shape is None or isinstance(module, NonDynamicallyQuantizableLinear):
                 continue
             parameter = next(layer.parameters())
@@ -136,7 +136,7 @@ class StackAdapters:
         layer.add_module(ADAPTERS, adapters)
 
     def hook(self) -> None:
-        """Attach to the linear layers that are there now; they may have been replaced."""
+        """Attach to the current linear layers, which may have been replaced."""
         for handle in self._handles:
             handle.remove()
         self._handles = [
@@ -148,7 +148,7 @@ class StackAdapters:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Add what they learnt to the weights beside them, which are not quantised, and go."""
+        """Add the pairs to the weights, which are not quantized, and remove them."""
         for handle in self._handles:
             handle.remove()
         for layer in self.layers:
@@ -165,7 +165,7 @@ class StackAdapters:
 
 
 def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:
-    """Rank and alpha of a stack; alpha keeps its proportion where a stack has a rank of its own."""
+    """Return rank and alpha of a stack; alpha stays proportional to a stack's own rank."""
     rank = config.qlora_rank
     if config.qlora_strategy == "variable":
         rank = (config.qlora_ranks or {}).get(stack, rank)
@@ -173,7 +173,7 @@ def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:
 
 
 def linear_shape(module: torch.nn.Module) -> tuple[int, int] | None:
-    """Inputs and outputs of a linear layer; None: it is none."""
+    """Return inputs and outputs of a linear layer; None for other modules."""
     if isinstance(module, torch.nn.Linear):
         return module.in_features, module.out_features
     if is_conv1d(module):

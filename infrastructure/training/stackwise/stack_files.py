@@ -1,17 +1,18 @@
-"""The stacks of a model saved singly, and put together again.
+"""Saving of the stacks of a model as single files, and loading of a model from them.
 
-`stack_{s}.safetensors` holds the layers of unit s as a plain model has them, by their names there;
-the first one also what lies below the layers (the embeddings, and a head that is tied to them), the
-last one what lies above (the final norm, the head). A stack that the top has trained with, and that
-no later one has changed it after, holds it too: with those below it is a shallower model.
+`stack_{s}.safetensors` holds the layers of unit s as a plain model has them, with their names
+there. The first file also holds the part below the layers (the embeddings, and a head that is tied
+to them), the last one the part above (the final norm, the head). A stack that trained together with
+the part above also holds it, if no later stack changed it: with the stacks below it is a shallower
+model.
 
-`stack_{s}.json` says what the file is: the stack's place in the model, its time steps, its loss at
-its end, the settings that decide the result, and a SHA-256 over the tensors. It has a checksum of
-its own. It goes before a new tensor file comes, and comes back after it: a file without it counts
-for nothing.
+`stack_{s}.json` describes the file: the stack's position in the model, its time steps, its loss at
+its end, the settings that decide the result, and a SHA-256 over the tensors. It has its own
+checksum. It is removed before a new tensor file is written, and written again after it: a file
+without it does not count.
 
-They are no part of what is copied to a place: all of them can be made again from the newest
-version, and the whole model is in `final/`.
+These files are not copied to the backup destination: all of them can be made again from the newest
+checkpoint, and the whole model is in `final/`.
 """
 
 import hashlib
@@ -49,18 +50,19 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class StackRecord:
-    """What stands beside a stack's tensors.
+    """The description of a stack's tensors.
 
     Attributes:
-        stack, num_stacks: from 0; of the model.
-        first_layer, end_layer, num_layers: layers [first_layer, end_layer), from 0, of so many.
-        holds: of "layers", "below" and "above".
-        time_steps: that its masks were of; empty: of none, or drawn for each example.
-        step: optimizer steps of the training when it was finished; None: it was not.
-        loss: at that step, of the model that ends with it; None: it was not trained.
-        final_step: at the training's end, which all stacks of it have then; None: before.
-        sha256: of the tensors' names, types, shapes and bytes.
-        model: its class, and the shapes of all its tensors as a hash.
+        stack, num_stacks: number of the stack, from 0; number of stacks in the model.
+        first_layer, end_layer, num_layers: layers [first_layer, end_layer), from 0; number of
+            layers in the model.
+        holds: a list of "layers", "below" and "above".
+        time_steps: time steps of its masks; empty: no masks, or each example draws its own.
+        step: optimizer steps of the run when the stack was finished; None: it was not.
+        loss: loss at that step, of the model that ends with this stack; None: it was not trained.
+        final_step: step at the end of the run, the same for all its stacks; None: before the end.
+        sha256: hash of the tensors' names, types, shapes and bytes.
+        model: its class, and a hash of the shapes of all its tensors.
         training: the settings that decide the result, and the data's fingerprint.
     """
 
@@ -82,15 +84,15 @@ class StackRecord:
 
 
 def stack_paths(folder: Path, stack: int) -> tuple[Path, Path]:
-    """The files of a stack: its tensors, and what they are."""
+    """Return the files of a stack: its tensors and its description."""
     return folder / f"stack_{stack}.safetensors", folder / f"stack_{stack}.json"
 
 
 def stack_tensors(rack: Rack, unit: Unit, holds: Sequence[str]) -> Tensors:
-    """The tensors of a unit by their names in the plain model, as they are now.
+    """Return the current tensors of a unit by their names in the plain model.
 
     Args:
-        holds: which of "layers", "below" and "above".
+        holds: some of "layers", "below" and "above".
     """
     inner = inner_model(rack.model)
     path = next(name for name, module in inner.named_modules() if module is rack.layers)
@@ -107,7 +109,7 @@ def stack_tensors(rack: Rack, unit: Unit, holds: Sequence[str]) -> Tensors:
 
 
 def each_once(tensors: Tensors) -> Tensors:
-    """Of a tensor with several names (a tied head) the first."""
+    """Keep only the first name of a tensor with several names (a tied head)."""
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
     kept = {}
     for name, tensor in tensors.items():
@@ -119,18 +121,18 @@ def each_once(tensors: Tensors) -> Tensors:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without the wrappers around the model."""
+    """Return a parameter's name without the wrappers around the model."""
     return _WRAPPED.sub("", name)
 
 
 def shapes_hash(rack: Rack) -> str:
-    """Of the names and shapes of all tensors of the plain model, whatever form they have."""
+    """Return a hash of the names and shapes of all tensors of the plain model, in any form."""
     shapes = {name: list(t.shape) for name, t in plain_tensors(inner_model(rack.model))}
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of(tensors: Mapping[str, TensorBytes]) -> str:
-    """SHA-256 over names, types, shapes and bytes, in the order of the names."""
+    """Return the SHA-256 over names, types, shapes and bytes, in the order of the names."""
     digest = hashlib.sha256()
     for name, stored in sorted(tensors.items()):
         digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
@@ -139,13 +141,13 @@ def digest_of(tensors: Mapping[str, TensorBytes]) -> str:
 
 
 def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
-    """Write a stack, where it is not there already; whether it was written.
+    """Write a stack unless it is already there; return whether it was written.
 
     Args:
-        record: its `sha256` and `num_parameters` are found here.
+        record: its `sha256` and `num_parameters` are set here.
 
     Raises:
-        OSError: the disk refuses; the stack counts for nothing then.
+        OSError: the disk returned an error; the stack does not count then.
     """
     stored = {name: to_bytes(tensor) for name, tensor in tensors.items()}
     record.sha256 = digest_of(stored)
@@ -165,7 +167,7 @@ def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
 
 
 def remove_others(folder: Path, num_stacks: int) -> None:
-    """Remove what killed processes left half-written, and stacks of an earlier division."""
+    """Remove unfinished files of killed processes, and stacks of an earlier division."""
     remove_parts(folder)
     for path in folder.glob("stack_*"):
         match = _FILE.fullmatch(path.name)
@@ -195,11 +197,11 @@ def _forget(path: Path) -> None:
 
 
 def read_stack(folder: Path, stack: int) -> tuple[StackRecord, Tensors]:
-    """One stack, with its tensors on the CPU, compared with its sum.
+    """Read one stack, with its tensors on the CPU, and verify its hash.
 
     Raises:
-        ValueError: it is not there, or of a later version of Temper.
-        DamagedFileError: it is not what was written.
+        ValueError: the stack is missing, or its record has another format version.
+        DamagedFileError: the file is damaged.
     """
     record = read_stack_record(folder, stack)
     with _stored(folder, record) as stored:
@@ -207,10 +209,10 @@ def read_stack(folder: Path, stack: int) -> tuple[StackRecord, Tensors]:
 
 
 def read_stack_record(folder: Path, stack: int) -> StackRecord:
-    """What one stack is.
+    """Read the description of one stack.
 
     Raises:
-        ValueError, DamagedFileError: as `read_stack`.
+        ValueError, DamagedFileError: as for `read_stack`.
     """
     tensor_file, record_file = stack_paths(folder, stack)
     if not record_file.is_file() or not tensor_file.is_file():
@@ -243,7 +245,7 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
 
 @contextmanager
 def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes]]:
-    """The tensors of a stack where they lie in its file, compared with its sum."""
+    """Yield the tensors of a stack, mapped from its file, after verification of the hash."""
     tensor_file, _ = stack_paths(folder, record.stack)
     try:
         with tensor_file.open("rb") as file:
@@ -259,19 +261,19 @@ def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes
 
 
 def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]:
-    """Give `model` the weights of all stacks in `folder`: it is the model then that was trained.
+    """Load the weights of all stacks in `folder` into `model`, which is then the trained model.
 
     Args:
         model: a plain one of the same shape, as transformers builds it from its configuration; its
-            number formats stay what they are.
+            dtypes stay the same.
 
     Returns:
-        What each stack is.
+        The description of each stack.
 
     Raises:
-        ValueError: a stack is missing, is of another training or model, or the training that wrote
-            them has not come to its end. The model is unchanged then.
-        DamagedFileError: a stack is not what was written; the model is unchanged.
+        ValueError: a stack is missing, belongs to another run or model, or the run that wrote them
+            has not ended. The model is unchanged then.
+        DamagedFileError: a stack is damaged; the model is unchanged.
     """
     folder = Path(folder)
     records = [read_stack_record(folder, 0)]
@@ -279,7 +281,7 @@ def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]
     _refuse_mixed(folder, records)
     own = each_once(dict(plain_tensors(inner_model(model))))
     given: set[str] = set()
-    for record in records:  # all of them, before anything is changed
+    for record in records:  # check all of them before anything is changed
         with _stored(folder, record) as stored:
             for name, tensor in stored.items():
                 _refuse_other_model(record, name, tensor, own, model)

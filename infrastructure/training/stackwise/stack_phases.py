@@ -1,7 +1,8 @@
-"""The phases of a stack-wise training: which layers train when, from where, up to where.
+"""The phases of a stack-wise run: which layers train in which phase, and which layers run.
 
-A pure function of the configuration and the shape of the model, so that a resumed run has the same.
-The words: a unit is what trains at a time, `block_size` layers or a stack; the trunk is all below.
+The phases are a pure function of the configuration and the shape of the model, so a resumed run has
+the same ones. A unit is the part that trains at a time: `block_size` layers or a stack. The trunk
+is everything below it.
 """
 
 from collections.abc import Sequence
@@ -13,14 +14,14 @@ from infrastructure.training.core.state import Phase
 from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.rack import Rack
 
-ADAPTERS = "stack_adapters"  # the module of a layer that holds its low-rank matrices
+ADAPTERS = "stack_adapters"  # the module in a layer with its low-rank matrices
 OWN = "0"
 SEQUENTIAL, STACKWISE, RACKWISE = "sequential", "stackwise", "rackwise"
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Layers [first, last) of a model."""
+    """A range of layers [first, last) of a model."""
 
     index: int
     first: int
@@ -38,10 +39,11 @@ class StackPhase(Phase):
     """A phase of stack-wise training.
 
     Attributes:
-        unit: what trains; None: all units.
-        start: the first layer with gradients; what lies below only hands hidden states up.
-        depth: layers that are run, from the input up.
-        time_step: of all masks of this phase; None: there are none, or each example has its own.
+        unit: the unit that trains; None: all units.
+        start: the first layer with gradients; the layers below only have a forward pass.
+        depth: number of layers that run, from the input up.
+        time_step: time step of all masks of this phase; None: there are no masks, or each example
+            draws its own.
     """
 
     unit: Unit | None = None
@@ -52,11 +54,11 @@ class StackPhase(Phase):
 
 @dataclass
 class StackPlan:
-    """All phases.
+    """All phases of a stack-wise run.
 
     Attributes:
-        kind: SEQUENTIAL (a unit after the other), STACKWISE (all at once, each by itself) or
-            RACKWISE (all at once, one loss).
+        kind: SEQUENTIAL (one unit after the other), STACKWISE (all at once, each with its own loss)
+            or RACKWISE (all at once, one loss).
     """
 
     kind: str
@@ -69,22 +71,22 @@ class StackPlan:
 
 
 def kind_of(config: TrainingConfig) -> str:
-    """What `strategy`, `mode` and `end_to_end_scope` come to."""
+    """Return the kind of plan that follows from `strategy`, `mode` and `end_to_end_scope`."""
     return SEQUENTIAL if config.trains_units_in_turn else config.end_to_end_scope
 
 
 def caches_trunk(config: TrainingConfig, num_epochs: int) -> bool:
-    """Whether what a frozen trunk gives is kept: if nobody says, where it is used again."""
+    """Return whether a frozen trunk's output is cached; by default, if it is used again."""
     if config.cache_activations is None:
         return config.trunk_can_be_cached and num_epochs > 1
     return config.cache_activations
 
 
 def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
-    """The units of a model.
+    """Divide a model into units.
 
     Raises:
-        ValueError: it has fewer layers than stacks; says both numbers.
+        ValueError: it has fewer layers than stacks; the text has both numbers.
     """
     if config.mode == "layerwise":
         sizes = [1] * num_layers
@@ -93,7 +95,7 @@ def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
         sizes = [min(size, num_layers - first) for first in range(0, num_layers, size)]
     else:
         wanted = config.progressive.target_stacks
-        if kind_of(config) == RACKWISE:  # only what is saved singly
+        if kind_of(config) == RACKWISE:  # stacks only matter for saving here
             wanted = min(wanted, num_layers)
         if wanted > num_layers:
             raise InputError(
@@ -110,10 +112,10 @@ def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
 
 
 def plan_stacks(config: TrainingConfig, rack: Rack, num_epochs: int) -> StackPlan:
-    """All phases of a training of `num_epochs` passes over the data in each.
+    """Plan all phases of a run, each with `num_epochs` passes over the data.
 
     Raises:
-        ValueError: the model cannot be divided as the configuration says.
+        ValueError: the model cannot be divided as configured.
     """
     units = divide(len(rack), config)
     plan = StackPlan(kind_of(config), units)
@@ -170,25 +172,27 @@ def _phase(
 
 
 def weight_names(rack: Rack, first: int, last: int) -> list[str]:
-    """The parameters of layers [first, last) without low-rank matrices beside them."""
+    """Return the names of the parameters of layers [first, last), without low-rank matrices."""
     return [name for name, _ in rack.parameters_of(first, last) if ADAPTERS not in name]
 
 
 def decoder_names(rack: Rack, unit: Unit) -> list[str]:
-    """The parameters of a unit's feature decoder, where it has one."""
+    """Return the names of the parameters of a unit's feature decoder, if it has one."""
     prefix = f"{TRAINING_ONLY}.{unit.index}."
     return [name for name, _ in rack.model.named_parameters() if name.startswith(prefix)]
 
 
 def adapter_names(rack: Rack, first: int, last: int, keys: Sequence[str]) -> list[str]:
-    """The low-rank matrices of layers [first, last) that have one of these keys."""
+    """Return the names of the low-rank matrices of layers [first, last) with one of these keys."""
     named = [name for name, _ in rack.parameters_of(first, last) if ADAPTERS in name]
     return [name for name in named if name.split(".")[-2] in keys]
 
 
 def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[str]:
-    """The keys of a unit's pairs of low-rank matrices: "0" trains in the place of its weights, the
-    others once it is part of the trunk."""
+    """Return the keys of a unit's pairs of low-rank matrices.
+
+    Key "0" trains instead of its weights, the others once the unit is part of the trunk.
+    """
     keys = []
     is_new_quantized = config.progressive.new_stack_precision == "nf_fp8"
     if is_new_quantized if plan.is_sequential else config.qlora_enabled:
@@ -200,15 +204,15 @@ def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[s
 
 
 def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bool:
-    """Whether final norm and untied head train with a unit."""
+    """Return whether final norm and untied head train with a unit."""
     if config.trunk_trains or config.train_head == "always" or config.with_top:
         return True
     first = units[-1] if config.local_loss == "reconstruct" else units[0]
-    return unit == first  # with feature reconstruction, the loss reaches the top unit alone
+    return unit == first  # with feature reconstruction, the loss reaches only the top unit
 
 
 def time_steps_of(config: TrainingConfig, index: int, num_units: int) -> list[int | None]:
-    """The time steps of one unit's phases, one after the other; [None] where masks have none.
+    """Return the time steps of one unit's phases, in order; [None] if masks have none.
 
     "depth": each unit has its own, from the first bin to the last. "input": with a cache, each unit
     goes through all of them; without one, each example draws its own.

@@ -1,9 +1,8 @@
-"""Which caches of hidden states are kept: of how many time steps, of which boundaries, in how much
-space.
+"""The choice of which hidden-state caches are kept: time steps, boundaries, and disk space.
 
-Each cache gets the same part of the budget, so that what is cached of one depends on the settings
-alone, never on what else happens to lie on the disk: a run that lost some of its caches, and goes
-on, reads the same examples from caches as before.
+Each cache gets the same part of the budget. So what one cache holds depends only on the settings,
+never on other content of the disk: a run that lost some of its caches and resumes reads the same
+examples from caches as before.
 """
 
 import json
@@ -39,26 +38,27 @@ from infrastructure.training.stackwise.activation_cache import (
 
 _OURS = re.compile(rf"{FOLDER}[0-9a-f]{{32}}")
 _REMOVED = re.compile(rf"{re.escape(REMOVED)}{FOLDER}[0-9a-f]{{32}}-[0-9a-f]{{8}}")
-# What tells the caches of one training apart; the rest of their keys is the same.
+# The values in which the keys of one run's caches differ.
 _VARYING = ("time_step", "unit", "trunk_hash")
 
 CacheMode = Literal["stack", "rack"]
 
 
 class TimeStepCaches:
-    """The caches of one training, by time step and unit (the boundary that they hold).
+    """The caches of one run, by time step and unit (the boundary whose hidden states they hold).
 
     Args:
-        root: a folder for caches; other trainings may use it too.
-        size: time steps that are kept, the least recently used one goes first; None: all.
-        mode: "stack" drops the older units of a time step as soon as a newer one is whole, "rack"
-            keeps all.
-        num_time_steps, num_boundaries: that there will be.
-        budget_bytes: for all that are kept together; None: no limit.
+        root: a folder for caches; other runs may use it, too.
+        size: number of time steps that are kept, the least recently used one is removed first;
+            None: all.
+        mode: "stack" removes the older units of a time step as soon as a newer one is complete,
+            "rack" keeps all.
+        num_time_steps, num_boundaries: their numbers in the whole run.
+        budget_bytes: budget of all kept caches together; None: no limit.
         cache: a name in `CACHES`.
 
     Raises:
-        ValueError: there is no such cache, or nothing is to be kept.
+        ValueError: the kind of cache is unknown, or nothing would be kept.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TimeStepCaches:
 
     @property
     def bytes_each(self) -> int | None:
-        """The part of the budget that each cache has."""
+        """The part of the budget that each cache gets."""
         return None if self.budget_bytes is None else self.budget_bytes // self.num_kept
 
     def open(
@@ -104,17 +104,19 @@ class TimeStepCaches:
         dtype: torch.dtype = torch.float32,
         on_page: OnPage | None = None,
     ) -> Cache:
-        """The cache of `key`, whole as far as its budget goes.
+        """Return the cache of `key`, complete as far as its budget allows.
 
-        Other caches are closed and removed where `size` and `mode` say so; what is left over of
-        other trainings only when the space is needed.
+        Other caches are closed and removed as `size` and `mode` require. Caches left by other runs
+        are removed only if the space is needed.
 
         Args:
-            key: as of `ActivationCache`; holds `time_step` and `unit`, integers, and `trunk_hash`.
-            compute, on_page: as of `ActivationCache.build`.
+            key: as for `ActivationCache`; it has `time_step` and `unit`, integers, and
+                `trunk_hash`.
+            compute, on_page: as for `ActivationCache.build`.
 
         Raises:
-            ValueError, StorageError: as `ActivationCache` and its `build`; the key lacks something.
+            ValueError, StorageError: as for `ActivationCache` and its `build`; or the key is
+                incomplete.
         """
         if missing := [name for name in _VARYING if name not in key]:
             raise InputError("stackwise.incomplete_time_step_key", missing=", ".join(missing))
@@ -139,25 +141,25 @@ class TimeStepCaches:
         return cache
 
     def discard(self) -> None:
-        """Delete all caches of this training that nobody else uses: it is over."""
+        """Delete all caches of this run that no other process uses, because the run has ended."""
         for key in list(self._keys.values())[-1:]:
             self._drop(lambda *_: True, key)
 
     def close(self) -> None:
-        """Close all caches; what is in them stays."""
+        """Close all caches; their content stays."""
         for cache in self._open.values():
             cache.close()
         self._open.clear()
         self._keys.clear()
 
     def refuse_without_space(self, needed_bytes: int) -> None:
-        """Refuse a plan that the disk cannot hold, before it starts.
+        """Refuse a plan that does not fit on the disk, before it starts.
 
         Args:
-            needed_bytes: as of `bytes_needed`; more than the budget is not written.
+            needed_bytes: as from `bytes_needed`; no more than the budget is written.
 
         Raises:
-            ValueError: not that much is free, with all that can be removed counted as free.
+            ValueError: there is not enough free space, even if all removable caches are removed.
         """
         wanted = min(needed_bytes, self.budget_bytes or needed_bytes)
         held = sum(map(folder_bytes, self._folders()))
@@ -169,7 +171,7 @@ class TimeStepCaches:
         del self._keys[name]
 
     def _drop(self, is_over: Callable[[int, int], bool], key: Mapping[str, JsonValue]) -> None:
-        """Remove the caches of this training for which `is_over(time_step, unit)`."""
+        """Remove the caches of this run for which `is_over(time_step, unit)`."""
         for name in list(self._open):
             if is_over(*name):
                 self._discard(name)
@@ -178,8 +180,11 @@ class TimeStepCaches:
                 _remove(folder)
 
     def _left_over(self, key: Mapping[str, JsonValue]) -> dict[Path, tuple[int, int]]:
-        """Time step and unit of the folders that the training of `key` left before this process,
-        the least recently used first."""
+        """Return the folders that the run of `key` left before this process.
+
+        Returns:
+            Time step and unit by folder, the least recently used first.
+        """
         key_of = {folder: _read_key(folder) for folder in self._unused()}
         return {
             folder: (int(old["time_step"]), int(old["unit"]))
@@ -188,7 +193,7 @@ class TimeStepCaches:
         }
 
     def _evict(self, key: Mapping[str, Any]) -> None:
-        """Remove the least recently used time steps until that of `key` is one of `size`."""
+        """Remove the least recently used time steps; keep `size`, including that of `key`."""
         left = [time_step for time_step, _ in self._left_over(key).values()]
         opened = [time_step for time_step, _ in self._open]
         used = [*left, *opened, int(key["time_step"])]  # the least recently used first
@@ -196,8 +201,10 @@ class TimeStepCaches:
         self._drop(lambda time_step, _: time_step not in kept, key)
 
     def _free(self, needed_bytes: int, key: Mapping[str, JsonValue]) -> None:
-        """Remove what is left over until `needed_bytes` more fit in budget and disk: first of other
-        trainings, then of this one."""
+        """Remove leftover caches until `needed_bytes` more fit in budget and disk.
+
+        Those of other runs are removed first, then those of this run.
+        """
         own = self._left_over(key)
         leftovers = [*(folder for folder in self._unused() if folder not in own), *own]
         total_bytes = needed_bytes + sum(map(folder_bytes, self._folders()))
@@ -211,15 +218,17 @@ class TimeStepCaches:
                 total_bytes -= size
 
     def _folders(self) -> list[Path]:
-        """The folders of caches, the least recently used first."""
+        """Return the folders of caches, the least recently used first."""
         with suppress(FileNotFoundError):
             folders = [path for path in self.root.iterdir() if _OURS.fullmatch(path.name)]
             return sorted(folders, key=_last_use)
         return []
 
     def _unused(self) -> list[Path]:
-        """The folders that no living process has open, the least recently used first; what somebody
-        who was killed had begun to remove is removed now."""
+        """Return the folders that no living process has open, the least recently used first.
+
+        Folders that a killed process had begun to remove are removed now.
+        """
         with suppress(FileNotFoundError):
             for path in self.root.iterdir():
                 if _REMOVED.fullmatch(path.name):
@@ -228,9 +237,10 @@ class TimeStepCaches:
 
 
 def num_kept(num_time_steps: int, num_boundaries: int, mode: CacheMode) -> int:
-    """The most caches that are on the disk at once, of so many kept time steps.
+    """Return the maximum number of caches on the disk for this number of kept time steps.
 
-    In mode "stack" an older unit's is there until the newer one of the same time step is whole.
+    In mode "stack" an older unit's cache stays until the newer one of the same time step is
+    complete.
     """
     if mode == "rack":
         return num_time_steps * num_boundaries
@@ -238,7 +248,7 @@ def num_kept(num_time_steps: int, num_boundaries: int, mode: CacheMode) -> int:
 
 
 def _is_same_training(old: Mapping[str, object], key: Mapping[str, JsonValue]) -> bool:
-    """Whether the key of a folder differs from `key` in nothing but what varies in a training."""
+    """Return whether a folder's key differs from `key` only in values that vary within a run."""
     own: JsonObject = json.loads(json.dumps({**key}))
     return all(old.get(name) == value for name, value in own.items() if name not in _VARYING)
 
@@ -250,7 +260,7 @@ def _read_key(folder: Path) -> dict[str, Any] | None:
 
 
 def _remove(folder: Path) -> bool:
-    with suppress(OSError):  # somebody else's, on a shared disk
+    with suppress(OSError):  # another user's, on a shared disk
         return remove_unused(folder)
     return False
 

@@ -1,7 +1,7 @@
-"""What a frozen trunk makes of a batch: computed, or read from a cache of examples.
+"""The output of a frozen trunk for a batch: computed, or read from a cache of examples.
 
-A batch says which examples it holds (`example_ids`, one for each, and `example_lengths`), and where
-they lie: one after the other in a packed row (`cu_seq_lens`), or a row each, from its beginning.
+A batch lists its examples (`example_ids`, one each, and `example_lengths`) and how they are laid
+out: consecutive in a packed row (`cu_seq_lens`), or one row each, from its beginning.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from infrastructure.training.stackwise.stack_phases import StackPhase
 from infrastructure.training.stackwise.time_step_caches import CacheMode, TimeStepCaches
 
 IDS, LENGTHS = "example_ids", "example_lengths"
-PAGE_EXAMPLES = 16  # computed together, whatever batches ask for them later
+PAGE_EXAMPLES = 16  # computed together, however they are batched later
 MEGABYTE = 1_000_000
 
 Batch = Mapping[str, Any]
@@ -36,7 +36,7 @@ Run = Callable[[Batch], torch.Tensor]
 
 
 class Data(Protocol):
-    """What is asked of a data source; see `base_adapter.DataSource`."""
+    """The part of a data source that is needed here; see `base_adapter.DataSource`."""
 
     @property
     def num_examples(self) -> int: ...
@@ -51,12 +51,12 @@ class Data(Protocol):
 
 @dataclass
 class CacheSource:
-    """Where cached activations come from, and where they are kept.
+    """The source of cached activations, and their folder.
 
     Attributes:
         data: the training examples.
         prepare_batch: makes a batch of examples, as in training.
-        root: the folder that caches lie in.
+        root: the parent folder of caches.
         facts: what else the values depend on: the number format, the version of the labels.
     """
 
@@ -67,15 +67,16 @@ class CacheSource:
 
 
 class TrunkCache:
-    """The cache of a training's frozen trunks, a phase after the other.
+    """The cache of a run's frozen trunks, for one phase after the other.
 
     Args:
         storage: a name in `CACHES`.
-        num_time_steps, num_boundaries: that there will be.
-        size: time steps that are kept; None: all.
+        num_time_steps, num_boundaries: their numbers in the whole run.
+        size: number of time steps that are kept; None: all.
 
     Raises:
-        ValueError: the data cannot be cached, or there is no space for it; says what to do.
+        ValueError: the data cannot be cached, or there is no space for it; the text gives a
+            solution.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class TrunkCache:
         self._opened: tuple[int, int] | None = None
 
     def enter(self, phase: StackPhase, trunk: Iterator[tuple[str, torch.Tensor]], run: Run) -> None:
-        """Make the cache of a phase whole, as far as its budget goes."""
+        """Complete the cache of a phase, as far as its budget allows."""
         name = (phase.time_step or 0, phase.start)
         if name == self._opened:
             return
@@ -130,12 +131,14 @@ class TrunkCache:
         self._opened = name
 
     def leave(self) -> None:
-        """A phase without a frozen trunk: nothing is read."""
+        """Detach the cache in a phase without a frozen trunk: nothing is read."""
         self.cache = self._opened = None
 
     def read(self, batch: Batch, like: torch.Tensor) -> torch.Tensor | None:
-        """The trunk's output of a batch (B, L, d) in the form of `like`'s device and type; None
-        where an example of it is not cached."""
+        """Return the trunk's output of a batch (B, L, d) on the device and in the dtype of `like`.
+
+        None: an example of the batch is not cached.
+        """
         if self.cache is None or IDS not in batch:
             return None
         cached = self.cache.read(batch[IDS])
@@ -148,12 +151,12 @@ class TrunkCache:
         return hidden.to(like.device, non_blocking=True)
 
     def prefetch(self, examples: Sequence[Any]) -> None:
-        """Bring what a batch will need into memory."""
+        """Read the values of a batch into memory ahead of time."""
         if self.cache is not None:
             self.cache.prefetch([identity_of(example) for example in examples])
 
     def close(self, is_over: bool) -> None:
-        """Let go of the caches; what is in them is deleted when the training is over."""
+        """Release the caches; delete their content if the run has ended."""
         if is_over:
             self.caches.discard()
         self.caches.close()
@@ -161,7 +164,7 @@ class TrunkCache:
 
 
 def identity_of(example: TokenizedExample) -> bytes:
-    """What a tokenised example is known by."""
+    """Return the id of a tokenized example."""
     known_by = example_id(example.input_ids, example.supervised)
     if not example.pictures:
         return known_by
@@ -172,7 +175,7 @@ def identity_of(example: TokenizedExample) -> bytes:
 
 
 def places_of(batch: Batch) -> list[tuple[int, slice]]:
-    """Where the examples of a batch lie: row, and positions in it."""
+    """Return the row and the positions of each example of a batch."""
     lengths = batch[LENGTHS]
     if "cu_seq_lens" not in batch:
         return [(row, slice(0, length)) for row, length in enumerate(lengths)]
@@ -184,7 +187,7 @@ def places_of(batch: Batch) -> list[tuple[int, slice]]:
 
 
 def _all_examples(data: Data) -> list[object]:
-    """In the order of the first epoch, which never changes."""
+    """Return the examples in the order of the first epoch, which never changes."""
     with closing(data.train_batches(0, 0, max(1, min(data.num_examples, 1024)))) as batches:
         examples = [example for batch in batches for example in batch]
     if not examples or not hasattr(examples[0], "input_ids"):
