@@ -267,7 +267,7 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     path = run.path.resolve()
     is_newest = checkpoint.stem == Store(run.checkpoints).versions()[0]
     named = str(path) if is_newest else f"{path}@{number}"
-    command = f"temper train-resume {shlex.quote(named)}"
+    command = f"temper resume {shlex.quote(named)}"
     is_finished = run.is_finished()
     facts = {"run": run.run_id, "path": str(path), "step": number}
     facts["go_on"] = None if is_finished else command

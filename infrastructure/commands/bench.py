@@ -1,4 +1,4 @@
-"""`temper optimize`: find the fastest way to answer with a model, by measurement."""
+"""`temper bench`: find the fastest way to answer with a model, by measurement."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`temper train-eval`: measure a trained model on held-out data."""
+"""`temper eval`: measure a trained model on held-out data."""
 
 import argparse
 from collections.abc import Sequence

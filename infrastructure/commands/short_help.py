@@ -54,31 +54,31 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
 # but one.
 _SETTINGS = frozenset(key for settings in FAMILIAR.values() for key in settings)
 OF_COMMAND = {
-    "temper train-eval": frozenset(
+    "temper eval": frozenset(
         {"model.quantization", "data.max_length", "data.train_on", "training.batch_size"}
         | {"training.seed", "output_dir"}
     ),
-    "temper train-resume": _SETTINGS - {"new_run", "run_name"},
+    "temper resume": _SETTINGS - {"new_run", "run_name"},
 }
 # What holds where nobody gives it is what the model's run had.
-INHERITED = {"temper train-eval": ("data.max_length", "data.train_on")}
+INHERITED = {"temper eval": ("data.max_length", "data.train_on")}
 EXAMPLES = {
     "temper train": (
         "temper train                                        sample tasks, a small model",
         "temper train chats.jsonl --model ./llama --lora     your rows, your model",
         "temper train chats.jsonl --backup-place /mnt/drive  and a copy of all that is saved",
     ),
-    "temper train-resume": (
-        "temper train-resume                                 the newest run",
-        "temper train-resume my-run@400                      from its step 400",
-        "temper train-resume my-run --epochs 5 --accept num_epochs",
+    "temper resume": (
+        "temper resume                                 the newest run",
+        "temper resume my-run@400                      from its step 400",
+        "temper resume my-run --epochs 5 --accept num_epochs",
     ),
     "temper queue add": (
         "temper queue add chats.jsonl --epochs 3 --deadline 2h",
         "temper queue add more.jsonl --model ./llama --lora  then: temper queue run",
     ),
     "temper sweep": ("temper sweep chats.jsonl --search learning_rate=1e-5..1e-3:log --trials 10",),
-    "temper train-eval": ("temper train-eval runs/my-run questions.jsonl",),
+    "temper eval": ("temper eval runs/my-run questions.jsonl",),
     "temper check": ("temper check chats.jsonl --model ./llama --lora",),
     "temper tune": ("temper tune chats.jsonl --model ./llama --lora",),
     "temper config": ("temper config --lora --batch-size 8",),

@@ -1,4 +1,4 @@
-"""Measure a saved model on data: what `temper train-eval MODEL DATA` does."""
+"""Measure a saved model on data: what `temper eval MODEL DATA` does."""
 
 import gc
 import json

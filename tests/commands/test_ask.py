@@ -87,7 +87,7 @@ def test_an_empty_question_is_none(capsys: pytest.CaptureFixture[str]) -> None:
 def test_final_of_a_folder_of_runs_is_the_newest_model(
     saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `temper train-eval` has it."""
+    """As `temper eval` has it."""
     shutil.copytree(saved_llama, tmp_path / "my-run" / "final")
     (tmp_path / "my-run/run.json").write_text("{}")
     assert ask(str(tmp_path / "final"), QUESTIONS[0]) == 0

@@ -1,4 +1,4 @@
-"""`temper optimize`: latencies side by side, and a program that another consumer can load."""
+"""`temper bench`: latencies side by side, and a program that another consumer can load."""
 
 import json
 from pathlib import Path

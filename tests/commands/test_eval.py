@@ -1,4 +1,4 @@
-"""`temper train-eval`: what it needs, before anything is loaded."""
+"""`temper eval`: what it needs, before anything is loaded."""
 
 import json
 from pathlib import Path

@@ -299,7 +299,7 @@ def test_doctor_and_resuming_take_the_flags_that_they_use() -> None:
 
 @pytest.fixture
 def resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
-    """What `temper train-resume` asks the deployment to do, in an empty folder."""
+    """What `temper resume` asks the deployment to do, in an empty folder."""
     calls: list[tuple[Any, ...]] = []
 
     def resume(

@@ -82,7 +82,7 @@ def test_a_hint_is_right_or_there_is_none(flag: str, hint: str) -> None:
     [
         (["search"], "commands.unknown_command"),
         (["trian"], "commands.unknown_command"),
-        (["resume"], "did you mean temper train-resume?"),
+        (["resume"], "did you mean temper resume?"),
         (["backup", "lst"], "commands.unknown_command"),
         (["ppo"], "unknown command 'ppo'; PPO is not here"),
     ],

@@ -190,7 +190,7 @@ def test_ctrl_c_saves_and_ends_everybody(tmp_path: Path, saved_llama: Path) -> N
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "Go on with: temper train-resume" in out
+    assert "Go on with: temper resume" in out
     assert "Traceback" not in err
     assert not psutil.wait_procs(everybody, timeout=10)[1]
     assert newest_step(run) >= 2

@@ -110,7 +110,7 @@ def read_trainer(run_path: Path) -> TrainerProcess | None:
 
 
 def started_trainings(folder: Path) -> list[psutil.Process]:
-    """The processes that were started in `folder` by `temper train` or `train-resume`, the newest
+    """The processes that were started in `folder` by `temper train` or `resume`, the newest
     first; those of them that have a run already, too."""
     trainings: list[psutil.Process] = []
     for process in psutil.process_iter():

@@ -461,7 +461,7 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
         if is_of_a_script(facts.run):
             steps.append((phrase("monitoring.next_run_own_script"), ""))
         else:
-            command = f"temper train-resume {_quoted(directory)}"
+            command = f"temper resume {_quoted(directory)}"
             steps.append((phrase("monitoring.next_resume"), command))
     advice = objects_in(facts.summary.get("advice"))
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
@@ -475,7 +475,7 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
             if is_measurable
             else ("DATA", phrase("monitoring.next_evaluate_new_rows"))
         )
-        steps.append((what, f"temper train-eval {_quoted(final)} {data}"))
+        steps.append((what, f"temper eval {_quoted(final)} {data}"))
     if (facts.directory / "tensorboard").exists():
         logs = directory / "tensorboard"
         steps.append(

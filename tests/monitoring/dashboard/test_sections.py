@@ -132,7 +132,7 @@ def test_a_run_that_was_broken_off_explains_how_to_go_on(tmp_path: Path) -> None
     with opened(directory) as run:
         text = text_of(run)
     assert "Broken off at step 3: the process that trained it is gone." in text["head"]
-    assert "temper train-resume" in text["next"]
+    assert "temper resume" in text["next"]
     assert "left" not in text["progress"]
 
 

@@ -144,7 +144,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
         "training.learning_rate 0.001 --learning-rate",
         "memory total 16.0 GiB gpus – precision bf16",
         "torch 2.13.0",
-        f"temper train-eval {tmp_path / 'final'} DATA",
+        f"temper eval {tmp_path / 'final'} DATA",
     ):
         assert text in page.all_text, text
     assert "train-resume" not in page.all_text
@@ -239,7 +239,7 @@ def test_an_unfinished_run_is_shown_with_how_to_go_on(tmp_path: Path) -> None:
     write_records(tmp_path, [step_record(7, 2.0)])
     page = page_of(tmp_path)
     assert "Being trained." in page.all_text
-    assert f"temper train-resume {tmp_path}" in page.all_text
+    assert f"temper resume {tmp_path}" in page.all_text
     assert page.count("span", "status running") == 1
 
 
@@ -279,7 +279,7 @@ def test_the_command_that_measures_takes_rows_that_it_can_measure(
     config = {key: {"value": value, "source": "a flag"} for key, value in values.items()}
     write_run(tmp_path, run={**RUN, "config": config}, summary=SUMMARY)
     shown = page_of(tmp_path).all_text
-    measuring = f"temper train-eval {tmp_path / 'final'}"
+    measuring = f"temper eval {tmp_path / 'final'}"
     assert (measuring in shown) == (command is not None)
     assert (f"temper ask {tmp_path / 'final'}" in shown) == (command is not None)
     assert command is None or f"{measuring} {command} " in shown

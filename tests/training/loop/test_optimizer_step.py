@@ -277,7 +277,7 @@ def test_a_failed_gpu_is_never_read_again(
     text = str(caught.value)
     assert "training.gpu_failed" in text
     assert f"saved last: {newest}" in text
-    assert f"temper train-resume {tmp_path / 'run'}" in text
+    assert f"temper resume {tmp_path / 'run'}" in text
     assert training.recorder.events[-2:] == ["error", "train_end"]
     again = Training(tmp_path / "run" / "checkpoints", checkpoint_frequency=3).resume(newest)
     assert torch.equal(again.weights, Training(checkpoint_frequency=3).run().weights)

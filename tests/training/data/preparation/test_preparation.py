@@ -332,7 +332,7 @@ def test_a_document_may_divide_its_rows(tmp_path: Path, cache: Path) -> None:
     apart = write_jsonl(tmp_path / "apart.jsonl", rows[:8])
     report = pipeline(both, cache, eval_path=str(apart)).report
     assert (report.num_train, report.num_evaluation) == (30, 8)
-    measured = pipeline(apart, cache, eval_path=str(both)).report  # as `temper train-eval` does
+    measured = pipeline(apart, cache, eval_path=str(both)).report  # as `temper eval` does
     assert measured.num_evaluation == 4
     both.write_text(json.dumps({"train": rows[:30], "test": []}))
     assert pipeline(both, cache).report.num_evaluation in range(1, 10)
