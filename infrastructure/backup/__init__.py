@@ -1,1 +1,1 @@
-"""Versions that survive: a content-addressed store, and its copies elsewhere. See FORMAT.md."""
+"""A content-addressed store of checkpoint versions, and its copies elsewhere. See FORMAT.md."""

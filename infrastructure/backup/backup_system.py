@@ -1,11 +1,12 @@
-"""Backups of a training: versions in a local store, and their copies at a place.
+"""Backups of a run: versions in a local store, and their copies at a backup destination.
 
     backups = create_backup_system(place="/mnt/other-disk/temper")
     path = backups.create_checkpoint(model, optimizer, epoch=10, step=1000, loss=0.5)
     state = backups.restore_from_checkpoint(model, optimizer)
 
-Committed is what is safe on this machine's disk; confirmed what is safe where this machine's death
-cannot reach. A copier in a process of its own turns one into the other.
+A version is committed when it is safe on this machine's disk, and confirmed when it is safe from
+the loss of this machine. A copier in a separate process turns committed versions into confirmed
+ones.
 """
 
 import logging
@@ -35,12 +36,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EmergencyResult:
-    """What an emergency backup reached.
+    """The result of an emergency backup.
 
     Attributes:
-        path: the version's manifest; None: nothing was written, `error` says why.
-        confirmed: whether it is safe at the place too.
-        seconds: how long that took.
+        path: the manifest of the version; None if nothing was written, and `error` has the reason.
+        confirmed: whether the version is also safe at the destination.
+        seconds: how long the backup took.
     """
 
     path: Path | None
@@ -50,14 +51,14 @@ class EmergencyResult:
 
     @property
     def committed(self) -> bool:
-        """Whether it is safe on this machine's disk."""
+        """Whether the version is safe on this machine's disk."""
         return self.path is not None
 
 
 class BackupSystem(RunBackup):
     """The backups of a run, and versions of any torch model and optimizer.
 
-    Its constructor is `RunBackup`'s.
+    The constructor is that of `RunBackup`.
     """
 
     def create_checkpoint(
@@ -72,20 +73,21 @@ class BackupSystem(RunBackup):
         values: Mapping[str, object] | None = None,
         kind: str = "manual",
     ) -> Path:
-        """Write a version: weights, buffers, optimizer, random state. It is committed when this
-        returns, and on its way to the place.
+        """Write a version: weights, buffers, optimizer state and random state.
+
+        The version is committed when this returns, and the copier has been notified.
 
         Args:
-            loss: of this state; one that is not finite makes it a version that no restore chooses
-                by itself.
-            metrics, values: JSON, given back by `restore_from_checkpoint`.
+            loss: the loss of this state. If it is not finite, no restore chooses the version by
+                itself.
+            metrics, values: JSON, returned by `restore_from_checkpoint`.
 
         Returns:
-            Its manifest, which is its name everywhere.
+            The path of the manifest. Its stem is the name of the version in every store.
 
         Raises:
-            ValueError: something of it can be stored neither as a tensor nor as JSON.
-            StorageError: the disk refuses; the versions before are untouched.
+            ValueError: if a part of the state can be stored neither as a tensor nor as JSON.
+            StorageError: if the local disk fails. Earlier versions are not affected.
         """
         given = {"metrics": dict(metrics or {}), "values": dict(values or {})}
         facts = {"epoch": epoch, "step": step, "loss": loss if math.isfinite(loss) else None}
@@ -110,9 +112,11 @@ class BackupSystem(RunBackup):
         seconds: float | None = None,
         **others: Any,
     ) -> EmergencyResult:
-        """As `create_checkpoint`, for a machine that is about to go: never raises for what goes
-        wrong with the state, the disk or the place, and waits at most `seconds`
-        (`emergency_seconds`) for the copy."""
+        """Write a version as `create_checkpoint` does, on a machine that is about to disappear.
+
+        This does not raise if the state, the disk or the destination fails. It waits at most
+        `seconds` (default: `emergency_seconds`) for the copy.
+        """
         begin = time.monotonic()
         budget = self.options.emergency_seconds if seconds is None else seconds
         try:
@@ -132,18 +136,20 @@ class BackupSystem(RunBackup):
         optimizer: torch.optim.Optimizer,
         checkpoint: Path | str | int | None = None,
     ) -> dict[str, object]:
-        """Put a version back into `model` and `optimizer`, and set the random generators back.
+        """Restore `model`, `optimizer` and the random generators from a version.
 
         Args:
-            checkpoint: a manifest's path, a step, or none: the newest healthy version that
-                verifies. Where this machine has none, it is fetched from the place.
+            checkpoint: the path of a manifest, or a step. None: the newest healthy version that
+                verifies. With a step or None, a version that this machine does not have is fetched
+                from the destination.
 
         Returns:
             epoch, step, loss (None: not finite), metrics, values, checkpoint_path.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it does not fit; nothing was changed.
-            StorageError: the place does not answer, or this machine's disk refuses.
+            CheckpointError: if there is no such version, it is damaged, or it does not fit. Nothing
+                is changed then.
+            StorageError: if the destination does not respond, or the local disk fails.
         """
         name = self._find(checkpoint)
         manifest = self.store.read(name)
@@ -157,7 +163,7 @@ class BackupSystem(RunBackup):
         return {**{key: manifest.values.get(key) for key in keys}, "checkpoint_path": path}
 
     def _find(self, checkpoint: Path | str | int | None) -> str:
-        """The name of a version that is in the local store."""
+        """Return the name of a version in the local store, fetching it if necessary."""
         if isinstance(checkpoint, Path | str):
             return Path(checkpoint).stem
         if checkpoint is not None:
@@ -188,15 +194,15 @@ def create_backup_system(
     run_id: str | None = None,
     **options: Any,
 ) -> BackupSystem:
-    """A backup system with its store in `directory`, and copies at `place` if one is given.
+    """Create a backup system with its store in `directory`, and copies at `place` if it is given.
 
     Args:
-        run_id: names the copies at the place; none: the directory's name.
+        run_id: the name of the copies at the destination; None: the name of the directory.
         options: the other settings of section `backup`: keep, compression, megabytes_per_second,
             finish_seconds, emergency_seconds.
 
     Raises:
-        ValueError: a setting that there is not, or a value that it cannot have.
+        ValueError: if a setting does not exist or has an invalid value.
     """
     return BackupSystem(Path(directory), BackupConfig(place=place, **options), run_id=run_id)
 

@@ -1,8 +1,8 @@
-"""What must lie at the place before a finished run counts as safe, and bringing it back from there.
+"""What the destination must hold before a finished run counts as safe, and fetching it from there.
 
 <place>/<run>/versions/ …            the newest version, confirmed
              /final[-<8 digits>]/    the trained model and its SHA256SUMS
-             /report/                what the run has written last: summary, report, metrics
+             /report/                the files written last: summary, report, metrics
 """
 
 import shutil
@@ -25,7 +25,7 @@ from infrastructure.core.json_text import JsonObject, as_integer, as_object
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_urls
 
-LAST_LOOK_SECONDS = 10.0  # at least, for the last look
+LAST_LOOK_SECONDS = 10.0  # minimum for the final check
 FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
 LAST_FILES = (
     SUMMARY,
@@ -40,11 +40,11 @@ LAST_FILES = (
 
 @dataclass(frozen=True)
 class Completion:
-    """What the place has confirmed of a finished run.
+    """What the destination has confirmed of a finished run.
 
     Attributes:
-        published: where the trained model lies; None: it is not known to be there.
-        problem: what is missing, and why; None: nothing.
+        published: the URL of the trained model; None: it is not known to be there.
+        problem: what is missing and why; None: nothing.
     """
 
     published: str | None = None
@@ -63,16 +63,17 @@ def complete(
     wait: Callable[[float], BackupStatus] | None = None,
     record: Callable[[str], None] = do_nothing,
 ) -> Completion:
-    """Have the place confirm all of the finished run in `run_path`, within `seconds`; whatever is
-    there and confirmed already is only compared.
+    """Have the destination confirm the finished run in `run_path`, within `seconds`.
+
+    Files that are already there and confirmed are only compared.
 
     Args:
-        wait: waits at most so many seconds until the newest version is confirmed. At the end it is
-            looked at once more.
-        record: is told where the model lies before summary and report are copied.
+        wait: waits at most the given number of seconds until the newest version is confirmed. That
+            version is checked once more at the end.
+        record: called with the URL of the model before the summary and the report are copied.
 
     Raises:
-        KeyboardInterrupt: somebody does not wait; the copier goes on by itself.
+        KeyboardInterrupt: if the user interrupts the wait. The copier continues by itself.
     """
     deadline = time.monotonic() + seconds
     published = None
@@ -84,9 +85,9 @@ def complete(
         backup.publish(run_path, _left(deadline), name=REPORT, files=files, replaces=True)
     except (StorageError, OSError, ValueError) as error:
         down = backup.status()
-        cause = down.problem if down.state == DOWN else None  # of all that is missing
+        cause = down.problem if down.state == DOWN else None  # the cause of everything else
         return Completion(published, cause or redact(str(error)))
-    look = backup.begin_last_look()  # copying the model may have taken long
+    look = backup.begin_last_look()  # copying the model may have taken a long time
     status = backup.finish(max(LAST_LOOK_SECONDS, _left(deadline)), look)
     if status.confirmed_name != backup.store.newest_healthy():
         problem = status.problem or phrase("backup.last_checkpoint_not_confirmed")
@@ -101,7 +102,7 @@ def _left(deadline: float) -> float:
 
 
 def not_safe(run_path: Path, place: str, end: Completion) -> str:
-    """The sentence for a run that is finished here, and not where it was asked for."""
+    """Return a message about a run that is finished here but not confirmed at its destination."""
     problem = end.problem
     if end.published is not None:
         return phrase(
@@ -121,11 +122,11 @@ def not_safe(run_path: Path, place: str, end: Completion) -> str:
 
 @dataclass(frozen=True)
 class FinishedThere:
-    """A finished run at a place, whole as its sums say.
+    """A finished run at a destination, intact according to its checksums.
 
     Attributes:
-        model: where its model lies, relative to the place.
-        summary: what its summary.json says.
+        model: the folder of its model, relative to the destination.
+        summary: the contents of its summary.json.
     """
 
     place: Place
@@ -137,15 +138,15 @@ class FinishedThere:
 
     @property
     def url(self) -> str:
-        """Where the model lies."""
+        """The URL of the model."""
         return f"{self.place.url}/{self.model}"
 
     def fetch(self, run_path: Path, on_progress: Progress) -> None:
-        """Bring model, summary and report into the run's directory.
+        """Fetch the model, the summary and the report into the run's directory.
 
         Raises:
-            DamagedFileError: something of it is not what its sum says.
-            OSError: the place does not answer, or this machine's disk refuses.
+            DamagedFileError: if a file does not match its checksum.
+            OSError: if the destination does not respond, or the local disk fails.
         """
         if not (run_path / FINAL).is_dir():
             fetch_folder(self.place, self.model, self.model_sums, run_path / FINAL, on_progress)
@@ -159,13 +160,13 @@ class FinishedThere:
 
 
 def finished_at(place: Place, run_id: str, step: int) -> FinishedThere | None:
-    """The run `run_id`, if it lies finished at the place; None: there is something to do for it.
+    """Return the run `run_id` if it is finished at the destination; None if work remains.
 
     Args:
-        step: of its newest version there.
+        step: the step of its newest version there.
 
     Raises:
-        OSError: the place does not answer.
+        OSError: if the destination does not respond.
     """
     report = Path(run_id) / REPORT
     try:
@@ -174,7 +175,7 @@ def finished_at(place: Place, run_id: str, step: int) -> FinishedThere | None:
             return None
         summary = parse_record(b"".join(place.read(report / SUMMARY)))
         is_finished = summary.get("status") == "finished"
-        if not is_finished or as_integer(summary["steps"]) < step:  # it was trained on since
+        if not is_finished or as_integer(summary["steps"]) < step:  # it was trained further
             return None
         model = (
             Path(run_id)

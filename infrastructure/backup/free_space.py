@@ -1,4 +1,4 @@
-"""Whether what rotation keeps fits, told before the first step."""
+"""A check, before the first step, that the checkpoints that rotation keeps fit on the disk."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from infrastructure.core.messages import phrase
 
 
 def require_free_space(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
-    """A sentence on the free space of a store that is to hold `keep` versions.
+    """Return a message on the free space of a store that is to hold `keep` versions.
 
-    A version is written before the one it replaces is removed, so one more must fit. Counted as if
-    versions shared nothing.
+    A version is written before the one that it replaces is removed, so one more must fit. The
+    estimate assumes that versions share no objects.
 
     Raises:
-        StorageError: they do not fit.
-        OSError: a place does not answer.
+        StorageError: if they do not fit.
+        OSError: if a destination does not respond.
     """
     num_more = max(1, keep + 1 - len(store.versions()))
     needed = num_more * bytes_per_version + SLACK_BYTES
@@ -42,7 +42,7 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
 
 
 def _existing(directory: Path) -> Path:
-    """The nearest folder that is there: a store is made with its first version."""
+    """Return the nearest existing folder: a store's folder is created with its first version."""
     directory = directory.absolute()
     return next(folder for folder in (directory, *directory.parents) if folder.is_dir())
 

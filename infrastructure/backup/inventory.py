@@ -1,4 +1,4 @@
-"""What versions there are, here and at a place, and whether they are whole."""
+"""The versions that exist here and at a destination, and whether they are intact."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class BackupEntry:
-    """A version. `problem` says why nothing is known of it but its name.
+    """A version. If only its name is known, `problem` has the reason.
 
     Attributes:
-        places: where it is: "here", or a place's url.
-        size_bytes: of all its objects, also those that other versions share.
+        places: where it is stored: "here", or the URL of a destination.
+        size_bytes: the size of all its objects, including those that other versions share.
     """
 
     name: str
@@ -34,7 +34,10 @@ class BackupEntry:
 
 @dataclass(frozen=True)
 class VerifiedVersion:
-    """What verifying a version found; `problem` None: it is whole. `name` None: the whole place."""
+    """The result of verifying a version, or of a whole destination if `name` is None.
+
+    If `problem` is None, the version is intact.
+    """
 
     where: str
     name: str | None
@@ -43,11 +46,10 @@ class VerifiedVersion:
 
 
 def list_entries(stores: dict[str, Store]) -> list[BackupEntry]:
-    """All versions of `stores` (by where they lie), the newest first; manifests are read, objects
-    are not.
+    """List all versions of `stores` (by location), the newest first. Reads manifests, not objects.
 
     Raises:
-        OSError: a place does not answer.
+        OSError: if a destination does not respond.
     """
     where: dict[str, list[str]] = {}
     for place, store in stores.items():
@@ -78,15 +80,15 @@ def _entry(name: str, places: list[str], stores: dict[str, Store]) -> BackupEntr
 
 
 def size_bytes_of(manifest: Manifest) -> int:
-    """Bytes of all objects of a version."""
+    """Return the size of all objects of a version."""
     return sum(pack.size_bytes for pack in manifest.packs)
 
 
 def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
-    """Read every version of a store, the newest first, and compare it with its names.
+    """Read every version of a store, the newest first, and compare it with its hashes.
 
     Raises:
-        OSError: the place does not answer.
+        OSError: if the destination does not respond.
     """
     for name in store.versions():
         step = None
@@ -101,7 +103,10 @@ def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
 
 
 def _held(where: str, manifest: Manifest) -> Manifest:
-    """What is to lie there: here, all but what other machines have copied to the place."""
+    """Return the manifest with the objects that this store must hold.
+
+    The local store need not hold objects that other machines copied straight to the destination.
+    """
     if where != HERE:
         return manifest
     apart = manifest.copied_apart
@@ -109,10 +114,10 @@ def _held(where: str, manifest: Manifest) -> Manifest:
 
 
 def runs_at(place: Place) -> list[str]:
-    """The runs that have at least one version at a place, sorted.
+    """Return the runs that have at least one version at a destination, sorted.
 
     Raises:
-        OSError: the place does not answer.
+        OSError: if the destination does not respond.
     """
     try:
         names = place.names(Path())

@@ -1,7 +1,8 @@
-"""The backup of one run: its versions in a local store, and their copies at a place.
+"""The backup of one run: its versions in a local store, and their copies at a backup destination.
 
-Committed is what is safe on this machine's disk; confirmed what is safe where this machine's death
-cannot reach. A copier in a process of its own turns one into the other. Knows no torch.
+A version is committed when it is safe on this machine's disk, and confirmed when it is safe from
+the loss of this machine. A copier in a separate process turns committed versions into confirmed
+ones. This module does not import torch.
 """
 
 import secrets
@@ -58,24 +59,25 @@ from infrastructure.core.waiting import within
 
 STATUS_FILE = "backup.json"
 POLL_SECONDS = 0.1
-CONTACT_SECONDS = 60.0  # a place that says nothing for so long before the training will not do
+CONTACT_SECONDS = 60.0  # how long the destination may take to respond before a run starts
 
-ENDS_SECONDS = 10.0  # with nothing left to copy it ends at once, on a busy machine (niced) later
+ENDS_SECONDS = 10.0  # a copier with nothing left to copy ends at once, but it is niced
 
 
 class RunBackup:
     """The backups of one run.
 
     Args:
-        directory: the local store; for a training the `checkpoints` folder of its run.
+        directory: the local store; for a run the `checkpoints` folder of its directory.
         options: section `backup` of the configuration.
-        run_id: the folder at the place, `<place>/<run id>`; none: the directory's name.
-        status_path: where the copier says how it stands; none: in the store.
-        traceback_path: where it keeps the traceback of an error that nobody foresaw; none: nowhere.
-        retention: what stays on this machine.
+        run_id: the folder at the destination, `<place>/<run id>`; None: the name of the directory.
+        status_path: the file to which the copier writes its status; None: a file in the store.
+        traceback_path: the file for the traceback of an unexpected error in the copier; None: it is
+            not kept.
+        retention: which versions stay on this machine.
 
     Raises:
-        ValueError: no such place.
+        ValueError: if the destination is invalid.
     """
 
     def __init__(
@@ -94,14 +96,14 @@ class RunBackup:
         self.status_path = status_path or directory / STATUS_FILE
         self.traceback_path = traceback_path
         self.retention = retention or Retention(keep_best=1)
-        self.place_id: str | None = None  # as `check_place` has found it
-        self.is_missing = False  # at the start, and a training may begin without it
+        self.place_id: str | None = None  # found by `check_place`
+        self.is_missing = False  # at the start, with `allow_missing_place`
         self._link: RemoteSession | None = None
         self._copier: CopierClient | None = None
         if self.options.place is not None:
-            require_backend(self.options.place)  # the copier opens it, too
+            require_backend(self.options.place)  # the copier process opens it, too
             settings = self._settings(self.options.place)
-            self._link = settings.link()  # which connects to nothing yet
+            self._link = settings.link()  # does not connect yet
             self._copier = CopierClient(settings)
             self.record = settings.record
 
@@ -120,8 +122,11 @@ class RunBackup:
         )
 
     def apart(self) -> ApartSettings | None:
-        """How other machines of the training copy what they hold; None: there is no place, or
-        nobody knows yet which it is."""
+        """Return how other machines of the run copy their objects.
+
+        Returns:
+            None if there is no destination, or its identity is not known yet.
+        """
         if self._link is None:
             return None
         identity = self.record.id_of(self._link.place.url) or self.place_id
@@ -137,16 +142,17 @@ class RunBackup:
         self.close()
 
     def restore_run(self, step: int | None = None, on_progress: Progress | None = None) -> Path:
-        """Fetch the newest healthy version (or that of `step`) from the place into the local store,
-        verified; damaged newer ones are passed over with a warning. What is whole here is not
+        """Fetch the newest healthy version (or that of `step`) from the destination and verify it.
+
+        Damaged newer versions are skipped with a warning. Objects that are intact here are not
         fetched again.
 
         Returns:
-            Its manifest here.
+            The path of its manifest in the local store.
 
         Raises:
-            CheckpointError: there is none.
-            StorageError: the place does not answer, or this machine's disk refuses.
+            CheckpointError: if there is no such version.
+            StorageError: if the destination does not respond, or the local disk fails.
         """
         link = self._require_link()
         with only_writer(self.store.root):
@@ -157,20 +163,20 @@ class RunBackup:
         return self.store.manifest_path(name)
 
     def _adopt(self, link: RemoteSession) -> None:
-        """What lies at the place is this store's past from here on.
+        """Record the versions at the destination as the history of this store.
 
         Raises:
-            StorageError: the place does not answer, or this machine's disk refuses.
+            StorageError: if the destination does not respond, or the local disk fails.
         """
         try:
-            claimed = Claims(link).holder()  # perhaps of a copier that died before its manifest
+            claimed = Claims(link).holder()  # its manifest may be missing if its copier died
             names = [*link.store.versions(), *([claimed] if claimed else [])]
             Lineage(self.store.root).restored(names)
         except OSError as error:
             raise self._unreachable(error) from error
 
     def _note_fetched(self, name: str, place: str) -> None:
-        """Where nothing is known of the copies: what was just read there, whole, is safe there."""
+        """Record the fetched version as confirmed, unless a status of this destination exists."""
         if read_status(self.status_path).place == place:
             return
         manifest, now = self.store.read(name), time.time()
@@ -188,21 +194,22 @@ class RunBackup:
             newest_step=manifest.step,
             changed_at=now,
         )
-        with suppress(OSError):  # it is a note for people
+        with suppress(OSError):  # the status is only shown to the user
             write_status(self.status_path, status)
 
     def repair(self, directory: Path | None = None) -> list[Repair]:
-        """Bring back what is damaged or missing here, from the place and from copies in versions;
-        for whoever is about to go on with the run.
+        """Restore what is damaged or missing here from the destination and from copies in versions.
+
+        Call it before a run resumes.
 
         Args:
-            directory: of the run, whose small files are compared too.
+            directory: the run directory, whose small files are compared, too.
 
         Returns:
-            All that was damaged. Empty: nothing is known to be.
+            Everything that was damaged; empty if no damage was found.
 
         Raises:
-            StorageError: this machine's disk refuses.
+            StorageError: if the local disk fails.
         """
         status = read_status(self.status_path)
         is_ours = self._link is not None and status.place == redact_urls(self._link.place.url)
@@ -230,10 +237,10 @@ class RunBackup:
         return repairs
 
     def list_backups(self) -> list[BackupEntry]:
-        """All versions here and at the place, the newest first.
+        """List all versions here and at the destination, the newest first.
 
         Raises:
-            StorageError: the place does not answer.
+            StorageError: if the destination does not respond.
         """
         try:
             return list_entries(self._stores())
@@ -241,8 +248,10 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def verify(self) -> list[VerifiedVersion]:
-        """Read every version, here and at the place, and compare it with what was written. Damage,
-        and a place that does not answer, is in the findings."""
+        """Read every version here and at the destination, and compare it with its hashes.
+
+        Damage is in the results, and so is a destination that does not respond.
+        """
         return [
             finding for where, store in self._stores().items() for finding in self._of(where, store)
         ]
@@ -254,7 +263,7 @@ class RunBackup:
             yield VerifiedVersion(where, None, None, str(self._unreachable(error)))
 
     def status(self) -> BackupStatus:
-        """How the copy stands; a copier that died is started again."""
+        """Return the status of the copies. A copier that died is started again."""
         if self._copier is None or self._link is None:
             return BackupStatus(state=OFF)
         if self._copier.is_started:
@@ -263,13 +272,13 @@ class RunBackup:
         is_ours = self._copier.process_id is not None
         status = read_status(self.status_path) if is_ours else live_status(self.status_path)
         if status.place != place:
-            status = BackupStatus()  # of another place, from before
+            status = BackupStatus()  # of an earlier destination
         if status.state == FINISHED and not is_ours:
             status = self._with_newer(status)
         if self._copier.cannot_run:
             return self._copier_down(self._copier, replace(status, place=place))
         if self._copier.process_id is not None and status.state == DOWN:
-            return replace(status, state=STARTING)  # what ended those before it may be gone
+            return replace(status, state=STARTING)  # what stopped the previous ones may be gone
         if self._copier.failure is not None and status.error is None:
             return replace(
                 status, error=phrase("backup.copier_failed", reason=self._copier.failure)
@@ -277,8 +286,10 @@ class RunBackup:
         return status
 
     def _with_newer(self, status: BackupStatus) -> BackupStatus:
-        """What the last copier wrote when all was confirmed; since then the run may have been
-        trained on without a copier."""
+        """Return the status of a finished copier, corrected for a newer local version.
+
+        The run may have been trained further without a copier.
+        """
         newest = self.store.newest_healthy()
         if newest is None or newest == status.newest_name:
             return status
@@ -286,7 +297,7 @@ class RunBackup:
         return replace(status, state=LEFT, newest_name=newest, newest_step=step)
 
     def _copier_down(self, copier: CopierClient, known: BackupStatus) -> BackupStatus:
-        """What is known of the copy, and that nobody copies; others read it in the file."""
+        """Return and write a status that says that nothing is being copied."""
         status = replace(
             known,
             state=DOWN,
@@ -300,32 +311,34 @@ class RunBackup:
             status = replace(status, newest_step=self.store.outline(status.newest_name).step)
         if status != known:
             status = replace(status, changed_at=time.time())
-            with suppress(OSError):  # a disk that refuses is asked again
+            with suppress(OSError):  # the next call tries again
                 write_status(self.status_path, status)
         return status
 
     @property
     def num_copier_failures(self) -> int:
-        """How often in a row the process that copies could not be started, or ended soon."""
+        """How often in a row the copier could not be started, or ended soon."""
         return 0 if self._copier is None else self._copier.num_failures
 
     def look_after(self) -> None:
-        """Start a copier that died again, and tell where it cannot run: call it often."""
+        """Restart a copier that died, and report it if it cannot run. Call this often."""
         if self._copier is not None and self._copier.is_started:
             self._copier.start()
             if self._copier.cannot_run:
                 self.status()
 
     def prune(self) -> list[str]:
-        """Remove old versions here, and at the place those that `keep` newer ones replace which
-        were read back there. Objects at the place that no version names go with the next call that
-        is an hour later.
+        """Remove old versions here and at the destination.
+
+        A version at the destination is removed only if `keep` newer ones were read back there.
+        Objects there that no version names are removed by the next call that is at least an hour
+        later.
 
         Returns:
-            What was done, in sentences.
+            What was done, as messages.
 
         Raises:
-            StorageError: the disk or the place refuses; nothing that is kept is touched.
+            StorageError: if the disk or the destination fails. Nothing that is kept is touched.
         """
         with only_writer(self.store.root):
             removed = self.store.remove_all_but(versions_to_keep(self.store, self.retention))
@@ -340,14 +353,15 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def check_place(self) -> str | None:
-        """Make sure, before the first step, that the place can be reached, is the one that this
-        run was copied to before, and may be written to.
+        """Check, before the first step, that the destination is the known one, reachable and
+        writable.
 
         Returns:
-            None; or, where `allow_missing_place` lets a training begin without it, what is wrong.
+            None, or the problem if `allow_missing_place` lets the run start without the
+            destination.
 
         Raises:
-            StorageError: it is not there; says what to do.
+            StorageError: if it cannot be used. The message says what to do.
         """
         if self._link is None:
             return None
@@ -356,7 +370,7 @@ class RunBackup:
             within(CONTACT_SECONDS, self._contact)
             self.is_missing = False
             return None
-        except (OSError, StorageError) as error:  # TimeoutError is an OSError
+        except (OSError, StorageError) as error:  # includes TimeoutError
             message = _cannot_be_used(place, error)
         if self.options.allow_missing_place:
             self.is_missing = True
@@ -369,45 +383,47 @@ class RunBackup:
         link.place.probe()
 
     def remember_place(self, place_id: str | None) -> None:
-        """Write down which place this run is copied to; None: nobody has seen it yet.
+        """Record the destination that this run is copied to; None: it was not reached yet.
 
         Raises:
-            OSError: this machine's disk refuses.
+            OSError: if the local disk fails.
         """
         if self._link is not None and place_id is not None:
             self.record.write(self._link.place.url, place_id)
 
     def adopt_place(self) -> None:
-        """From here on the place is whichever lies there now: a person has named it.
+        """Accept whichever destination is at this address now, since the user has named it.
 
         Raises:
-            OSError: this machine's disk refuses.
+            OSError: if the local disk fails.
         """
         if self._link is not None:
             self.record.forget(self._link.place.url)
 
     def start(self) -> None:
-        """Start the copier, where there is a place. `nudge` does too."""
+        """Start the copier if there is a destination. `nudge` does this, too."""
         if self._copier is not None:
             self._copier.start()
 
     def try_again(self) -> None:
-        """Start a copier that cannot run once more: what is waited for now may work by now."""
+        """Retry at once to start a copier that could not run: the cause may be gone."""
         if self._copier is not None:
             self._copier.try_again()
 
     def nudge(self) -> None:
-        """Tell the copier that a version was committed."""
+        """Notify the copier that a version was committed."""
         if self._copier is not None:
             self._copier.nudge()
 
     def finish(self, seconds: float | None = None, look: str | None = None) -> BackupStatus:
-        """Wait until the newest version is confirmed, and was looked at again after that, at most
-        `seconds` (`finish_seconds`); an interrupt ends the wait and not the copier.
+        """Wait until the newest version is confirmed and was checked once more after that.
+
+        This waits at most `seconds` (default: `finish_seconds`). An interrupt ends the wait and not
+        the copier.
 
         Args:
-            look: the token of a look that was asked for before, "" for none; None: it is asked for
-                now.
+            look: the token of a check that was requested before, "" for no check; None: one is
+                requested now.
         """
         longest = self.options.finish_seconds if seconds is None else seconds
         deadline = time.monotonic() + longest
@@ -422,27 +438,33 @@ class RunBackup:
             time.sleep(POLL_SECONDS)
 
     def begin_last_look(self) -> str:
-        """Ask for a look at all of the newest version at the place, after whatever is still to be
-        copied; the token that `BackupStatus.has_looked` knows."""
+        """Request a check of the whole newest version at the destination, after all pending copies.
+
+        Returns:
+            The token to pass to `BackupStatus.has_looked`.
+        """
         token = secrets.token_hex(8)
         if self._copier is not None:
             self._copier.look_again(token)
         return token
 
     def close(self) -> None:
-        """The training has ended: the copier finishes by itself, within `finish_seconds`. One that
-        has nothing left to copy is gone when this returns, and writes in the run no more."""
+        """Tell the copier that the run has ended: it finishes by itself, within `finish_seconds`.
+
+        A copier with nothing left to copy has ended when this returns, and writes no more files in
+        the run.
+        """
         if self._copier is None:
             return
         is_over = read_status(self.status_path).confirmed_name == self.store.newest_healthy()
         self._copier.close(ENDS_SECONDS if is_over else 0.0)
 
     def wait_ended(self, seconds: float) -> bool:
-        """Wait until the copier has ended, after `close`; False: it still copies."""
+        """Wait until the copier has ended, after `close`. Return False if it is still copying."""
         return self._copier is None or self._copier.wait(seconds)
 
     def forget_status(self) -> None:
-        """What was told of the copy before does not count: all is confirmed anew."""
+        """Discard the recorded status: everything must be confirmed again."""
         self.status_path.unlink(missing_ok=True)
 
     def publish(
@@ -454,20 +476,23 @@ class RunBackup:
         files: Sequence[str] = (),
         replaces: bool = False,
     ) -> str:
-        """Copy a finished folder (`final/`, in plain Hugging Face layout) to `<place>/<run id>`,
-        each file confirmed, SHA256SUMS last. Another one that is there stays as it is, unless
-        `replaces`. The copier does it, after the versions, and goes on when this process ends.
+        """Copy a finished folder (`final/`, in plain Hugging Face layout) to `<place>/<run id>`.
+
+        Each file is confirmed, and SHA256SUMS is written last. A different folder that is already
+        there is kept, unless `replaces`. The copier does this after the versions, and continues
+        when this process ends.
 
         Args:
-            name: at the place; None: the folder's own.
-            files: names in it; none: all.
+            name: the name at the destination; None: the name of the folder.
+            files: names of files in it; empty: all.
 
         Returns:
-            Where it is.
+            The URL of the copy.
 
         Raises:
-            ValueError: the folder is empty.
-            StorageError: it was not done within `seconds` (`finish_seconds`); call again to go on.
+            ValueError: if the folder is empty.
+            StorageError: if it was not done within `seconds` (default: `finish_seconds`). Call
+                again to continue.
         """
         url = self._require_link().place.url
         longest = self.options.finish_seconds if seconds is None else seconds
@@ -505,22 +530,24 @@ class RunBackup:
 
 
 def last_place(checkpoints: Path) -> str | None:
-    """Where the versions in this folder were copied to last, whoever asked for it; a password in it
-    is masked. None: they were never copied."""
+    """Return the destination that the versions in this folder were copied to last.
+
+    A password in it is masked. None: they were never copied.
+    """
     return read_status(checkpoints / STATUS_FILE).place or None
 
 
 def place_options(config: DeploymentConfig) -> BackupConfig:
-    """Section `backup`, without a place where backups are off."""
+    """Return section `backup`, without a destination if backups are off."""
     return config.backup if config.enable_backups else config.backup.copy_with(place=None)
 
 
 def refuse_unreachable_place(options: BackupConfig) -> None:
-    """Refuse what shows of the place without connecting to anything: a disk that is not there.
+    """Refuse a destination that is visibly unusable, such as an absent disk, without connecting.
 
     Raises:
-        StorageError: says what to do.
-        ValueError: `options.place` is not an address.
+        StorageError: if it cannot be used. The message says what to do.
+        ValueError: if `options.place` is not a valid destination.
     """
     if options.place is None:
         return

@@ -1,4 +1,5 @@
-"""Layer 3: one run, whoever trains it: its directory, lock, copies, restoring, repair, summary.
+"""Layer 3: one run, whatever trains it: its directory, lock, backups, restoring, repair, summary.
 
-Nothing here imports torch or knows a training; deployment and the bridge to transformers use it.
+Nothing here imports torch or depends on a training loop. `deployment` and the bridge to
+transformers use it.
 """

@@ -1,5 +1,6 @@
-"""What a person may want to do after a training that went worse than it could: what the numbers at
-its end say. Loads no torch.
+"""Advice after a training that went worse than it could, derived from its final numbers.
+
+Loads no torch.
 """
 
 import shlex
@@ -17,11 +18,11 @@ from infrastructure.run.checkpoint_paths import best_of, by_step
 from infrastructure.run.directory import BEST, RunDirectory
 from infrastructure.run.record_types import AdviceRecord
 
-WORSE_SHARE = 0.02  # a held-out loss this much above an earlier one is no chance
+WORSE_SHARE = 0.02  # a held-out loss this much above an earlier one is not due to chance
 HARDLY_SHARE = 0.02
 FEW_STEPS = 20
 ENOUGH_STEPS = 60
-FEW_WITHOUT_ANSWERS = 200  # after more of them, answers may be of a kind that none is exactly right
+FEW_WITHOUT_ANSWERS = 200  # after more steps, an exact match may be impossible
 
 
 def advice_at_end(
@@ -36,18 +37,18 @@ def advice_at_end(
     is_cut_short: bool = False,
     freezes_new_weights: bool = False,
 ) -> list[AdviceRecord]:
-    """One line at most: an earlier checkpoint is better, or hardly anything was learnt.
+    """Return at most one piece of advice: an earlier checkpoint is better, or little was learned.
 
     Args:
-        best_metric: what checkpoints are scored by, see `training.best_metric`.
-        best_is_greater: more of it is better.
-        num_epochs: that were trained; 0 where that is not known.
-        before, after: numbers on held-out data; empty where nothing is held out.
-        is_cut_short: `training.max_steps` ended it.
-        freezes_new_weights: a LoRA was trained beside weights that nothing has trained.
+        best_metric: the metric that scores checkpoints, see `training.best_metric`.
+        best_is_greater: whether greater is better.
+        num_epochs: the number of trained epochs; 0 if unknown.
+        before, after: numbers on held-out data; empty if there is no held-out data.
+        is_cut_short: whether `training.max_steps` ended the training.
+        freezes_new_weights: whether a LoRA was trained next to weights that were never trained.
     """
     longer = _longer(num_steps, num_epochs, is_cut_short)
-    if freezes_new_weights:  # more of the same would not help
+    if freezes_new_weights:  # a longer training would not help
         longer = phrase("run.advice_train_new_weights")
     was, now = before.get("eval_loss"), after.get("eval_loss")
     measured = now if best_metric == LOSS and isinstance(now, float) else None
@@ -77,7 +78,8 @@ def advice_at_end(
                 }
             ]
         if now > was:
-            # by so little that neither a higher nor a lower rate is the likelier remedy
+            # it rose so little that neither a higher nor a lower learning rate is more likely to
+            # help
             digits = next((n for n in (4, 6) if format_number(was, n) != format_number(now, n)), 8)
             rose = phrase(
                 "run.held_out_loss_rose_slightly",
@@ -110,10 +112,10 @@ def advice_at_end(
 def _better(
     run: RunDirectory, num_steps: int, metric: str, is_greater: bool, now: float | None
 ) -> AdviceRecord | None:
-    """Of a kept checkpoint that is clearly better than the model at the end.
+    """Return advice on a kept checkpoint that is clearly better than the model at the end.
 
     Args:
-        now: the number at the end, lower where it is better; None: the last checkpoint's.
+        now: the number at the end, lower is better; None: that of the last checkpoint.
     """
     store = Store(run.checkpoints)
     try:
@@ -138,7 +140,7 @@ def _better(
 
 
 def _longer(num_steps: int, num_epochs: int, is_cut_short: bool) -> str:
-    if is_cut_short:  # more epochs would change nothing
+    if is_cut_short:  # more epochs would not change anything
         return phrase("run.advice_train_twice_as_long", steps=max(2 * num_steps, ENOUGH_STEPS))
     if num_epochs < 1 or num_steps < 1:
         return phrase("run.advice_more_epochs")

@@ -1,4 +1,4 @@
-"""A checkpoint by the path of its manifest. Needs no torch."""
+"""Checkpoints by the path of their manifest. Loads no torch."""
 
 import logging
 from pathlib import Path
@@ -11,21 +11,21 @@ log = logging.getLogger(__name__)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` has the name and the place of a checkpoint's manifest."""
+    """Return whether `path` has the name and the location of a checkpoint's manifest."""
     return VersionName.parse(path.stem) is not None and path.parent.name == "versions"
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer steps that a checkpoint has behind it.
+    """Return the number of completed optimizer steps of a checkpoint.
 
     Raises:
-        CheckpointError: its manifest is damaged.
+        CheckpointError: if its manifest is damaged.
     """
     return store_of(checkpoint).read(checkpoint.stem).step
 
 
 def by_step(store: Store) -> dict[int, Path]:
-    """The newest readable checkpoint of every step that has one."""
+    """Return the newest readable checkpoint of every step that has one."""
     manifests: dict[int, Path] = {}
     for name in reversed(store.versions()):
         try:
@@ -36,8 +36,11 @@ def by_step(store: Store) -> dict[int, Path]:
 
 
 def best_of(store: Store) -> Path | None:
-    """The healthy checkpoint with the lowest score (see `training.best_metric`), of those that were
-    measured on the held-out rows of the newest one; None: none has a score."""
+    """Return the healthy checkpoint with the lowest score (see `training.best_metric`).
+
+    Only checkpoints that were scored on the held-out rows of the newest scored one are compared.
+    None: no checkpoint has a score.
+    """
     paths = by_step(store).values()
     scores = scores_of({path.stem: store.outline(path.stem) for path in paths})
     return min(((scores[p.stem], p) for p in paths if p.stem in scores), default=(0.0, None))[1]
@@ -47,12 +50,12 @@ def verify(checkpoint: Path) -> None:
     """Compare every byte of a checkpoint with what was written.
 
     Raises:
-        CheckpointError: something is missing or has changed.
+        CheckpointError: if a part is missing or has changed.
     """
     store = store_of(checkpoint)
     store.verify(store.read(checkpoint.stem), run_files=False)
 
 
 def store_of(checkpoint: Path) -> Store:
-    """The store that a checkpoint lies in."""
+    """Return the store that contains a checkpoint."""
     return Store(checkpoint.resolve().parent.parent)

@@ -1,9 +1,9 @@
-"""Compare what a run began with and what it finds now, before it resumes.
+"""Compares the recorded facts of a run with the current ones before the run resumes.
 
-A decision that has changed stops it, with the name that accepts the change; another machine or
-library is recorded, since the sums may round otherwise from there on. Both sides are plain JSON
-values. Which of them are compared, and what of them may change, is the judge's: one for each kind
-of training.
+A changed setting that affects the result stops the resume, and the error has the name that accepts
+the change. Another machine or library is only recorded, since rounding may differ from there on.
+Both sides are plain JSON values. Which of them are compared, and which may change, is decided by a
+judge; there is one for each kind of training.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,17 +18,17 @@ from infrastructure.core.redact import redact
 
 Facts = Mapping[str, Any]
 
-# Any other version of them may round otherwise.
+# Any other version of these packages may round differently.
 COMPUTING = frozenset(
     {"torch", "transformers", "peft", "bitsandbytes", "unsloth", "trl", "accelerate"}
 )
-# They make data and files, and those are compared by content.
+# These produce data and files, which are compared by content.
 CHECKED_BY_CONTENT = frozenset({"datasets", "tokenizers", "safetensors"})
 PACKAGE_NAMES = ("python", "numpy", *sorted(COMPUTING))
 
 
 class Verdict(StrEnum):
-    """What a difference does."""
+    """The effect of a difference."""
 
     HARMLESS = "harmless"
     ROUNDS_OTHERWISE = "rounds otherwise"
@@ -38,12 +38,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not what it was.
+    """A fact that has changed.
 
     Attributes:
-        name: what `--accept` calls it.
-        cause: where it comes from, if that is known.
-        text: what is shown of it, where its two values say nothing to a person.
+        name: its name for `--accept`.
+        cause: the cause, if known.
+        text: the text to display if the two values mean nothing to the user.
     """
 
     name: str
@@ -61,10 +61,10 @@ class Difference:
 
 
 class RunChangedError(CheckpointError):
-    """What decides the result has changed since a checkpoint was saved.
+    """A change, since a checkpoint was saved, of something that affects the result.
 
     Attributes:
-        differences: what is refused.
+        differences: the refused differences.
     """
 
     def __init__(self, text: str, differences: Sequence[Difference]) -> None:
@@ -73,32 +73,33 @@ class RunChangedError(CheckpointError):
 
 
 class Judge(Protocol):
-    """What one kind of training compares, and what it tells a person to do."""
+    """What one kind of training compares, and what it advises the user to do."""
 
     def differences(self, was: Facts, now: Facts) -> Iterable[Difference]:
-        """Everything that differs, with what it does."""
+        """Return everything that differs, with its effect."""
 
     def how_to_accept(self, names: Sequence[str]) -> str:
-        """What a person writes so that these may differ."""
+        """Return what the user writes to accept these differences."""
 
     def why_never(self, names: Sequence[str]) -> str:
-        """Why these cannot be accepted."""
+        """Return why these differences cannot be accepted."""
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """What else a person can do, besides bringing it back as it was."""
+        """Return what else the user can do, apart from restoring the previous state."""
 
 
 def check_compatible(
     was: Facts, now: Facts, judge: Judge, accepted: Collection[str] = ()
 ) -> list[Difference]:
-    """The differences that are harmless, merely round otherwise, or are accepted.
+    """Return the differences that are harmless, only affect rounding, or are accepted.
 
     Args:
-        was: the facts in a checkpoint; empty: who saved it recorded none.
-        accepted: names of differences that may change the result.
+        was: the facts in a checkpoint; empty: none were recorded.
+        accepted: the names of differences that may change the result.
 
     Raises:
-        RunChangedError: what is not accepted changes the result; lists all of it.
+        RunChangedError: if a difference that is not accepted changes the result. The error lists
+            all of them.
     """
     differences = list(judge.differences(was, now)) if was else []
     refused = [
@@ -113,7 +114,7 @@ def check_compatible(
 
 
 def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
-    """The sentence for what stops a run from going on, with what to do."""
+    """Return the message on what prevents a run from resuming, and on what to do."""
     acceptable = [d.name for d in refused if d.verdict is Verdict.CHANGES_THE_RESULT]
     never = [d.name for d in refused if d.verdict is Verdict.NEEDS_A_NEW_RUN]
     remedies = [phrase("run.restore_what_changed")]
@@ -132,8 +133,11 @@ def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
 
 
 def version_differences(was: Facts, current: Facts) -> Iterator[Difference]:
-    """Yield the packages that are not the ones they were; both facts need `versions`. None of them
-    stops a run: a machine that comes back has another image, and nobody is there to accept it."""
+    """Yield the packages whose version differs; both facts need `versions`.
+
+    None of them prevents a run from resuming: a new machine has another image, and no user may be
+    present to accept it.
+    """
     before, now = was["versions"], current["versions"]
     for package in sorted(before.keys() | now.keys()):
         if before.get(package) != now.get(package):
@@ -143,15 +147,18 @@ def version_differences(was: Facts, current: Facts) -> Iterator[Difference]:
 
 def _judged_version(package: str, was: str | None, current: str | None) -> Verdict:
     if was is None or current is None or package in CHECKED_BY_CONTENT:
-        return Verdict.HARMLESS  # what is needed and not there was refused before
+        return Verdict.HARMLESS  # a missing required package was refused earlier
     same_minor = was.split(".")[:2] == current.split(".")[:2]
     is_harmless = same_minor and package not in COMPUTING
     return Verdict.HARMLESS if is_harmless else Verdict.ROUNDS_OTHERWISE
 
 
 def in_words(agreed: Sequence[Difference], step: int) -> list[str]:
-    """Return the lines for what differs, matters, and does not stop the run that resumes at
-    `step`."""
+    """Return messages on the differences that matter but do not stop the run from resuming.
+
+    Args:
+        step: the step at which the run resumes.
+    """
     by_verdict = {verdict: [d for d in agreed if d.verdict is verdict] for verdict in Verdict}
     rounded = "; ".join(map(str, by_verdict[Verdict.ROUNDS_OTHERWISE]))
     return [

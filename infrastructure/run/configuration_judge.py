@@ -1,4 +1,4 @@
-"""What runs of `temper train` compare when they go on: settings by name, and what was found.
+"""What runs of `temper train` compare when they resume: settings by name, and other facts.
 
 The facts are those of `training.resume.fingerprint`.
 """
@@ -27,18 +27,18 @@ from infrastructure.run.compatibility import (
 )
 from infrastructure.run.identity import HELD_OUT_DATA, PART_NAMES, part_differences
 
-# What these make is compared itself: the examples in their order.
+# The result of these settings is compared itself: the examples in their order.
 COMPARED_BY_CONTENT = frozenset({"data.path", "data.chat_template", "data.format"})
-# `auto` here may mean the very number that is written now.
+# `auto` may have resolved to the number that is now given explicitly.
 RESOLVED = (
     "training.learning_rate",
     "training.num_epochs",
     "training.batch_size",
     "training.gradient_accumulation",
 )
-# Measured where the configuration leaves them open: equal settings may mean other numbers.
+# Measured if the configuration leaves them open: equal settings may resolve to different numbers.
 MEASURED = RESOLVED[2:]
-# The tensors of a checkpoint have no place in a model or an optimizer of another shape.
+# The tensors of a checkpoint do not fit a model or an optimizer of another shape.
 NEEDS_A_NEW_RUN = (
     "model.embedded.",
     "model.lora_config.r",
@@ -50,22 +50,22 @@ NEEDS_A_NEW_RUN = (
     "training.layerwise_lr_decay",
 )
 
-CODE = "code"  # of the parts of somebody's own
+CODE = "code"  # of user-defined parts
 PARTS = "parts"
-# What names weights, which are compared themselves.
+# These name weights, which are compared themselves.
 OF_THE_BASE = ("model.name", "model.revision", "training.multimodal.vision_tower")
 COMPARED_FACTS = ("data", "base_model", "precision")
-# Where it computes: the same sums in another order, random numbers drawn otherwise.
+# These affect the order of sums and the random numbers.
 MACHINE_FACTS = ("device", "driver", "deterministic", "world_size", "attention", "num_threads")
 NOT_ALWAYS_RECORDED = ("driver", "attention", "num_threads")
 FACT_NAMES = tuple(dict.fromkeys([*COMPARED_FACTS, *MACHINE_FACTS, CODE, *PART_NAMES]))
 
 
 class ConfigurationJudge:
-    """What may change in a run that has a configuration; see `compatibility.Judge`."""
+    """The judge of a run that has a configuration; see `compatibility.Judge`."""
 
     def differences(self, was: Facts, now: Facts) -> list[Difference]:
-        """Settings, facts and versions that differ."""
+        """Return the settings, facts and versions that differ."""
         return [
             *_settings(was, now),
             *_facts(was, now),
@@ -75,15 +75,15 @@ class ConfigurationJudge:
         ]
 
     def how_to_accept(self, names: Sequence[str]) -> str:
-        """The flag for it."""
+        """Return the flag that accepts them."""
         return format(Setting("accept", ",".join(names)))
 
     def why_never(self, names: Sequence[str]) -> str:
-        """A checkpoint has no place for them."""
+        """Return a message that these are fixed within a run."""
         return phrase("run.fixed_within_run", names=", ".join(names))
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """A flag where one brings it back, and a new run."""
+        """Return the flag that restores a changed precision, and how to start a new run."""
         was = [str(d.was) for d in refused if d.name == "precision"]
         settings = [Setting("training.mixed_precision", name) for name in was]
         remedies = [phrase("run.restore_precision_by_flag", flag=setting) for setting in settings]
@@ -91,12 +91,12 @@ class ConfigurationJudge:
 
 
 def recorded_grid(was: Facts) -> SizeGrid:
-    """How the run of a checkpoint rounds the lengths of its batches; whoever goes on repeats it.
+    """Return how the run of a checkpoint rounds the lengths of its batches; a resume does the same.
 
     Raises:
-        CheckpointError: in a way that is not known here.
+        CheckpointError: if the rounding is unknown to this release.
     """
-    name = was.get("size_grid", SizeGrid.EXACT)  # before there was a choice
+    name = was.get("size_grid", SizeGrid.EXACT)  # default for runs from before there was a choice
     try:
         return SizeGrid(name)
     except ValueError:
@@ -104,10 +104,10 @@ def recorded_grid(was: Facts) -> SizeGrid:
 
 
 def canonical_name(name: str) -> str:
-    """The name of a difference, given in full (`training.seed`) or short (`seed`).
+    """Return the displayed name of a difference, given in full (`training.seed`) or short (`seed`).
 
     Raises:
-        ValueError: there is none of that name; suggests the nearest.
+        ValueError: if there is none of that name. The message suggests the nearest.
     """
     known = names()
     if name in known:
@@ -118,7 +118,7 @@ def canonical_name(name: str) -> str:
 
 
 def names() -> dict[str, str]:
-    """Every name that `accept` takes, and the name that is shown for it."""
+    """Return every name that `accept` takes, and the name that is displayed for it."""
     keys = [key for key in schema_of(DeploymentConfig).fields if affects_result(key)]
     shown = {key: shown_name(key) for key in keys}
     return {
@@ -129,7 +129,7 @@ def names() -> dict[str, str]:
 
 
 def shown_name(key: str) -> str:
-    """What `--accept` calls a setting: its last name where no other setting has that."""
+    """Return the name of a setting for `--accept`: its last part if that is unambiguous."""
     leaf = key.rpartition(".")[2]
     known = [k for k in schema_of(DeploymentConfig).fields if affects_result(k)]
     is_unique = sum(k.rpartition(".")[2] == leaf for k in known) == 1
@@ -142,7 +142,7 @@ def _settings(was: Facts, current: Facts) -> Iterator[Difference]:
         values: tuple[object, object] = before.get(key), now.get(key)
         if key == BACKEND and backend_taken(before) == backend_taken(now):
             continue
-        if key in RESOLVED:  # checkpoints of before have no measured numbers
+        if key in RESOLVED:  # older checkpoints have no measured numbers
             values = tuple(f["resolved"].get(key, f["settings"].get(key)) for f in (was, current))
             if values[0] == values[1]:
                 continue
@@ -162,10 +162,10 @@ def _judged_setting(key: str, was: Facts, current: Facts) -> Verdict:
 def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
     for name in (*COMPARED_FACTS, *MACHINE_FACTS, "machine"):
         if name in NOT_ALWAYS_RECORDED and None in (was.get(name), current.get(name)):
-            continue  # not known, or several processes share the threads
+            continue  # unknown, or several processes share the threads
         before, now = was[name], current[name]
         if name == "base_model" and not was["base_is_frozen"]:
-            continue  # training all weights has overwritten it
+            continue  # full fine-tuning has overwritten it
         if before != now:
             cause = (
                 phrase("run.trained_tokens_marked_differently")
@@ -176,8 +176,10 @@ def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
 
 
 def _parts(was: Facts, current: Facts) -> Iterator[Difference]:
-    """What is not a setting and is no file that a setting names; checkpoints of before have
-    none."""
+    """Yield the differing parts that are neither settings nor files that a setting names.
+
+    Older checkpoints have no record of parts.
+    """
     if PARTS not in was:
         return
     splits_data = current["settings"].get("data.eval_path") is None
@@ -189,15 +191,17 @@ def _parts(was: Facts, current: Facts) -> Iterator[Difference]:
     ):
         follows_data = difference.name == HELD_OUT_DATA and splits_data
         if follows_data and was["data"] != current["data"]:
-            continue  # held out of the rows that are named already
+            continue  # split from the rows that are already reported
         if difference.name != "model_config" or same_model:
             yield difference
 
 
 def _code(was: Facts, current: Facts) -> Iterator[Difference]:
-    """One difference for all parts of which a source file is not what it was. A part that is chosen
-    newly, or no more, is a setting that differs; checkpoints of before have no sources, or none of
-    what a part imports. A file that is imported newly, or no more, is so by one that has changed.
+    """Yield one difference for all user-defined parts with a changed source file.
+
+    A part that was added or dropped is a setting that differs. Older checkpoints have no hashes of
+    sources, or none of the files that a part imports. If a file is imported now and was not before,
+    or the reverse, the file that imports it has changed.
     """
     before, now = was.get(CODE, {}), current.get(CODE, {})
     both = [(group, name) for group in before for name in before[group]]
@@ -230,7 +234,7 @@ def _changed_files(before: Facts, now: Facts) -> list[str]:
 
 
 def _hashes(code: Facts, files: Sequence[str]) -> object:
-    """Of the part's own file, or by name where others have changed."""
+    """Return the hash of the part's own file, or hashes by file name if others have changed."""
     if [*files] == [code["file"]]:
         return code["sha256"]
     known = {**code.get("imports", {}), code["file"]: code["sha256"]}
@@ -238,7 +242,7 @@ def _hashes(code: Facts, files: Sequence[str]) -> object:
 
 
 def _has_other_labels(was: Facts, current: Facts) -> bool:
-    """Checkpoints of before have no version of how answers are marked."""
+    """Return whether answers are marked differently. Older checkpoints do not record a version."""
     return bool(was.get("labels", 1) != current.get("labels", 1))
 
 
@@ -247,6 +251,6 @@ def _judged_fact(name: str, before: object, now: object) -> Verdict:
         return Verdict.HARMLESS
     if name in MACHINE_FACTS:
         return Verdict.ROUNDS_OTHERWISE
-    if name == "precision" and "fp16" in (before, now):  # a checkpoint holds its gradient scaler
+    if name == "precision" and "fp16" in (before, now):  # fp16 checkpoints have a gradient scaler
         return Verdict.NEEDS_A_NEW_RUN
     return Verdict.CHANGES_THE_RESULT

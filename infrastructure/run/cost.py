@@ -1,14 +1,14 @@
-"""What a run has cost until now, where somebody has given the price of an hour."""
+"""The cost of a run so far, if the user has given the price of an hour."""
 
 from infrastructure.core.price import parse_price
 from infrastructure.run.record_types import Summary
 
 
 def cost_of(price_per_hour: str | None, seconds: float) -> Summary:
-    """What summary.json says of it; nothing without a price.
+    """Return the entry on the cost for summary.json; empty without a price.
 
     Args:
-        seconds: of all sessions until now.
+        seconds: the duration of all sessions so far.
     """
     if price_per_hour is None:
         return {}

@@ -1,4 +1,4 @@
-"""The run directory: its name, its files, and finding one again.
+"""The run directory: its name, its files, and finding a run by name.
 
 runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html · summary.json
 """
@@ -40,10 +40,10 @@ _SECOND = "%Y%m%d-%H%M%S"
 
 
 class RunStatus(StrEnum):
-    """How a run stands, as summary.json says it."""
+    """The status of a run in summary.json."""
 
     RUNNING = "running"  # or it was killed
-    STOPPED = "stopped"  # there is more to train
+    STOPPED = "stopped"  # not all steps were trained
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -68,12 +68,12 @@ class RunDirectory:
 
     @property
     def before_file(self) -> Path:
-        """What was measured before the first step."""
+        """The measurements from before the first step."""
         return self.path / "before.json"
 
     @property
     def quarantine_file(self) -> Path:
-        """The rows that could not be used, with file, line and reason."""
+        """The skipped rows, with file, line and reason."""
         return self.path / "quarantine.jsonl"
 
     @property
@@ -94,10 +94,10 @@ class RunDirectory:
         return self.path / "tokenizer"
 
     def read_run(self) -> RunRecord:
-        """The contents of run.json.
+        """Return the contents of run.json.
 
         Raises:
-            ValueError: it is missing, damaged, or not written by a run.
+            ValueError: if it is missing, damaged, or not written by a run of `temper train`.
         """
         try:
             contents = read_record(self.run_file)
@@ -112,10 +112,10 @@ class RunDirectory:
         return cast(RunRecord, contents)
 
     def read_configuration(self) -> DeploymentConfig:
-        """The configuration that the run began with.
+        """Return the configuration that the run began with.
 
         Raises:
-            ValueError: run.json is missing, damaged, or not written by a run.
+            ValueError: if run.json is missing, damaged, or not written by a run of `temper train`.
         """
         saved = self.read_run()["configuration"]
         try:
@@ -130,7 +130,7 @@ class RunDirectory:
             ) from error
 
     def has_record(self) -> bool:
-        """Whether run.json is there and whole."""
+        """Return whether run.json exists and is intact."""
         try:
             read_record(self.run_file)
         except (OSError, DamagedFileError):
@@ -138,10 +138,10 @@ class RunDirectory:
         return True
 
     def read_settings(self) -> DeploymentConfig:
-        """The configuration that the run began with; of a Trainer's run what of it counts there.
+        """Return the configuration that the run began with; for a Trainer's run what applies to it.
 
         Raises:
-            ValueError: run.json is missing, damaged, or not written by a run.
+            ValueError: if run.json is missing, damaged, or not written by a run.
         """
         if not self.is_of_a_trainer():
             return self.read_configuration()
@@ -149,7 +149,7 @@ class RunDirectory:
         return DeploymentConfig.from_dict(as_object(settings)) if settings else DeploymentConfig()
 
     def is_of_a_trainer(self) -> bool:
-        """Whether `TemperCallback` wrote it, so that only its own script can go on with it."""
+        """Return whether `TemperCallback` wrote it. Then only its own script can resume the run."""
         try:
             contents = parse_json(self.run_file.read_text())
         except (OSError, ValueError):
@@ -157,15 +157,15 @@ class RunDirectory:
         return isinstance(contents, dict) and is_of_a_script(contents)
 
     def masked(self) -> list[str]:
-        """Keys of the recorded configuration whose values were not written down: secrets."""
+        """Return the keys of the recorded configuration whose values are secrets and not saved."""
         return [as_text(key) for key in as_list(self.read_run()["configuration"].get("masked", []))]
 
     def is_finished(self) -> bool:
-        """Whether the training came to its end and the model is there."""
+        """Return whether the training is complete and the model exists."""
         return self.status() == RunStatus.FINISHED and self.final.is_dir()
 
     def status(self) -> RunStatus:
-        """What summary.json says; where there is none that can be read, the run has not ended."""
+        """Return the status in summary.json; RUNNING if the file is missing or damaged."""
         try:
             return RunStatus(as_text(read_record(self.summary_file).get("status")))
         except (OSError, DamagedFileError, ValueError, TypeError):
@@ -173,13 +173,13 @@ class RunDirectory:
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:
-    """Return the directory of a new run, not made yet, whose id names its time and what it trains.
+    """Return the directory of a new run, without creating it. Its id has the time and `name`.
 
-    Its time is that of the clock, or the next one after the newest run there: two runs of one
-    instant, or a clock or time zone that moved back, leave them in the order in which they began.
+    The time is the current one, or the next one after the newest run there: two runs that start at
+    the same instant, or a clock or time zone that moved back, do not change the order of runs.
 
     Raises:
-        ValueError: `output_dir` cannot be written to.
+        ValueError: if `output_dir` is not writable.
     """
     writable(output_dir)
     now = moment_of(time.time())
@@ -189,7 +189,7 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
 
 
 def _after(second: str, part: str) -> tuple[str, str]:
-    """Return the next moment that an id can say."""
+    """Return the next moment that an id can express."""
     number = int(part or "0", 16) + 1
     if number <= 0xFFFF:
         return second, f"{number:04x}"
@@ -198,12 +198,13 @@ def _after(second: str, part: str) -> tuple[str, str]:
 
 
 def default_name(model: str, method: str) -> str:
-    """What a run is called that nobody has named: by the model it begins with, and how it trains.
-    A model that is a run's own is called as that run was.
+    """Return the name of a run that was not named: the model that it starts from, and the method.
+
+    If the model is the result of another run, the name of that run is used.
 
     Args:
         model: "embedded", a name on the hub, or the path of a folder.
-        method: as `training.method`; "sft" is not told.
+        method: as `training.method`; "sft" is not part of the name.
     """
     path = Path(model).expanduser()
     name = model
@@ -215,18 +216,18 @@ def default_name(model: str, method: str) -> str:
 
 
 def is_called(run: RunDirectory, name: str) -> bool:
-    """Whether a new run of this name would get such a directory."""
+    """Return whether a run's directory is named like that of a new run called `name`."""
     return run.run_id == name or _in_file_name(name) in run.run_id
 
 
 def name_within(run_id: str) -> str:
-    """What a run is called between the time and the sign of its id; the id of one without them."""
+    """Return the name of a run from its id, without time and suffix; else the id itself."""
     own = _OWN_NAME.fullmatch(run_id)
     return own[1] if own else run_id
 
 
 def is_named_in_id(run_id: str, name: str) -> bool:
-    """Whether the id is that of a run that a person has given this name."""
+    """Return whether the id is that of a run that the user gave this name."""
     return name_within(run_id) == _in_file_name(name)
 
 
@@ -236,15 +237,15 @@ def _in_file_name(name: str) -> str:
 
 
 def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | None]:
-    """The run, and the checkpoint in it, that a person named.
+    """Return the run that the user named, and the checkpoint in it, if one was named.
 
     Args:
         name: None (the newest run), `RUN`, `RUN@step`, `RUN@best`, or a path to a run or to a
-            checkpoint; of a path that ends in `checkpoint-STEP`, as transformers names them, what
-            is before it is a run, or a folder of runs whose newest is meant.
+            checkpoint. In a path that ends in `checkpoint-STEP`, as transformers names them, the
+            part before it is a run, or a folder of runs whose newest is used.
 
     Raises:
-        ValueError: there is no such run or checkpoint; says which there are.
+        ValueError: if there is no such run or checkpoint. The message lists the existing ones.
     """
     path = Path(name or "")
     if name is not None and is_checkpoint(path) and path.is_file():
@@ -259,7 +260,7 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
 
 
 def _numbered_checkpoint(path: Path, step: str) -> tuple[RunDirectory, Path]:
-    """The checkpoint at `.../checkpoint-STEP`."""
+    """Return the run and the checkpoint at `.../checkpoint-STEP`."""
     inside = path.parent
     runs = [inside] if (inside / RUN_FILE).is_file() else runs_in(inside)
     if not runs:

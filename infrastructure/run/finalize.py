@@ -1,5 +1,6 @@
-"""How a run ends: summary.json, the report, and the seal over the files that nothing writes to any
-more; and the copies of a run that is finished.
+"""The end of a run: summary.json, the report, and the backup of a finished run.
+
+The seal holds the hashes of the files that are not written to any more.
 """
 
 import logging
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """How far a training has come, as its `TrainingState` says it."""
+    """The progress of a training, as in its `TrainingState`."""
 
     step: int
     total_steps: int
@@ -47,12 +48,12 @@ def summary_of(
     is_finished: bool,
     error: BaseException | None = None,
 ) -> Summary:
-    """What summary.json says of every run, whoever trained it.
+    """Return the part of summary.json that does not depend on what trained the run.
 
     Args:
-        seconds: that the training took.
-        is_finished: it came to its end, and the model is there.
-        error: what ended it, if one did; KeyboardInterrupt is a person, or a signal.
+        seconds: the duration of the training.
+        is_finished: whether the training is complete and the model exists.
+        error: the error that ended it, if any. KeyboardInterrupt means the user or a signal.
     """
     is_interrupted = isinstance(error, KeyboardInterrupt)
     is_failed = error is not None and not is_interrupted
@@ -82,14 +83,15 @@ def _sentence(error: BaseException) -> str:
 
 
 def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> None:
-    """Write what summary.json says until the run ends, or for ever where it is killed; what the
-    sessions before have cost, and where they ended, stays in it.
+    """Write summary.json for the time until the run ends, or permanently if it is killed.
 
-    Where it went on is written to run.json, too, which travels with the versions: a run that is
-    brought back from a place has no summary.json of the sessions before.
+    The cost of earlier sessions, and where they ended, stay in it.
+
+    Where the run resumed is also written to run.json, which is part of every version: a run that is
+    restored from a destination has no summary.json of earlier sessions.
 
     Args:
-        first_step: steps done, where it goes on.
+        first_step: the number of completed steps if the run resumes.
     """
     earlier = read_summary(run)
     summary: Summary = {"status": RunStatus.RUNNING, "total_steps": total_steps}
@@ -109,7 +111,7 @@ def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> 
 
 
 def _continuation(earlier: Summary, record: BaseRunRecord, first_step: int) -> Continuation | None:
-    """That a run goes on now; None where it begins."""
+    """Return a record that the run resumes now; None if it starts."""
     if (back := record.get("brought_back")) is not None:
         return {"step": first_step, "was_killed": back["was_killed"], "place": back["place"]}
     if "status" in earlier:
@@ -118,10 +120,10 @@ def _continuation(earlier: Summary, record: BaseRunRecord, first_step: int) -> C
 
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:
-    """Write summary.json; numbers that JSON cannot say are spelled.
+    """Write summary.json. Numbers that JSON cannot represent are written as text.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: if the disk fails.
     """
     earlier = read_summary(run).get("went_on")
     kept = {"went_on": earlier} if earlier else {}
@@ -129,7 +131,7 @@ def write_summary(run: RunDirectory, summary: Summary) -> None:
 
 
 def read_summary(run: RunDirectory) -> Summary:
-    """What summary.json says; nothing where it is missing or damaged."""
+    """Return the contents of summary.json; empty if it is missing or damaged."""
     try:
         return _read_summary(run)
     except (OSError, DamagedFileError):
@@ -141,8 +143,10 @@ def _read_summary(run: RunDirectory) -> Summary:
 
 
 def seal(run: RunDirectory, summary: Summary) -> None:
-    """Write summary.json with what the files of the run hold, now that nothing writes to them any
-    more. It is there already without that, so a disk that refuses costs no finished work."""
+    """Write summary.json with the hashes of the files that are not written to any more.
+
+    The file already exists without the hashes, so a failing disk does not lose finished work.
+    """
     try:
         summary["paths"] = paths_of(run.path)
         summary[SEAL] = seal_of(run.path)
@@ -152,7 +156,7 @@ def seal(run: RunDirectory, summary: Summary) -> None:
 
 
 def write_report_of(run: RunDirectory) -> None:
-    """Write the report; what the page needs is never worth finished work."""
+    """Write the report. An error is only logged, so that it does not lose finished work."""
     try:
         write_report(run.path)
     except Exception as failure:
@@ -160,22 +164,22 @@ def write_report_of(run: RunDirectory) -> None:
 
 
 def has_sealed_report(run: RunDirectory) -> bool:
-    """Whether the report is there that was written at the end."""
+    """Return whether the report that was written at the end exists and is unchanged."""
     sealed = read_seal(run.path).get(REPORT_FILE)
     return sealed is not None and hash_or_none(run.path / REPORT_FILE) == sealed
 
 
 def complete_finished(run: RunDirectory, copies: RunReplication, seconds: float) -> Summary:
-    """Have all of a finished run confirmed at its place, within `seconds`, and let the copier go.
+    """Have the destination confirm a finished run, within `seconds`, and close the copier.
 
     Returns:
-        What summary.json holds, with the copies as they stand now.
+        The contents of summary.json with the current status of the backup.
 
     Raises:
-        OSError, DamagedFileError: summary.json cannot be read, or not be written.
+        OSError, DamagedFileError: if summary.json cannot be read or written.
     """
     summary = _read_summary(run)
-    summary["paths"] = paths_of(run.path)  # it may have been moved since
+    summary["paths"] = paths_of(run.path)  # the run may have been moved
 
     def record() -> None:
         summary["backup"] = copies.facts()

@@ -1,4 +1,7 @@
-"""Which run the same command goes on with, and that two of them begin only one. Needs no torch."""
+"""Finds the run that the same command resumes, and ensures that two equal commands start only one.
+
+Loads no torch.
+"""
 
 import hashlib
 import json
@@ -33,19 +36,19 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.history import Change, change_words, history_of, not_accepted
 
 MODEL, DATA = "model.name", "data.path"
-BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
+BEGINNING = ".beginning"  # a folder in the output folder, with a file for each run that is starting
 
 log = logging.getLogger(__name__)
 
 
 class Beginning:
-    """Held by a process from looking for a run of its purpose until there is one that others find.
+    """A lock that a process holds from looking for a matching run until its own run can be found.
 
-    Two equal commands at the same instant would find none, and train twice what was meant once.
-    Where the output folder cannot be written to, nothing is held, and nothing can begin.
+    Without it, two equal commands at the same instant would find no run, and would train the same
+    run twice. If the output folder is not writable, there is no lock, and no run can start.
 
     Raises:
-        ValueError: another process holds it; says which.
+        ValueError: if another process holds the lock. The message names it.
     """
 
     def __init__(self, config: DeploymentConfig) -> None:
@@ -61,11 +64,11 @@ class Beginning:
             make_directory(self._path.parent)
             try:
                 lock = Lock(self._path)
-            except FileNotFoundError:  # who ends just now has removed the folder
+            except FileNotFoundError:  # another process has just removed the folder
                 continue
             if not lock.take(wait=False, where_there_are_none=True):
                 raise InputError("run.same_run_is_starting", holder=self._holder())
-            with suppress(FileNotFoundError):  # who held it before has removed its name
+            with suppress(FileNotFoundError):  # the previous holder has removed the file
                 if os.path.samestat(os.fstat(lock.descriptor), self._path.stat()):
                     self._lock = lock
                     continue
@@ -75,15 +78,15 @@ class Beginning:
     def _holder(self) -> str:
         try:
             return self._path.read_text() or "another process"
-        except OSError:  # it ends just now, and its name is gone
+        except OSError:  # the holder has just removed the file
             return "another process"
 
     def end(self) -> None:
-        """There is a run now, or there will be none; a second call does nothing."""
+        """Release the lock: a run exists now, or none will. A second call does nothing."""
         if self._lock is not None:
             with suppress(OSError):
                 self._path.unlink()
-                self._path.parent.rmdir()  # where no other training begins
+                self._path.parent.rmdir()  # fails if another run is starting
             self._lock.release()
             self._lock = None
 
@@ -91,9 +94,10 @@ class Beginning:
 def newest_of_this_purpose(
     config: DeploymentConfig, accepted: Collection[str]
 ) -> RunDirectory | None:
-    """The newest run in `config.output_dir` that trains what `config` asks for. One that was
-    changed under way is none of these, whichever of its settings are asked for, unless what
-    changed is accepted.
+    """Return the newest run in `config.output_dir` that trains what `config` specifies.
+
+    A run whose settings were changed during training does not match, whichever of its settings
+    `config` has, unless the changes are accepted.
 
     Args:
         accepted: names of settings that may differ; see `configuration_judge.names`.
@@ -104,8 +108,10 @@ def newest_of_this_purpose(
 def changed_under_way(
     config: DeploymentConfig, accepted: Collection[str]
 ) -> tuple[RunDirectory, list[str]] | None:
-    """The newest run that began, or ended, with the settings of `config`, and was changed between;
-    and what changed, in words."""
+    """Return the newest run with the settings of `config` that was changed, and the changes.
+
+    It began or ended with these settings. The changes are messages.
+    """
     for run, changes in _of_these_settings(config, accepted):
         if changes:
             return run, [change_words(step, change) for step, change in changes]
@@ -115,8 +121,10 @@ def changed_under_way(
 def _of_these_settings(
     config: DeploymentConfig, accepted: Collection[str]
 ) -> Iterator[tuple[RunDirectory, list[tuple[int, Change]]]]:
-    """The runs that began with the settings of `config`, or have them now, the newest first; each
-    with the changes under way that are not accepted."""
+    """Yield the runs that began with the settings of `config` or have them now, the newest first.
+
+    Each comes with the changes during training that are not accepted.
+    """
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
         if run.is_of_a_trainer():
@@ -124,7 +132,7 @@ def _of_these_settings(
         try:
             recorded: Mapping[str, object] = result_settings(run.read_configuration())
         except ValueError as error:
-            recorded = settings_now(run, {})  # run.json is lost, and its versions know it, too
+            recorded = settings_now(run, {})  # run.json is lost: use those in its versions
             if not recorded:
                 log.warning(phrase("run.unreadable_run_skipped", run=run.run_id, error=error))
                 continue
@@ -138,8 +146,10 @@ def _of_these_settings(
 
 
 def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
-    """Whether a run has come to its state with other settings than those of `config`; what was
-    accepted does not make them the same."""
+    """Return whether a run reached its state with other settings than those of `config`.
+
+    Accepted changes count as other settings, too.
+    """
     try:
         recorded: Mapping[str, object] = result_settings(run.read_configuration())
     except ValueError:
@@ -150,8 +160,11 @@ def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
 
 
 def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]] | None:
-    """The newest run of the same data and model that is not finished, is trained by nobody, and
-    differs in other settings; and those, in words."""
+    """Return the newest unfinished run of the same data and model with other settings.
+
+    It must not be trained by a process at the moment. The differing settings are returned as
+    messages.
+    """
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
         if run.is_of_a_trainer() or run.is_finished() or not Store(run.checkpoints).versions():
@@ -179,33 +192,36 @@ def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]
 
 
 def _as_written(value: object) -> str:
-    """As a flag or a file has it: true, not True."""
+    """Return a value as it is written in a flag or a file: true, not True."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def wanted_beside(recorded: Mapping[str, object], config: DeploymentConfig) -> Mapping[str, object]:
-    """The settings that count of `config`, to be compared with those of a run."""
+    """Return the relevant settings of `config`, for comparison with those of a run."""
     return result_settings(config) | earlier_settings(config, recorded)
 
 
 @dataclass(frozen=True)
 class Loading:
-    """What loads the model of a run.
+    """The library that loads the model of a run.
 
     Attributes:
         configured: `model.backend` when the run began; None: its run.json is lost.
-        taken: the library that `auto` has come to.
+        taken: the library that `auto` resolved to.
     """
 
     configured: object
     taken: str
 
     def is_same(self, wanted: object) -> bool:
-        """Whether `model.backend` of another command loads the same model: Unsloth changes it."""
-        if self.configured is None:  # left open, it is what the run went on with
+        """Return whether `model.backend` of another command loads the same model.
+
+        Unsloth changes the model that it loads.
+        """
+        if self.configured is None:  # an open setting resolves to what the run uses
             return wanted in ("auto", self.taken)
         if wanted == "auto" and self.configured == "transformers":
-            return has_no_gpu() or not is_installed("unsloth")  # nothing else is chosen then
+            return has_no_gpu() or not is_installed("unsloth")  # `auto` then chooses transformers
         return wanted == self.configured or (self.configured == "auto" and wanted == self.taken)
 
 
@@ -215,10 +231,10 @@ def is_same(
     accepted: Collection[str],
     loaded_by: Loading | None = None,
 ) -> bool:
-    """Whether two purposes differ in nothing but what is accepted.
+    """Return whether two sets of settings only differ in accepted ones.
 
     Args:
-        loaded_by: what loads the model of the run; None: nothing but `recorded` is known of that.
+        loaded_by: what loads the model of the run; None: only `recorded` is known about it.
     """
     loaded_by = loaded_by or Loading(None, backend_taken(recorded))
     return all(shown_name(key) in accepted for key in _differing(recorded, wanted, loaded_by))
@@ -227,15 +243,18 @@ def is_same(
 def _differing(
     recorded: Mapping[str, object], wanted: Mapping[str, object], loaded_by: Loading
 ) -> Iterator[str]:
-    """As `differing_keys`; the library that loads the model differs where it changes that."""
+    """Yield the differing keys as `differing_keys` does, with `model.backend` if it matters."""
     yield from (key for key in differing_keys(recorded, wanted) if key != BACKEND)
     if not loaded_by.is_same(wanted.get(BACKEND, "auto")):
         yield BACKEND
 
 
 def has_met_bad_losses_otherwise(run: RunDirectory, config: DeploymentConfig) -> bool:
-    """Whether a finished run met bad losses, and `config` says something else about them: with it
-    the run would have come to other weights. One that is not finished goes on with what it says."""
+    """Return whether a finished run had bad losses that `config` would handle differently.
+
+    With `config`, the run would have ended with other weights. An unfinished run resumes with the
+    settings of `config`.
+    """
     if not run.is_finished():
         return False
     try:
@@ -254,7 +273,7 @@ def has_met_bad_losses_otherwise(run: RunDirectory, config: DeploymentConfig) ->
 
 
 def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping[str, object]:
-    """The settings that count of the newest checkpoint: some may have been changed on the way."""
+    """Return the relevant settings of the newest checkpoint, including later changes."""
     store = Store(run.checkpoints)
     for name in store.versions():
         try:
@@ -265,7 +284,7 @@ def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping
 
 
 def settings_in(values: Mapping[str, object]) -> Mapping[str, object]:
-    """The settings that a version was trained with; empty where one's own loop recorded none."""
+    """Return the settings that a version was trained with; empty if a custom loop recorded none."""
     identity = values.get("identity")
     settings = identity.get("settings") if isinstance(identity, Mapping) else None
     return settings if isinstance(settings, Mapping) else {}

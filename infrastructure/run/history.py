@@ -1,10 +1,10 @@
-"""What changed in a run under way, and from which step on.
+"""The changes of a run during training, and the step of each.
 
 A run that resumed with another learning rate, other rows or another library is not the run that its
-first or its last settings describe. Each version holds the history of the state in it, so that a
-run that is restored elsewhere keeps it; run.json holds the same for people, and is on the disk
-before the first step after a change. What leads to no step is no part of it: a version that the run
-goes back behind takes its changes along. Loads no torch.
+first or its last settings describe. Each version has the history of its state, so that a run that
+is restored elsewhere keeps it. run.json has the same for display, and is on the disk before the
+first step after a change. Only changes that led to the current state are included: if the run goes
+back to an earlier version, later changes are dropped with the later versions. Loads no torch.
 """
 
 import re
@@ -26,8 +26,8 @@ from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
 
-HISTORY = "history"  # in run.json, in summary.json, and among the values of a version
-DATA = "data"  # the name of the difference that is other data
+HISTORY = "history"  # the key in run.json, in summary.json, and in the values of a version
+DATA = "data"  # the name of a difference in the data
 HASH = re.compile(r"[0-9a-f]{32,}")
 HASH_CHARACTERS = 12
 HIDDEN = "***"
@@ -40,12 +40,12 @@ Change = TypedDict(
 
 
 class HistoryEntry(TypedDict):
-    """What was not as before when a run resumed.
+    """The changes with which a run resumed.
 
     Attributes:
-        step: of the version that it resumed from.
-        command: without secrets.
-        data: described as in `RunRecord`, where it resumed with other data.
+        step: the step of the version that it resumed from.
+        command: the command line, without secrets.
+        data: described as in `RunRecord`, if it resumed with other data.
     """
 
     when: str
@@ -59,17 +59,18 @@ History = Sequence[HistoryEntry]
 
 
 def history_in(values: Mapping[str, object]) -> list[HistoryEntry]:
-    """The history in a record: the values of a version, run.json or summary.json."""
+    """Return the history in a record: the values of a version, run.json or summary.json."""
     entries = [one for one in objects_in(values.get(HISTORY)) if isinstance(one.get("step"), int)]
     return cast(list[HistoryEntry], entries)
 
 
 def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]:
-    """The history of the newest version of a run, or of the newest one of `step`; of a run without
-    versions, what run.json says.
+    """Return the history of the newest version of a run, or of the newest one of `step`.
+
+    For a run without versions, return the history in run.json.
 
     Raises:
-        OSError: the run cannot be read.
+        OSError: if the run cannot be read.
     """
     store = Store(run.checkpoints)
     names = store.versions()
@@ -90,7 +91,7 @@ def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]
 
 
 def _until(history: list[HistoryEntry], step: int | None) -> list[HistoryEntry]:
-    """Those changes that a step up to `step` was trained with; None: all."""
+    """Return the changes that affected training up to `step`; None: all changes."""
     return [entry for entry in history if step is None or entry["step"] < step]
 
 
@@ -101,12 +102,13 @@ def extend_history(
     step: int,
     describe_data: Callable[[], dict[str, object]],
 ) -> list[HistoryEntry]:
-    """The history of a run that resumes from a version with these values, on the disk in run.json
-    when this returns.
+    """Return the history of a run that resumes from a version with these values.
+
+    It is on the disk in run.json when this returns.
 
     Args:
-        agreed: what is not as it was; what is harmless is left out.
-        describe_data: what run.json says of the data that the run resumes with.
+        agreed: the differences; harmless ones are omitted.
+        describe_data: returns the description, for run.json, of the data that the run resumes with.
     """
     history = history_in(values)
     changes = [_change(d) for d in agreed if d.verdict is not Verdict.HARMLESS]
@@ -128,7 +130,7 @@ def extend_history(
 
 
 def brought_other_data(history: History) -> bool:
-    """Whether one of the changes was one of the data."""
+    """Return whether one of the changes was a change of the data."""
     return any(change["name"] == DATA for entry in history for change in entry["changes"])
 
 
@@ -146,8 +148,10 @@ def _change(difference: Difference) -> Change:
 
 
 def _recordable(value: object) -> JsonValue:
-    """A value as JSON without secrets, and of a hash what tells it from another one: a whole hash
-    of a short row can be guessed."""
+    """Return a value as JSON without secrets, and with shortened hashes.
+
+    The complete hash of a short row would allow guessing the row.
+    """
     if isinstance(value, Mapping):
         hidden = {str(key) for key in value if is_secret_key(str(key))}
         return {
@@ -162,8 +166,10 @@ def _recordable(value: object) -> JsonValue:
 
 
 def deciding(history: History) -> Iterator[tuple[int, Change]]:
-    """The changes that have changed the result, each with the step after which it did; what only
-    rounds otherwise is left out."""
+    """Yield the changes that affected the result, each with the step after which it took effect.
+
+    Changes that only affect rounding are omitted.
+    """
     for entry in history:
         for change in entry["changes"]:
             if change.get("effect") != Verdict.ROUNDS_OTHERWISE.value:
@@ -171,12 +177,12 @@ def deciding(history: History) -> Iterator[tuple[int, Change]]:
 
 
 def not_accepted(history: History, accepted: Collection[str]) -> list[tuple[int, Change]]:
-    """The changes for which a run is none of those that a command without them would give."""
+    """Return the changes that a command without them would not reproduce."""
     return [(step, change) for step, change in deciding(history) if change["name"] not in accepted]
 
 
 def change_words(step: int, change: Change) -> str:
-    """`learning_rate was 0.001 until step 3, and is 0.0001 since`."""
+    """Return a message such as `learning_rate was 0.001 until step 3, and is 0.0001 since`."""
     if text := change.get("text"):
         return f"{text} after step {step}"
     if _is_shown(change["was"]) and _is_shown(change["is"]):
@@ -186,7 +192,7 @@ def change_words(step: int, change: Change) -> str:
 
 
 def history_lines(history: History) -> list[str]:
-    """A line for people on each change."""
+    """Return a message on each change."""
     return [
         change_words(entry["step"], change)
         + (" (sums round otherwise)" if change.get("effect") == Verdict.ROUNDS_OTHERWISE else "")
@@ -196,7 +202,7 @@ def history_lines(history: History) -> list[str]:
 
 
 def public_history(history: History) -> list[JsonObject]:
-    """What a card and an export say of it: no command, no data, no hash, no path."""
+    """Return the history for a model card or an export: no commands, data, hashes or paths."""
     lines: list[JsonObject] = []
     for entry in history:
         for change in entry["changes"]:
@@ -214,19 +220,21 @@ def public_history(history: History) -> list[JsonObject]:
 
 
 def _is_path(value: JsonValue) -> bool:
-    """Whether a value names a file of whoever trained."""
+    """Return whether a value names a file on the user's machine."""
     return isinstance(value, str) and value.startswith(("/", "~", "."))
 
 
 def _is_shown(value: JsonValue) -> bool:
-    """Whether a value says something to a person."""
+    """Return whether a value is meaningful to the user."""
     is_hash = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{12,}", value) is not None
     return isinstance(value, str | int | float | None) and not is_hash
 
 
 def stretches(history: History, name: str, last_step: int) -> list[tuple[int, int, JsonValue]]:
-    """What a setting was from which step to which, first and last one included; empty: it was one
-    value throughout."""
+    """Return the ranges of steps (inclusive) in which a setting had each value.
+
+    Empty: the setting did not change.
+    """
     changes = [(step, change) for step, change in deciding(history) if change["name"] == name]
     if not changes:
         return []
@@ -238,7 +246,7 @@ def stretches(history: History, name: str, last_step: int) -> list[tuple[int, in
 
 
 def stretch_words(parts: Iterable[tuple[int, int, JsonValue]]) -> str:
-    """`0.001 (steps 1 to 3), 0.0001 (steps 4 to 8)`."""
+    """Return a text such as `0.001 (steps 1 to 3), 0.0001 (steps 4 to 8)`."""
     return ", ".join(
         f"{plain(value)} ({f'step {first}' if first == last else f'steps {first} to {last}'})"
         for first, last, value in parts

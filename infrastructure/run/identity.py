@@ -1,8 +1,9 @@
-"""What decides the result of a training, in a form that can be kept and compared when it resumes.
+"""What determines the result of a training, in a form that can be saved and compared on resume.
 
-Own runs, TRL's methods and the callback name the parts of a training here. A part is a JSON value:
-plain settings as they are, rows and weights as hashes, and somebody's own objects by their code and
-the plain values that they hold. What cannot be seen is named, never guessed. Loads no torch.
+Temper's own runs, TRL's methods and the callback name the parts of a training here. A part is a
+JSON value: plain settings as they are, rows and weights as hashes, and user-defined objects by
+their code and the plain values that they hold. What cannot be inspected is reported, never guessed.
+Loads no torch.
 """
 
 import functools
@@ -26,7 +27,7 @@ from infrastructure.core.named_object import MAIN
 from infrastructure.core.redact import redact
 from infrastructure.run.compatibility import Difference, Facts, Verdict
 
-# Names of parts; a Trainer may hold more, each by its own name.
+# Names of parts. A Trainer may have more, each under its own name.
 PART_NAMES = (
     *("data", "held_out_data", "data_transform", "base_model", "model_config", "model_code"),
     *("generation_config", "lora", "tokenizer", "processor", "chat_template", "trainer"),
@@ -36,21 +37,21 @@ PART_NAMES = (
     *("tools", "objects"),
 )
 HELD_OUT_DATA = "held_out_data"
-ROWS = "rows"  # the hash of a part that is rows: compared, and in no record
-OPTIMIZER = "optimizer"  # whose groups are not always known before a checkpoint is loaded
-DEEPEST = 6  # objects inside objects
-MOST_SHOWN = 3  # leaves of one part that differ
-# Folders of code that a library writes anew for each of its versions.
+ROWS = "rows"  # the hash of a part's rows: compared, but not recorded
+OPTIMIZER = "optimizer"  # its groups are not always known before a checkpoint is loaded
+DEEPEST = 6  # levels of nested objects
+MOST_SHOWN = 3  # differing values of one part
+# Folders of code that a library regenerates for each of its versions.
 GENERATED = ("unsloth_compiled_cache",)
 INSTALLED = frozenset({"site-packages", "dist-packages", *GENERATED})
-# Of another library, they may have keys that were not there before; what both know is compared.
+# With another version of a library, these may have new keys; the common keys are compared.
 OF_LIBRARIES = frozenset(
     {"model_config", "generation_config", "lora", "tokenizer", "processor", "chat_template"}
 )
 
 
 def new_key() -> str:
-    """Return a secret for the hashes of a run's rows: short rows can be guessed from plain ones."""
+    """Return a secret for hashing a run's rows: short rows could be guessed from plain hashes."""
     return secrets.token_hex(32)
 
 
@@ -68,15 +69,15 @@ def keyed(key: str, text: str) -> str:
 
 @dataclass
 class ObjectReader:
-    """Turns objects into JSON values that are equal where they do the same.
+    """Converts objects to JSON values that are equal if the objects do the same.
 
     Args:
-        known: gives the value of what a higher layer understands, such as weights; None: it is
-            nothing of that kind.
+        known: returns the value of an object that a higher layer knows, such as weights; None: it
+            does not know the object.
 
     Attributes:
-        unseen: where something was found that cannot be compared.
-        packages: top-level names of installed packages that hold code of what was read.
+        unseen: the names of things that cannot be compared.
+        packages: the top-level names of installed packages that contain code of the objects.
     """
 
     known: Callable[[object], JsonValue] = lambda _: None
@@ -85,7 +86,7 @@ class ObjectReader:
     _inside: list[int] = field(default_factory=list)
 
     def read(self, value: object, name: str) -> JsonValue:
-        """Return what `value` is; `name` says where it was found."""
+        """Return the JSON value of `value`; `name` is where it was found."""
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, float):
@@ -143,8 +144,10 @@ class ObjectReader:
         return {**code, "holds": held} if held else code
 
     def code_of(self, target: Any, name: str) -> dict[str, JsonValue]:
-        """Return the name of a function or class, and hashes of its code where it is not installed
-        with a package, whose version says which code it is."""
+        """Return the name of a function or class, and hashes of its code.
+
+        For code of an installed package, there are no hashes: the package version identifies it.
+        """
         module, qualname = str(getattr(target, "__module__", "")), _qualname(target)
         if is_ours(target):
             return {"name": f"{module}:{qualname}"}
@@ -157,7 +160,7 @@ class ObjectReader:
         return {"name": qualname, "files": files, **self._bases(target, name)}
 
     def code_of_module(self, module: str, name: str) -> JsonValue:
-        """Return what a module is whose functions somebody's code calls."""
+        """Return the identity of a module that user-defined code uses."""
         if _is_installed(module) or (code := code_at(f"{module}:")) is None:
             return module
         return {code["file"]: code["sha256"], **code.get("imports", {})}
@@ -168,8 +171,11 @@ class ObjectReader:
         return {"bases": [*read]} if read else {}
 
     def _source(self, target: object, name: str) -> dict[str, JsonValue]:
-        """Of what a script or notebook defines: its text, and what it uses of what stands there.
-        Of a class that is its methods: a notebook knows the text of no class."""
+        """Return hashes of the source of what a script or notebook defines, and of what that uses.
+
+        The source of a class is that of its methods: in a notebook, the source of a class is
+        unavailable.
+        """
         functions = dict(_functions_of(target))
         texts: dict[str, JsonValue] = {}
         for each, function in functions.items():
@@ -196,7 +202,7 @@ class ObjectReader:
         return used
 
     def _bound(self, function: types.FunctionType, name: str) -> dict[str, JsonValue]:
-        """What a function was made with: defaults, and variables of the function around it."""
+        """Return what a function is bound to: defaults, and variables of the enclosing function."""
         if _is_installed(function.__module__):
             return {}
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -204,7 +210,7 @@ class ObjectReader:
         for variable, cell in cells:
             try:
                 bound[variable] = self.read(cell.cell_contents, f"{name}.{variable}")
-            except ValueError:  # not given a value yet
+            except ValueError:  # not assigned yet
                 continue
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         given = {"defaults": self.read(defaults, name)} if defaults else {}
@@ -212,7 +218,7 @@ class ObjectReader:
 
 
 def is_ours(target: object) -> bool:
-    """Return whether Temper itself defines a class or function; its settings are compared."""
+    """Return whether Temper itself defines a class or function, whose settings are compared."""
     return str(getattr(target, "__module__", "")).partition(".")[0] in OUR_PACKAGES
 
 
@@ -235,8 +241,8 @@ def _is_plain(value: object) -> bool:
 
 @functools.cache
 def _is_installed(module: str) -> bool:
-    """Return whether a module comes with Python or with a package that has a version."""
-    if module == MAIN:  # whose file may be a launcher's or a notebook kernel's
+    """Return whether a module belongs to Python or to a package that has a version."""
+    if module == MAIN:  # its file may be that of a launcher or a notebook kernel
         return False
     if module.partition(".")[0] in sys.stdlib_module_names:
         return True
@@ -247,7 +253,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _functions_of(target: object) -> Iterator[tuple[str, types.FunctionType]]:
-    """A function itself, or the methods of a class."""
+    """Yield a function itself, or the methods of a class."""
     members = vars(target) if isinstance(target, type) else {_qualname(target): target}
     for name, member in members.items():
         for each in (member, getattr(member, "__func__", None), getattr(member, "fget", None)):
@@ -266,11 +272,12 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 def part_differences(
     was: Facts, now: Facts, *, same_libraries: bool, verdicts: Mapping[str, Verdict] | None = None
 ) -> Iterator[Difference]:
-    """Yield the parts that are not what they were.
+    """Yield the parts that have changed.
 
     Args:
-        same_libraries: another version of a library may spell its own parts otherwise.
-        verdicts: of the parts whose difference is not simply one that changes the result.
+        same_libraries: whether library versions are equal; another version may represent its own
+            parts differently.
+        verdicts: the verdicts of parts whose difference does not simply change the result.
     """
     for name in dict.fromkeys([*was, *now]):
         before, current = was.get(name), now.get(name)
@@ -279,7 +286,7 @@ def part_differences(
         if before != current:
             verdict = (verdicts or {}).get(name, Verdict.CHANGES_THE_RESULT)
             if name in ("tokenizer", "processor") and not same_libraries:
-                verdict = Verdict.ROUNDS_OTHERWISE  # what rows come to is compared itself
+                verdict = Verdict.ROUNDS_OTHERWISE  # the resulting tokens are compared themselves
             text = _in_words(name, before, current)
             yield Difference(name, *_differing(before, current), verdict, text=text)
 
@@ -292,7 +299,7 @@ def _known_to_both(before: JsonValue, current: JsonValue) -> tuple[JsonValue, Js
 
 
 def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonValue]:
-    """What of two values is kept in records for people: the keys that differ."""
+    """Return the differing keys of two values, for display in records."""
     if not isinstance(before, dict) or not isinstance(current, dict):
         return before, current
     keys = [key for key in {**before, **current} if before.get(key) != current.get(key)]
@@ -301,7 +308,7 @@ def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonVa
 
 
 def _in_words(name: str, before: JsonValue, current: JsonValue) -> str:
-    """Return what of a part differs, at most three values of it."""
+    """Return a message on the differences of a part, with at most three values."""
     leaves = list(_leaves(name, before, current))
     more = f" and {len(leaves) - MOST_SHOWN} more" if len(leaves) > MOST_SHOWN else ""
     return redact("; ".join(leaves[:MOST_SHOWN]) + more)
@@ -327,7 +334,7 @@ def _short(value: JsonValue) -> str:
 
 
 def what_cannot_be_compared(unseen: Sequence[str]) -> list[str]:
-    """Return the line that says at the start what a resumed run will have to take on trust."""
+    """Return the message, shown at the start, on what a resumed run cannot verify."""
     if not unseen:
         return []
     return [phrase("run.not_compared_on_resume", parts="; ".join(dict.fromkeys(unseen)))]

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run on this machine, for who looks on. Loads no torch."""
+"""The newest checkpoint of a run on this machine, for monitoring. Loads no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ class SavedCheckpoint:
     """A checkpoint that is on the disk.
 
     Attributes:
-        step: optimizer steps done.
-        saved_at: unix time.
+        step: the number of completed optimizer steps.
+        saved_at: Unix time.
     """
 
     step: int
@@ -21,28 +21,28 @@ class SavedCheckpoint:
 
 
 class SavedSteps:
-    """The checkpoints of the run in `run_path`, look by look: a manifest is read once."""
+    """The checkpoints of the run in `run_path`, for repeated queries: a manifest is read once."""
 
     def __init__(self, run_path: Path) -> None:
         self.store = Store(run_path / "checkpoints")
         self._known: dict[str, SavedCheckpoint | None] = {}
 
     def newest(self) -> SavedCheckpoint | None:
-        """The newest that a resume may choose; None where there is none, or it cannot be read."""
+        """Return the newest checkpoint that a resume may choose; None: none, or unreadable."""
         try:
             for name in self.store.versions():
                 if name not in self._known:
                     self._known[name] = self._read(name)
                 if (saved := self._known[name]) is not None:
                     return saved
-        except OSError:  # what a look cannot see is not shown
+        except OSError:  # what cannot be read is not shown
             return None
         return None
 
     def _read(self, name: str) -> SavedCheckpoint | None:
         try:
             manifest = self.store.read(name)
-        except CheckpointError:  # it was rotated away, or is damaged: the one before it serves
+        except CheckpointError:  # it was rotated away or is damaged: use the one before it
             return None
         written_at = self.store.manifest_path(name).stat().st_mtime
         return SavedCheckpoint(manifest.step, written_at) if manifest.healthy else None

@@ -1,4 +1,4 @@
-"""One process trains a run at a time."""
+"""The lock of a run: one process trains it at a time."""
 
 import os
 import time
@@ -17,16 +17,17 @@ from infrastructure.monitoring.records.run_owner import (
 
 LOCK_FILE = "lock"
 LOOK_SECONDS = 0.1
-DIRECTORIES = ("final", "tokenizer", "resume")  # which are there whole or not at all
+DIRECTORIES = ("final", "tokenizer", "resume")  # replaced atomically
 
 
 @contextmanager
 def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
-    """Inside, no process trains the run in `run_path`; one that is about to end it, and waits for
-    its copies, is waited for.
+    """Hold the lock of the run in `run_path`, after waiting for a process that trains it.
+
+    A process that is about to end the run may still wait for its backup.
 
     Raises:
-        ValueError: it still does after `seconds`; says which.
+        ValueError: if it still runs after `seconds`. The message names it.
     """
     deadline = time.monotonic() + seconds
     while _is_trained_elsewhere(run_path) and time.monotonic() < deadline:
@@ -36,11 +37,11 @@ def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
 
 
 def _remove_leftovers(run_path: Path) -> None:
-    """What killed processes of this run have left half-written in its directory."""
+    """Remove the partial files that killed processes of this run left in its directory."""
     for name in DIRECTORIES:
         recover_directory(run_path / name)
     for folder in (run_path, *(path for path in paths_below(run_path) if path.is_dir())):
-        if "objects" not in folder.parts:  # the store sweeps its own
+        if "objects" not in folder.parts:  # the store removes its own
             remove_parts(folder)
 
 
@@ -51,10 +52,10 @@ def _is_trained_elsewhere(run_path: Path) -> bool:
 
 @contextmanager
 def only_trainer_of(run_path: Path) -> Iterator[None]:
-    """Inside, this process is the only one that trains the run in `run_path`.
+    """Hold the lock of the run in `run_path` and record this process as the one that trains it.
 
     Raises:
-        ValueError: another living process does; says which.
+        ValueError: if another live process trains it. The message names it.
     """
     with _locked(run_path):
         write_trainer(run_path)
@@ -65,10 +66,10 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
 
 
 def refuse_trained_elsewhere(run_path: Path) -> None:
-    """Look, before anything is said of going on with the run, whether that is possible.
+    """Check that the run can be resumed, before anything is printed about resuming it.
 
     Raises:
-        ValueError: another living process trains it; says which.
+        ValueError: if another live process trains it. The message names it.
     """
     with _locked(run_path):
         pass

@@ -1,4 +1,4 @@
-"""The folder of the runs. Loads no torch."""
+"""The folder that contains the runs. Loads no torch."""
 
 import errno
 import os
@@ -13,8 +13,10 @@ from infrastructure.core.messages import phrase
 
 
 def check_spelling(output_dir: Path) -> None:
-    """Raises:
-    ValueError: its path is no text, which not all that writes there can do with.
+    """Refuse a path that is not valid UTF-8, which some of the writing libraries cannot handle.
+
+    Raises:
+        ValueError: if the path is not valid UTF-8.
     """
     if not is_utf8(output_dir.absolute()):
         raise InputError("run.output_dir_not_utf8", path=readable_path(output_dir.absolute()))
@@ -22,22 +24,22 @@ def check_spelling(output_dir: Path) -> None:
 
 @contextmanager
 def no_empty_folder_left(output_dir: Path) -> Iterator[None]:
-    """Inside, `output_dir` may be made; where nothing came to lie in it, it is gone afterwards."""
+    """Remove `output_dir` on exit if it was created inside the context and is still empty."""
     parents = [output_dir, *output_dir.parents]
     made = [folder for folder in parents if not os.path.lexists(folder)]
     try:
         yield
     finally:
-        with suppress(OSError):  # something lies in it
+        with suppress(OSError):  # not empty
             for folder in made:
                 folder.rmdir()
 
 
 def writable(output_dir: Path) -> Path:
-    """`output_dir`, made if it is not there.
+    """Return `output_dir`, after creating it if necessary.
 
     Raises:
-        ValueError: it cannot be written to, or not by all that writes there.
+        ValueError: if it is not writable, or its path is not valid UTF-8.
     """
     check_spelling(output_dir)
     try:

@@ -1,4 +1,4 @@
-"""A progress bar for what takes long: for people only, never in what a program reads."""
+"""A progress bar for long operations. It is only shown to a user, never in redirected output."""
 
 import os
 import sys
@@ -13,19 +13,20 @@ from infrastructure.core.notebook import in_notebook_kernel
 if TYPE_CHECKING:
     _Tqdm = tqdm[NoReturn]
 else:
-    _Tqdm = tqdm  # which has no parameters outside of its stubs
+    _Tqdm = tqdm  # generic only in its stubs
 
 MoveBar = Callable[[int, int | None], None]
 
 
 class _QuietTqdm(_Tqdm):
-    monitor_interval = 0  # each call moves the bar; no watching thread is needed
+    monitor_interval = 0  # each call updates the bar; no monitoring thread is needed
 
 
 @contextmanager
 def byte_bar(what: str) -> Iterator[MoveBar]:
-    """Inside, a call with (bytes done, bytes in all) moves the bar, if a person looks on: at a
-    terminal or in a notebook. None: nobody knows how many bytes there are.
+    """Yield a function that moves a progress bar: (bytes done, total bytes).
+
+    The bar is only shown at a terminal or in a notebook. If the total is None, it is unknown.
     """
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     bar = _QuietTqdm(

@@ -1,5 +1,4 @@
-"""What run.json says of every run: what was asked for, by whom each setting was set, and where it
-runs."""
+"""The part of run.json that all runs have: command, origin of each setting, machine."""
 
 import shlex
 import sys
@@ -25,11 +24,11 @@ def base_record(
     device: str,
     num_processes: int,
 ) -> BaseRunRecord:
-    """The part of run.json that does not depend on what trains.
+    """Return the part of run.json that does not depend on what trains the run.
 
     Args:
-        settings: by key the value, and the place where it was set.
-        versions: of Python and of packages.
+        settings: by key, the value and where it was set.
+        versions: the versions of Python and of packages.
     """
     return {
         "run_id": run.run_id,
@@ -45,7 +44,7 @@ def base_record(
 
 
 def read_run_record(run: RunDirectory) -> BaseRunRecord:
-    """What run.json says, whoever trains; nothing where it is missing or damaged."""
+    """Return the contents of run.json; empty if it is missing or damaged."""
     try:
         return cast(BaseRunRecord, read_record(run.run_file))
     except (OSError, DamagedFileError):
@@ -53,17 +52,17 @@ def read_run_record(run: RunDirectory) -> BaseRunRecord:
 
 
 def record_brought_back(run: RunDirectory, place: str, was_killed: bool) -> None:
-    """Note in run.json that a run, which is not finished, was brought back from a place."""
+    """Record in run.json that an unfinished run was restored from a destination."""
     record = read_run_record(run)
     if not record:
         return
     back: BroughtBack = {"place": redact_urls(place), "was_killed": was_killed}
-    with suppress(OSError):  # it is a note for people
+    with suppress(OSError):  # it is only displayed
         write_record(run.run_file, {**record, "brought_back": back})
 
 
 def shown(value: object) -> JsonValue:
-    """A setting as JSON; of a text without secrets."""
+    """Return a setting as JSON, without secrets in a text."""
     if isinstance(value, str):
         return redact(value)
     return value if isinstance(value, int | float | bool | list | dict | None) else str(value)

@@ -1,7 +1,7 @@
-"""What run.json and summary.json hold, key by key.
+"""The contents of run.json and summary.json, key by key.
 
-Files of older versions lack some keys, and a run that was killed has written less: what not every
-file has is not required here. Loads no torch.
+Files of older releases lack some keys, and a killed run has written fewer: keys that not every file
+has are not required here. Loads no torch.
 """
 
 from typing import NotRequired, Required, TypedDict
@@ -10,19 +10,19 @@ from infrastructure.core.json_text import JsonObject, JsonValue
 
 
 class SettingRecord(TypedDict):
-    """A setting, and the place where it was set."""
+    """A setting, and where it was set."""
 
     value: JsonValue
     source: str
 
 
 class Continuation(TypedDict):
-    """That a run went on from a checkpoint.
+    """A resume of a run from a checkpoint.
 
     Attributes:
-        step: of the checkpoint.
-        was_killed: nobody had stopped it in order.
-        place: where it was brought back from; missing where it had never been away.
+        step: the step of the checkpoint.
+        was_killed: whether the run had not been stopped in order.
+        place: where it was restored from; missing if it was not restored.
     """
 
     step: int
@@ -31,11 +31,11 @@ class Continuation(TypedDict):
 
 
 class BroughtBack(TypedDict):
-    """That a run was brought back from a place, and has not gone on since.
+    """A restore of a run from a destination, which has not resumed since.
 
     Attributes:
-        place: without a password.
-        was_killed: nobody had stopped it in order, as far as its version tells.
+        place: the destination, without a password.
+        was_killed: whether the run had not been stopped in order, as far as its version shows.
     """
 
     place: str
@@ -43,15 +43,15 @@ class BroughtBack(TypedDict):
 
 
 class BaseRunRecord(TypedDict, total=False):
-    """What run.json says whatever trains.
+    """The contents of run.json that do not depend on what trains the run.
 
     Attributes:
         created: local time with its offset, as ISO 8601.
         command: the command line, without secrets.
         hardware: of the machine, with `device` and `processes` of the run.
-        went_on: as in summary.json, and travels with the versions.
-        brought_back: until it goes on.
-        history: what changed under way, oldest first; see `run.history`.
+        went_on: as in summary.json, but copied with the versions.
+        brought_back: present until the run resumes.
+        history: the changes during training, oldest first; see `run.history`.
     """
 
     run_id: str
@@ -66,23 +66,24 @@ class BaseRunRecord(TypedDict, total=False):
 
 
 class DecidedSetting(TypedDict):
-    """What was chosen for a setting that the configuration left open."""
+    """The choice for a setting that the configuration left open."""
 
     value: int | str
     origin: str
 
 
 class RunRecord(BaseRunRecord, total=False):
-    """run.json of a run of this package's own loop.
+    """The run.json of a run of Temper's own loop.
 
     Attributes:
         configuration: as `DeploymentConfig.from_dict` reads it; every file has it.
         decided: by key.
-        num_threads: of the CPU, which computes by itself; None elsewhere.
+        num_threads: the number of CPU threads if the run uses only a CPU; None otherwise.
         attention: how packed rows are attended to.
-        last_mlp: at which tokens the last layer's MLP is computed.
-        model: as the model's adapter describes it.
-        data: fingerprint, numbers of examples, hash of the files, and how rows became tokens.
+        last_mlp: the tokens for which the MLP of the last layer is computed.
+        model: as described by the model's adapter.
+        data: the fingerprint, numbers of examples, the hash of the files, and how rows were
+            tokenized.
     """
 
     configuration: Required[JsonObject]
@@ -96,12 +97,12 @@ class RunRecord(BaseRunRecord, total=False):
 
 
 class TrainerRunRecord(BaseRunRecord, total=False):
-    """run.json of a Trainer's run.
+    """The run.json of a Trainer's run.
 
     Attributes:
         trainer: the class of its arguments.
-        settings: those of `DeploymentConfig` that count there.
-        configuration: the whole of it, where the Trainer was made from it.
+        settings: the relevant settings of `DeploymentConfig`.
+        configuration: the whole configuration, if the Trainer was created from it.
         decided: by key.
     """
 
@@ -115,13 +116,14 @@ class TrainerRunRecord(BaseRunRecord, total=False):
 
 
 class CopyFacts(TypedDict, total=False):
-    """How the copies of a run stood: what is known of `BackupStatus` and `Completion`.
+    """The status of a run's backup: the known values of `BackupStatus` and `Completion`.
 
     Attributes:
-        text: for people; every file of a run that has ended has it.
-        possible_loss_seconds: of training, if this machine were lost at that moment.
-        published: where the model lies at the place.
-        problem: why the copy is not confirmed.
+        text: a message for the user; every file of a run that has ended has it.
+        possible_loss_seconds: the training time that would be lost with this machine at that
+            moment.
+        published: the URL of the model at the destination.
+        problem: why the backup is not confirmed.
     """
 
     text: str
@@ -162,11 +164,11 @@ class StageRecord(TypedDict):
 
 
 class ForecastRow(TypedDict):
-    """A quantity that was forecast, and what it came to; `error` is relative.
+    """A forecast quantity and its actual value; `error` is relative.
 
     Attributes:
-        first_step: steps done when it was forecast, as where the run went on; both numbers are of
-            what was left.
+        first_step: the number of completed steps at the forecast, if the run resumed. Both values
+            then cover the remaining steps.
     """
 
     what: str
@@ -177,10 +179,10 @@ class ForecastRow(TypedDict):
 
 
 class CostRecord(TypedDict):
-    """What a run has cost, in all sessions that ended in order.
+    """The cost of a run, in all sessions that ended in order.
 
     Attributes:
-        seconds: from the beginning of each session to its summary.
+        seconds: from the start of each session to its summary.
         text: `amount` with its currency.
     """
 
@@ -191,7 +193,7 @@ class CostRecord(TypedDict):
 
 
 class ExampleRecord(TypedDict, total=False):
-    """A held-out prompt with what the model wrote before and after the training."""
+    """A held-out prompt, and what the model wrote before and after the training."""
 
     prompt: str | None
     expected: str | None
@@ -200,10 +202,10 @@ class ExampleRecord(TypedDict, total=False):
 
 
 class AdviceRecord(TypedDict):
-    """What the numbers at the end of a run suggest to do.
+    """What the numbers at the end of a run suggest.
 
     Attributes:
-        command: to be typed, or what of it is to be given otherwise.
+        command: the command to run, or the setting to change.
     """
 
     text: str
@@ -211,21 +213,22 @@ class AdviceRecord(TypedDict):
 
 
 class Summary(TypedDict, total=False):
-    """summary.json; what is no finite number stands there by its name.
+    """The contents of summary.json. Numbers that are not finite are written by name.
 
     Attributes:
         status: a `RunStatus`; every file has it.
-        reason, signal, error: why it stopped, or what ended it.
+        reason, signal, error: why the run stopped, or what ended it.
         before, after: numbers on held-out data, by name.
-        held_out_changed_after: the step after which other rows were held out, so that what was
-            measured before is not comparable, and left out; missing where they stayed.
-        loss_function: which loss theirs is, where that is none of ours.
-        system_prompt: of every row of the data; missing where they have none, or several.
-        has_context: the rows say what their questions are about; missing where they do not.
-        num_pairs: held-out pairs of a better and a worse answer that were ranked.
-        went_on: where it went on after it had ended too early, the first time first.
-        history: what changed under way, as in run.json; missing where nothing did.
-        files: the seal: the hash of each file that nothing writes to any more.
+        held_out_changed_after: the step after which the held-out rows changed, so that the earlier
+            measurement is not comparable and is omitted; missing if they did not change.
+        loss_function: the loss function of these numbers if it is not a built-in one.
+        system_prompt: the system prompt of all rows; missing if there is none or more than one.
+        has_context: whether the rows contain the context of their questions; missing if they do
+            not.
+        num_pairs: the number of held-out pairs of a better and a worse answer that were ranked.
+        went_on: the resumes after the run had ended early, oldest first.
+        history: the changes during training, as in run.json; missing if there were none.
+        files: the seal: the hash of each file that is not written to any more.
     """
 
     status: str
@@ -233,7 +236,7 @@ class Summary(TypedDict, total=False):
     signal: str | None
     error: str | None
     steps: int
-    final_step: int  # whose model lies in final/, where that is not the last one
+    final_step: int  # the step of the model in final/, if it is not the last one
     total_steps: int
     tokens: int
     seconds: float

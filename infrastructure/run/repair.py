@@ -1,7 +1,6 @@
-"""Repairs a run's versions and small files before anything goes on with it, so that it is found
-again and goes on from what was written.
+"""Repairs the versions and small files of a run before it resumes, so that it can be found again.
 
-Damage is looked for here only; the place is asked for what is damaged, and for nothing else.
+Damage is only looked for on this machine. The destination is only read for damaged files.
 """
 
 import contextlib
@@ -29,8 +28,10 @@ log = logging.getLogger(__name__)
 
 
 def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[str], None]) -> None:
-    """Bring back each run.json in `output_dir` that is damaged or missing, so that its run is found
-    again. A run that a living process trains is left alone."""
+    """Restore each damaged or missing run.json in `output_dir`, so that its run is found again.
+
+    A run that a live process trains is skipped.
+    """
     for path in run_folders(output_dir):
         if RunDirectory(path).has_record() or not is_free(path):
             continue
@@ -44,7 +45,7 @@ def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[st
 
 
 def is_free(path: Path) -> bool:
-    """Whether no living process trains the run in `path`."""
+    """Return whether no live process trains the run in `path`."""
     lock = Lock(path / LOCK_FILE)
     try:
         return lock.take(wait=False, where_there_are_none=True)
@@ -60,25 +61,24 @@ def _stores(path: Path, options: BackupConfig) -> list[Store]:
 
 
 def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str], None]) -> None:
-    """Repair versions and small files of a run; for whoever holds its lock.
+    """Repair the versions and small files of a run. The caller must hold its lock.
 
     Raises:
-        StorageError: this machine's disk refuses.
+        StorageError: if the local disk fails.
     """
     repairs = RunBackup(run.checkpoints, options, run_id=run.run_id).repair(run.path)
     for repair in repairs:
         report(f"note: {repair.text}")
     if any(r.outcome is Outcome.LOST and r.what.startswith("tokenizer/") for r in repairs):
-        shutil.rmtree(run.tokenizer, ignore_errors=True)  # made anew from the model, or the data
+        shutil.rmtree(run.tokenizer, ignore_errors=True)  # created again from the model or the data
     lost = {r.what for r in repairs if r.outcome is not Outcome.REPAIRED}
     seal = read_seal(run.path)
-    if lost & seal.keys():  # reported once
+    if lost & seal.keys():  # report it only once
         write_seal(run, {**seal, **{name: hash_or_none(run.path / name) for name in lost}})
 
 
 def repair_records_of(run: RunDirectory) -> None:
-    """Bring back run.json and the tokenizer of one run from its own versions, reported through
-    logging."""
+    """Restore run.json and the tokenizer of a run from its own versions, and log it."""
     if not is_free(run.path):
         return
     with contextlib.suppress(OSError, CheckpointError):
@@ -89,15 +89,15 @@ def repair_records_of(run: RunDirectory) -> None:
 
 
 def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
-    """Put a seal into summary.json; a file that is gone leaves it.
+    """Write a seal to summary.json, without the files that are gone.
 
     Raises:
-        StorageError: the disk refuses.
+        StorageError: if the disk fails.
     """
     kept = {name: digest for name, digest in seal.items() if digest is not None}
     try:
         write_record(run.summary_file, {**read_record(run.summary_file), SEAL: kept})
-    except DamagedFileError:  # it is written anew with the end of the run
+    except DamagedFileError:  # it is written again when the run ends
         return
     except OSError as error:
         raise StorageError(
@@ -106,7 +106,7 @@ def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
 
 
 def hash_or_none(path: Path) -> str | None:
-    """The hex SHA-256 of a file; None where it is gone, or cannot be read."""
+    """Return the hex SHA-256 of a file; None if it is missing or unreadable."""
     try:
         return file_sha256(path)
     except OSError:

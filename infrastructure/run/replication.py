@@ -1,7 +1,7 @@
-"""The copies of a run as its training sees them: told before, shown meanwhile, awaited at the end.
+"""The backup of a run during training: checked before, displayed during, awaited at the end.
 
-Whatever is wrong with a place is told and never stops a training. Without a place there is one line
-at the end that says so.
+Problems with the destination are reported and never stop a run that has started. Without a
+destination, one line at the end says so.
 """
 
 import time
@@ -35,23 +35,23 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.progress_bar import byte_bar
 from infrastructure.run.record_types import CopyFacts
 
-# What a wait would not change: another machine has gone on, this place never says what is safe, or
-# nobody copies.
+# States that waiting would not change: another machine has resumed the run, the destination does
+# not confirm anything, or the copier cannot run.
 NO_MORE = (FENCED, "doubtful", DOWN)
-QUIET_SECONDS = 2.0  # of waiting of which nobody need know
-LOOK_SECONDS = 1.0  # between two looks at how the copy stands
+QUIET_SECONDS = 2.0  # waiting time that is not reported
+LOOK_SECONDS = 1.0  # between two checks of the status
 REPORT_SECONDS = 30.0
-CONFIRM_FACTOR = 1.5  # links are not always as fast as they were
+CONFIRM_FACTOR = 1.5  # connections may become slower
 
 
 class RunReplication:
     """The backup of one run.
 
     Args:
-        report: shows a line to a person.
+        report: shows a line to the user.
 
     Raises:
-        ValueError: `backup.place` names no place.
+        ValueError: if `backup.place` is not a valid destination.
     """
 
     def __init__(
@@ -70,27 +70,27 @@ class RunReplication:
 
     @property
     def has_place(self) -> bool:
-        """Whether anything is copied."""
+        """Whether there is a backup destination."""
         return self.backup.options.place is not None
 
     def check_place(self) -> None:
-        """Whatever is wrong with the place is told before anything takes time.
+        """Check the destination, so that problems are reported before anything takes time.
 
         Raises:
-            StorageError: it cannot be used; says what to do.
+            StorageError: if it cannot be used. The message says what to do.
         """
         missing = self.backup.check_place()
         if missing is not None:
             self.report(phrase("run.training_without_backups", problem=missing))
 
     def check_free_space(self, bytes_per_version: int, total_steps: int) -> None:
-        """Say, before the first step, what a version takes and how many fit here and there.
+        """Report, before the first step, the size of a version and how many fit here and there.
 
         Raises:
-            StorageError: what is to be kept does not fit.
+            StorageError: if the versions to keep do not fit.
         """
         keep = versions_kept(self.config.training, total_steps)
-        more = details(self.report)  # the forecast has the sum of it
+        more = details(self.report)  # the forecast has a summary of it
         more(require_free_space("Disk", self.backup.store, keep, bytes_per_version))
         if self.backup.options.place is None:
             return
@@ -110,7 +110,7 @@ class RunReplication:
             self.report(f"note: {caution}")
 
     def short(self) -> str | None:
-        """The age of the last confirmed version, for a line that is drawn at every step."""
+        """Return the age of the last confirmed version, for a line that is drawn at every step."""
         if not self.has_place:
             return None
         return short_words(self._look(), time.time())
@@ -120,8 +120,10 @@ class RunReplication:
         return self._look().confirmed_step
 
     def seconds_to_confirm(self) -> float:
-        """How long a version may take until it is safe at the place, after what the last one took;
-        never longer than the end of a run waits for it."""
+        """Estimate how long a version takes to be confirmed, from the time of the last one.
+
+        The estimate is at most the time that the end of a run waits for it.
+        """
         if not self.has_place:
             return 0.0
         status = self._look()
@@ -131,17 +133,17 @@ class RunReplication:
         return min(CONFIRM_FACTOR * confirm_seconds, self.config.backup.finish_seconds)
 
     def _look(self) -> BackupStatus:
-        """The status, read at most every LOOK_SECONDS."""
+        """Return the status, read at most every LOOK_SECONDS."""
         if self._seen is None or time.monotonic() - self._seen[0] >= LOOK_SECONDS:
             self._seen = (time.monotonic(), self.backup.status())
         return self._seen[1]
 
     def age_seconds(self) -> float | None:
-        """The age of the last confirmed version; None before there is one."""
+        """Return the age of the last confirmed version; None: there is none yet."""
         return self.backup.status().possible_loss(time.time()).seconds
 
     def probes(self) -> dict[str, Probe]:
-        """What the monitor reads of the copies."""
+        """Return the probes of the backup for the monitor."""
         if not self.has_place:
             return {}
         return {
@@ -150,20 +152,23 @@ class RunReplication:
         }
 
     def line(self) -> str:
-        """How the copies stand, as a sentence."""
+        """Return the status of the backup as a message."""
         if not self.has_place:
             return phrase("monitoring.checkpoints_not_backed_up")
         return self.backup.status().possible_loss(time.time()).text
 
     def wait(self, seconds: float) -> None:
-        """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
+        """Wait at most `seconds` until the newest version is confirmed. Ctrl-C ends the wait."""
         if self.has_place:
             with self._skipped_by_ctrl_c():
                 self._wait(seconds, self.backup.begin_last_look())
 
     def _wait(self, seconds: float, look: str = "") -> BackupStatus:
-        """How the copy stands when the newest version is confirmed and the look of this token is
-        done, or time is over."""
+        """Wait until the newest version is confirmed and the check of this token is done.
+
+        Returns:
+            The status then, or when the time is over.
+        """
         newest = self.backup.store.newest_healthy()
         self.backup.try_again()
         status = self.backup.status()
@@ -171,7 +176,7 @@ class RunReplication:
             return status
         deadline = reported_at = time.monotonic()
         deadline += seconds
-        if status.confirmed_name == newest:  # a last look takes a moment
+        if status.confirmed_name == newest:  # a final check takes a moment
             status = self.backup.finish(min(QUIET_SECONDS, seconds), look)
         if _is_over(status, newest, look):
             return status
@@ -191,11 +196,12 @@ class RunReplication:
         return status
 
     def complete(self, seconds: float, record: Callable[[], object]) -> None:
-        """Have the place confirm all of a finished run; `completion` says what came of it. Ctrl-C
-        and SIGTERM end the wait and not the copier, which goes on by itself for as long.
+        """Have the destination confirm a finished run; `completion` has the result.
+
+        Ctrl-C and SIGTERM end the wait and not the copier, which continues by itself for as long.
 
         Args:
-            record: writes summary and report, once it is known where the model lies.
+            record: writes the summary and the report, once the URL of the model is known.
         """
         if not self.has_place:
             return
@@ -212,28 +218,30 @@ class RunReplication:
         self.completion = Completion(self.completion.published, phrase("run.wait_for_backup_ended"))
 
     def compare_anew(self) -> None:
-        """What was confirmed before does not count: the place may have changed since."""
+        """Discard earlier confirmations: the destination may have changed since."""
         if self.has_place:
             self.backup.forget_status()
 
     def problem(self) -> str | None:
-        """The sentence for a finished run that is not safe at its place; None: it is, or there is
-        none."""
+        """Return the message on a finished run that is not safe at its destination.
+
+        None: it is safe, or there is no destination.
+        """
         if not self.has_place or self.completion.is_complete:
             return None
         return not_safe(self.run.path, str(self.backup.options.place), self.completion)
 
     def report_incomplete(self) -> None:
-        """Report loudly what is not safe."""
+        """Report a finished run that is not safe at its destination."""
         if (problem := self.problem()) is not None:
             self.report(problem)
 
     def close(self) -> None:
-        """The training has ended; what is on its way is copied still."""
+        """Tell the copier that the training has ended. Pending copies are finished."""
         self.backup.close()
 
     def facts(self) -> CopyFacts:
-        """For summary.json and the report."""
+        """Return the status of the backup for summary.json and the report."""
         if not self.has_place:
             return {"text": phrase("monitoring.checkpoints_not_backed_up")}
         status = self.backup.status()
@@ -256,13 +264,13 @@ class RunReplication:
 
 
 def _is_over(status: BackupStatus, newest: str, look: str) -> bool:
-    """Whether there is nothing to wait for any more."""
+    """Return whether there is nothing left to wait for."""
     is_settled = status.is_settled(newest) and status.has_looked(look)
     return is_settled or status.state in NO_MORE
 
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:
-    """How many versions rotation leaves on this machine at most."""
+    """Return how many versions rotation keeps on this machine at most."""
     return min(
         training.keep_checkpoints + training.num_best_kept + _every(training, total_steps),
         total_steps,
@@ -270,7 +278,7 @@ def versions_kept(training: TrainingConfig, total_steps: int) -> int:
 
 
 def newest_kept(training: TrainingConfig, total_steps: int) -> int:
-    """How many it leaves where the loss has fallen to the end, and the best are the newest."""
+    """Return how many versions are kept if the loss falls to the end: the best are the newest."""
     newest = max(training.keep_checkpoints, training.num_best_kept)
     return min(newest + _every(training, total_steps), total_steps)
 

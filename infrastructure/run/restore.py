@@ -1,4 +1,4 @@
-"""Runs that lie at a place: which there are, which is of a purpose, and bringing one back whole."""
+"""Runs at a backup destination: listing them, finding a matching one, and restoring it."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | None:
-    """The newest run at `config.backup.place` that trains what `config` asks for.
+    """Return the newest run at `config.backup.place` that trains what `config` specifies.
 
     Raises:
-        ValueError: no place has such a name.
-        StorageError: the place does not answer, so nobody knows what lies there.
+        ValueError: if the destination is invalid.
+        StorageError: if the destination does not respond, so that its contents are unknown.
     """
     place = open_place(str(config.backup.place))
     for run_id in reversed(answer_of(place, lambda: runs_at(place))):
@@ -57,24 +57,24 @@ def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | N
 
 
 def runs_at_place(options: BackupConfig) -> list[str]:
-    """The runs that have a version at the place.
+    """Return the runs that have a version at the destination.
 
     Raises:
-        StorageError: it does not answer.
+        StorageError: if it does not respond.
     """
     place = open_place(str(options.place))
     return answer_of(place, lambda: runs_at(place))
 
 
 def newest_values(place: Place, run_id: str) -> Mapping[str, object]:
-    """The values of the newest version whose manifest can be read; empty: there is none."""
+    """Return the values of the newest version with a readable manifest; empty: there is none."""
     for manifest in readable(Store(Path(run_id), place)):
         return manifest.values
     return {}
 
 
 def readable(store: Store) -> Iterator[Manifest]:
-    """The manifests of a store that can be read, the newest first."""
+    """Yield the readable manifests of a store, the newest first."""
     for name in store.versions():
         try:
             yield store.read(name)
@@ -93,17 +93,20 @@ def restore_run(
     step: int | None = None,
     report: Callable[[str], None] = do_nothing,
 ) -> tuple[RunDirectory, Path]:
-    """Bring a run (None: the newest) from its place into `output_dir`, verified: the newest whole
-    version and the best one, and the run's files, unless what is here is newer; of a run that lies
-    finished there also model, summary and report.
+    """Restore a run (None: the newest) from its destination into `output_dir`, and verify it.
+
+    This fetches the newest intact version and the best one, and the run's files unless those here
+    are newer. If the run is finished at the destination, it also fetches the model, summary and
+    report.
 
     Returns:
-        The run, and the checkpoint that was brought.
+        The run, and the restored checkpoint.
 
     Raises:
-        ValueError: no such place, no such run there, or `output_dir` cannot be written to.
-        CheckpointError: it holds no whole version.
-        StorageError: the place does not answer, or this machine's disk refuses.
+        ValueError: if the destination is invalid, it has no such run, or `output_dir` is not
+            writable.
+        CheckpointError: if the destination has no intact version.
+        StorageError: if the destination does not respond, or the local disk fails.
     """
     place = open_place(str(options.place))
     run_id = named_run(place, run_id)
@@ -125,7 +128,7 @@ def restore_run(
         for problem in restore_run_files(store, store.read(checkpoint.stem), run.path):
             log.warning("%s", problem)
         there = Store(Path(run_id), place)
-        # A new machine has the newest version only, which may lack run.json: look at all of them.
+        # A new machine only has the newest version, which may lack run.json: search all versions.
         stores = [store, there] if before else [there, store]
         if not run.has_record() and (repair := RunFileRepair(run.path, stores).restore(RUN_FILE)):
             log.warning("%s", repair.text)  # from an older version
@@ -139,8 +142,11 @@ def restore_run(
 
 
 def _was_killed(run: RunDirectory, place: Place) -> bool:
-    """Whether nobody had ended the run in order: as its summary.json says it where that is here,
-    else as its newest version at the place does, and what a finished run has there."""
+    """Return whether the run had not ended in order.
+
+    If summary.json exists here, it decides. Otherwise the kind of the newest version at the
+    destination does, and whether a finished run is there.
+    """
     if run.summary_file.is_file():
         return run.status() is RunStatus.RUNNING
     try:
@@ -153,8 +159,10 @@ def _was_killed(run: RunDirectory, place: Place) -> bool:
 
 
 def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
-    """Bring back the version with the lowest score, too, where it lies at the place alone: it is
-    what `@best` means, before the loss as after it."""
+    """Restore the version with the lowest score, too, if it is only at the destination.
+
+    So `@best` means the same version as before the loss.
+    """
     try:
         here, there = best_of(store), best_of(remote)
         if there is None or (here is not None and here.stem == there.stem):
@@ -166,8 +174,10 @@ def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
 
 
 def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:
-    """Bring back what a finished run has at its place besides its versions; where something of it
-    is not whole, the run goes on from its last version, and writes it anew."""
+    """Restore what a finished run has at its destination in addition to its versions.
+
+    If a part of it is damaged, the run resumes from its last version and writes it again.
+    """
     try:
         finished = finished_at(place, run.run_id, step)
         if finished is None:
@@ -182,12 +192,14 @@ def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[s
 
 
 def named_run(place: Place, name: str | None) -> str:
-    """The run at a place that a person named, as it was called here: by its id, its path, that of
-    its model, or the name that it was given; None: the newest.
+    """Return the run at a destination that the user named; None: the newest.
+
+    Args:
+        name: its id, its path or that of its model on this machine, or the name that it was given.
 
     Raises:
-        ValueError: there is none of that name, or none at all.
-        StorageError: the place does not answer.
+        ValueError: if there is no run of that name, or none at all.
+        StorageError: if the destination does not respond.
     """
     known = answer_of(place, lambda: runs_at(place))
     run_id = folder_of(name).name if name else None
@@ -211,18 +223,18 @@ def named_run(place: Place, name: str | None) -> str:
 
 
 def folder_of(name: str) -> Path:
-    """The folder of the run that a path names, or its trained model."""
+    """Return the folder of the run whose path, or whose trained model's path, is given."""
     path = Path(name)
     return path.parent if path.name == FINAL and len(path.parts) > 1 else path
 
 
 def step_at_place(place: Place, run_id: str, version: str) -> int:
-    """The step of a version at a place; see `split_version` and `check_version`.
+    """Return the step of a version at a destination; see `split_version` and `check_version`.
 
     Raises:
-        ValueError: none was measured.
-        CheckpointError: its manifest is not there, or damaged.
-        StorageError: the place does not answer.
+        ValueError: if the best one is requested and none was measured.
+        CheckpointError: if its manifest is missing or damaged.
+        StorageError: if the destination does not respond.
     """
     store = Store(Path(run_id), place)
     if version == BEST:
@@ -236,10 +248,10 @@ def step_at_place(place: Place, run_id: str, version: str) -> int:
 
 
 def check_version(run: str, version: str | None) -> None:
-    """Refuse what no version is called, before anybody asks a place.
+    """Refuse an invalid name of a version, before a destination is queried.
 
     Raises:
-        ValueError: says how one is called.
+        ValueError: if the name is invalid. The message describes valid ones.
     """
     if version in (None, BEST) or version.isdecimal() or VersionName.parse(version) is not None:
         return
@@ -247,7 +259,7 @@ def check_version(run: str, version: str | None) -> None:
 
 
 def why_empty(place: Place) -> str:
-    """`: ` and why no run lies at a place: there is no such folder or repository; else empty."""
+    """Return `: ` and the reason if a destination's folder or repository is missing; else ""."""
     try:
         place.names(Path())
     except OSError as error:
@@ -258,10 +270,10 @@ def why_empty(place: Place) -> str:
 
 
 def answer_of(place: Place, question: Callable[[], T]) -> T:
-    """What the place answers.
+    """Return the result of a query to the destination.
 
     Raises:
-        StorageError: it does not; says what a person can do.
+        StorageError: if it does not respond. The message says what the user can do.
     """
     try:
         return question()

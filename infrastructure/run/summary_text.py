@@ -1,7 +1,7 @@
-"""What is shown of a run: the steps ahead of it; when it has ended, numbers before and after, an
-example, and where all lies.
+"""The text that is displayed about a run.
 
-Loads no torch.
+This is the number of remaining steps and, after the end, the numbers before and after, an example,
+and the output paths. Loads no torch.
 """
 
 import json
@@ -19,19 +19,19 @@ from infrastructure.run.history import history_in, history_lines
 from infrastructure.run.record_types import Summary
 
 MAX_EXAMPLE_LINES, MAX_LINE_CHARACTERS = 8, 400
-FEW_PROMPTS = 5  # of which each is worth more than 20 points
-SEES = "processor_config.json"  # in the folder of a model that pictures are given to
+FEW_PROMPTS = 5  # with fewer, each is worth more than 20 percentage points
+SEES = "processor_config.json"  # in the folder of a vision-language model
 
-RESULT = "result"  # among what is shown elsewhere
+RESULT = "result"  # the name of a part that is displayed elsewhere
 
 
 def steps_ahead(done: int, total: int) -> str:
-    """How many steps are to come; of a run that goes on, and to which one."""
+    """Return how many steps remain and, for a resumed run, the last step."""
     return f"{total - done:,} more steps, to {total:,}" if done else f"{total:,} steps"
 
 
 def paths_of(run_path: Path) -> dict[str, str]:
-    """Where the parts of a run lie that are there."""
+    """Return the paths of the existing parts of a run."""
     rounded = [run_path / name for name in ROUNDED]
     paths = {
         "run": run_path,
@@ -47,10 +47,10 @@ def paths_of(run_path: Path) -> dict[str, str]:
 
 
 def closing_lines(run_path: Path, summary: Summary, is_result_shown: bool = False) -> list[str]:
-    """What is shown at the end: the table, an example, and where everything lies.
+    """Return the lines at the end: the table, an example, and the output paths.
 
     Args:
-        is_result_shown: a notebook's panel shows all but where it lies.
+        is_result_shown: whether a notebook's panel already shows all but the output paths.
     """
     return ([] if is_result_shown else _result_lines(summary)) + _place_lines(run_path, summary)
 
@@ -79,13 +79,13 @@ def _result_lines(summary: Summary) -> list[str]:
 
 
 def changed_lines(summary: Summary) -> list[str]:
-    """What changed under way, a line each; none where nothing did."""
+    """Return the changes during training, one per line; empty if there were none."""
     lines = history_lines(history_in(summary))
     return ["Changed under way:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def early_lines(summary: Summary) -> list[str]:
-    """Why a finished training did not take all of its steps; none where it did."""
+    """Return why a finished run did not take all of its steps; empty if it did."""
     steps, total, reason = (summary.get(key) for key in ("steps", "total_steps", "reason"))
     is_finished = summary.get("status") == RunStatus.FINISHED
     if not (is_finished and isinstance(steps, int) and isinstance(total, int) and steps < total):
@@ -95,7 +95,7 @@ def early_lines(summary: Summary) -> list[str]:
 
 
 def best_lines(summary: Summary) -> list[str]:
-    """That the trained model is not of the last step; none where it is."""
+    """Return a line if the trained model is not that of the last step."""
     step = summary.get("final_step")
     return [] if step is None else [phrase("run.model_of_best_step", step=step)]
 
@@ -122,7 +122,7 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
 
 
 def _of_held_out(num_questions: int, summary: Summary) -> str:
-    """How many rows were answered, and what decides that."""
+    """Return how many held-out prompts were answered, with a note if they are few."""
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
         few = phrase("run.too_few_prompts") if num_questions < FEW_PROMPTS else ""
@@ -135,7 +135,7 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
 
 
 def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary) -> str:
-    """How one asks the trained model something, in a shell or in a cell."""
+    """Return how to query the trained model, in a shell or in a cell."""
     system, has_context = summary.get("system_prompt"), summary.get("has_context", False)
     if in_notebook and not sees:
         more = "" if system is None else f", system={system!r}"
@@ -147,14 +147,14 @@ def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary)
 
 
 def _looking(run: str, in_notebook: bool) -> str:
-    """How one gets to see the report."""
+    """Return how to open the report."""
     if in_notebook:
         return phrase("run.show_report_in_a_cell", run=run)
     return phrase("run.open_report_in_browser", run=run)
 
 
 def cost_lines(summary: Summary) -> list[str]:
-    """What the run has cost, in a line; none where nobody has said what an hour costs."""
+    """Return a line on the cost of the run; empty if the price of an hour is unknown."""
     cost = summary.get("cost")
     if cost is None:
         return []
@@ -170,12 +170,12 @@ def cost_lines(summary: Summary) -> list[str]:
 
 
 def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[str]:
-    """A text beside its name. `keeps_end`: of a long one the end is shown, and not the start."""
+    """Return a text next to its name. `keeps_end`: show the end of a long text, not the start."""
     lines = (text or "").strip().splitlines()
     whole = [_cut(printable(line), keeps_end) for line in lines if line.strip()] or [
         blank(text or "")
     ]
-    if len(whole) <= MAX_EXAMPLE_LINES + 1:  # the note on one line would be as long as the line
+    if len(whole) <= MAX_EXAMPLE_LINES + 1:  # a note would be as long as the one omitted line
         return _beside(name, whole)
     more = [phrase("run.example_lines_omitted", count=len(whole) - MAX_EXAMPLE_LINES)]
     shown = (
@@ -190,7 +190,7 @@ def _beside(name: str, lines: Sequence[str]) -> list[str]:
 
 
 def _cut(line: str, keeps_end: bool) -> str:
-    """A line of at most MAX_LINE_CHARACTERS: a text without line breaks may be a whole document."""
+    """Shorten a line to MAX_LINE_CHARACTERS: a text without line breaks may be a whole document."""
     if len(line) <= MAX_LINE_CHARACTERS:
         return line
     kept = MAX_LINE_CHARACTERS - 2

@@ -1,4 +1,4 @@
-"""What a run does, one stage after the other, and how long each took."""
+"""The stages of a run, and the duration of each."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from infrastructure.run.record_types import StageRecord
 
-# In this order; a run that goes on does all but the first measurement again.
+# In this order. A resumed run repeats all stages except the first measurement.
 STAGES = {
     "model": "the model is built or loaded",
     "data": "the data is read, checked and tokenised",
@@ -22,10 +22,10 @@ STAGES = {
 
 
 class Stages:
-    """Takes the time of each stage; one that is entered twice adds up.
+    """Measures the duration of each stage; repeated stages are added up.
 
     Args:
-        clock: seconds that never go back.
+        clock: returns seconds that never decrease.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,10 +35,10 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What is done inside belongs to the stage `name`, also when it fails.
+        """Count the time inside the context for the stage `name`, also if it fails.
 
         Raises:
-            KeyError: there is no such stage.
+            KeyError: if there is no such stage.
         """
         STAGES[name]
         began = self.clock()
@@ -51,15 +51,15 @@ class Stages:
             self._seconds[name] = self._seconds.get(name, 0.0) + self.clock() - began
 
     def seconds(self, name: str) -> float | None:
-        """What a stage took; None: it was not done."""
+        """Return the duration of a stage; None: it was not run."""
         return self._seconds.get(name)
 
     def total_seconds(self) -> float:
-        """What all stages took until now."""
+        """Return the duration of all stages so far."""
         return sum(self._seconds.values())
 
     def records(self) -> list[StageRecord]:
-        """For summary.json: name, what it is, seconds, and the error that ended it, if one did."""
+        """Return records for summary.json: name, description, seconds, and the error, if any."""
         return [self._record(name, seconds) for name, seconds in self._seconds.items()]
 
     def _record(self, name: str, seconds: float) -> StageRecord:

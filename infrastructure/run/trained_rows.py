@@ -1,8 +1,9 @@
-"""Which rows the model of a run has learned, by the run or by those that it began from: a
-measurement names those among its own rows, in whatever file they lie.
+"""The rows that the model of a run was trained on, by this run or by earlier ones.
 
-Rows are kept as hashes of their contents, keyed with a secret, because a short row can be guessed
-from a plain hash. The secret stays with the hashes in the run's own folder and its copies.
+A measurement reports those among its own rows, in whichever file they are.
+
+Rows are saved as hashes of their contents, keyed with a secret, because a short row can be guessed
+from a plain hash. The secret stays with the hashes in the run's own folder and its backups.
 """
 
 import base64
@@ -17,7 +18,7 @@ from infrastructure.core.errors import DamagedFileError
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.identity import new_key, row_digest
 
-MOST_ROWS = 1_000_000  # eight bytes each; of more rows those with the smallest hashes
+MOST_ROWS = 1_000_000  # eight bytes each; of more rows, those with the smallest hashes
 KEY, ROWS = "key", "rows"
 
 Contents = npt.NDArray[np.uint64]
@@ -29,7 +30,7 @@ class TrainedRows:
 
     Attributes:
         key: the secret.
-        hashes: in rising order, (rows,).
+        hashes: in ascending order, (rows,).
     """
 
     key: str = field(default_factory=new_key, repr=False)
@@ -45,7 +46,7 @@ class TrainedRows:
         return TrainedRows(self.key, both[:MOST_ROWS])
 
     def num_among(self, contents: Contents) -> int:
-        """Return how many of these plain hashes are of rows that were trained on."""
+        """Return how many of these plain hashes belong to rows that were trained on."""
         return int(np.isin(self._keyed(contents), self.hashes).sum())
 
     def _keyed(self, contents: Contents) -> Contents:
@@ -61,11 +62,11 @@ class TrainedRows:
 def record_trained_rows(
     run: RunDirectory, contents: Contents, earlier: TrainedRows | None = None
 ) -> None:
-    """Add rows to those that the run has trained on.
+    """Add rows to those that the run was trained on.
 
     Args:
         contents: a hash of each row, (rows,).
-        earlier: of the run whose model this one begins with, whose secret a new run takes over.
+        earlier: the rows of the run whose model this one starts from. A new run uses its secret.
     """
     known = trained_rows(run) or earlier or TrainedRows()
     kept = known.with_contents(contents)
@@ -74,7 +75,7 @@ def record_trained_rows(
 
 
 def trained_rows(run: RunDirectory) -> TrainedRows | None:
-    """Return the rows; None: the run keeps none, or its file is damaged."""
+    """Return the rows; None: the run has no record, or its file is damaged."""
     with contextlib.suppress(OSError, DamagedFileError, ValueError):
         record = read_record(run.trained_rows_file)
         key, text = record.get(KEY), record.get(ROWS)

@@ -1,8 +1,8 @@
-"""Places where backups lie: another disk, Google Drive, an object store, the Hugging Face Hub, or a
-storage backend of somebody's own.
+"""Backup destinations: another disk, Google Drive, an object store, the Hugging Face Hub, others.
 
-To add one: `register_backend(scheme, class)`, an entry point in the group "temper.backends", or its
-address, `backup.place: module:Class://…`. The copier, which is a process of its own, imports it.
+To add a storage backend, call `register_backend(scheme, class)`, declare an entry point in the
+group "temper.backends", or use its address: `backup.place: module:Class://…`. The copier, which is
+a separate process, imports the backend.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from infrastructure.core.registry import Registry
 __all__ = ["Content", "Place", "open_place", "register_backend", "require_backend"]
 
 DRIVE = "drive:"
-FOLDER, FSSPEC = "folder", "fsspec"  # of texts without a scheme, and of all other schemes
+FOLDER, FSSPEC = "folder", "fsspec"  # for texts without a scheme, and for all other schemes
 
 
 def _folder(text: str) -> Path:
     folder = Path(text).expanduser().absolute()
-    return folder.resolve() if ".." in folder.parts else folder  # links have names people know
+    return folder.resolve() if ".." in folder.parts else folder  # keep symlinks
 
 
 def _open_folder(text: str) -> Place:
@@ -61,28 +61,30 @@ BACKENDS.provide(
 
 
 def register_backend(name: str, backend: Callable[[str], Place]) -> None:
-    """Make `backup.place: name://…` a place that `backend` opens, given that whole text; it goes
-    before ours of that scheme, and before fsspec's.
+    """Register `backend` to open `backup.place: name://…`; it is called with that whole text.
 
-    The copier imports it from where it is defined: a module, not a notebook's cell.
+    It takes precedence over a built-in backend of that scheme, and over fsspec's.
+
+    The copier imports it from where it is defined, so that must be a module, not a notebook cell.
 
     Raises:
-        ValueError: the name is taken by another one's own, or `backend` lacks a method.
+        ValueError: if another user-defined backend has this name, or `backend` lacks a method.
     """
     BACKENDS.register(name, backend)
 
 
 def open_place(text: str) -> Place:
-    """The place that `text` names; nothing is connected to and nothing is made yet.
+    """Return the destination that `text` names, without connecting to it or creating anything.
 
     Args:
-        text: a folder (on a mounted Drive it is known as such; `drive:` before it says so, and
-            `file://` that it is none), an fsspec URL, `hf://[buckets/|datasets/]OWNER/NAME[/folder]`,
-            or one of somebody's own backend: `name://…` or `module:Class://…`.
+        text: a folder (one on a mounted Drive is recognized; the prefix `drive:` forces Drive, and
+            `file://` an ordinary folder), an fsspec URL,
+            `hf://[buckets/|datasets/]OWNER/NAME[/folder]`, or the address of a user-defined
+            backend: `name://…` or `module:Class://…`.
 
     Raises:
-        ValueError: no place has such a name, or its backend cannot be used.
-        MissingPackageError: what speaks to it is not installed.
+        ValueError: if the text is not a valid destination, or its backend cannot be used.
+        MissingPackageError: if a package that the backend needs is not installed.
     """
     name = backend_of(text)
     if BACKENDS.origin(name) is None:
@@ -97,11 +99,11 @@ def open_place(text: str) -> Place:
 
 
 def require_backend(text: str) -> None:
-    """Look at the backend of a place that another process will open, too.
+    """Check that a destination's backend can also be used from another process.
 
     Raises:
-        ValueError: it cannot be used, or that process could not import it, or would find nothing
-            there.
+        ValueError: if the backend cannot be used, if another process could not import it, or if the
+            destination exists only in the memory of this process.
     """
     name = backend_of(text)
     if name == FSSPEC and text.lower().startswith("memory:"):
@@ -110,10 +112,10 @@ def require_backend(text: str) -> None:
 
 
 def backend_of(text: str) -> str:
-    """The name, or the address, of the backend that opens a place.
+    """Return the name or the address of the backend that opens a destination.
 
     Raises:
-        ValueError: the text is empty.
+        ValueError: if the text is empty.
     """
     if not text.strip():
         raise InputError("backup.destination_empty")

@@ -1,7 +1,7 @@
-"""What every place has in common: the operations of a file system, and `confirm`.
+"""The interface of every destination: the operations of a file system, and `confirm`.
 
-Paths are relative to the place (`Path("run-1/objects/ab/…")`), so `Store(Path("run-1"), place)`
-reads a place as it reads a disk.
+Paths are relative to the destination (`Path("run-1/objects/ab/…")`), so
+`Store(Path("run-1"), place)` reads a destination as it reads a disk.
 """
 
 import abc
@@ -22,18 +22,18 @@ from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.messages import phrase
 
 PROBE = "probe-"
-SERVER_HASHES = ("sha256", "md5")  # one of which most servers compute themselves
+SERVER_HASHES = ("sha256", "md5")  # most servers compute one of them
 
 
 @dataclass(frozen=True)
 class Content:
-    """What was written to one file: its size, and the hashes that its place compares.
+    """The content of a written file: its size, and the hashes that its destination compares.
 
     Attributes:
-        size_bytes: of the bytes as they are stored (of a compressed object: the compressed ones).
-        hashes: names and hex hashes of the same bytes. The first is that of the file read back.
-            MD5 is only ever compared with what a server says of a file that we wrote; it is no
-            protection against a person.
+        size_bytes: the number of bytes as stored (for a compressed object: of the compressed ones).
+        hashes: names and hex hashes of the same bytes. The first one is used to compare the file
+            when it is read back. MD5 is only compared with what a server reports about a file that
+            Temper wrote; it does not protect against tampering.
     """
 
     size_bytes: int
@@ -41,10 +41,10 @@ class Content:
 
     @classmethod
     def of(cls, buffers: Iterable[Buffer], names: Iterable[str] = SERVER_HASHES) -> Self:
-        """The content of `buffers`, one after the other.
+        """Return the content of the concatenated `buffers`.
 
         Args:
-            names: of the hashes, as in `Place.hashes`.
+            names: the names of the hashes, as in `Place.hashes`.
         """
         size_bytes, digests = 0, {name: _digest(name) for name in names}
         for buffer in buffers:
@@ -62,7 +62,7 @@ class Content:
         return self._hash("md5")
 
     def _hash(self, name: str) -> str:
-        """Raises ValueError where the place does not say that it compares this one."""
+        """Return a hash by name. Raise ValueError if the destination does not declare it."""
         for known, value in self.hashes:
             if known == name:
                 return value
@@ -70,12 +70,12 @@ class Content:
 
 
 class Evidence(enum.StrEnum):
-    """How the bytes of a file at a place were compared, from the strongest to the weakest."""
+    """How the bytes of a file at a destination were compared, from the strongest to the weakest."""
 
-    CHECKSUM = "service checksum"  # the service computes it
+    CHECKSUM = "service checksum"  # computed by the service
     READ_BACK = "read-back"
-    MOUNT = "mount cache"  # read through a mount, which may show what it keeps on this machine
-    BACKEND = "storage backend"  # it says yes, and does not say how
+    MOUNT = "mount cache"  # read through a mount, which may serve its local cache
+    BACKEND = "storage backend"  # confirmed, but the backend does not report how
 
 
 def _digest(name: str) -> Digest:
@@ -83,36 +83,38 @@ def _digest(name: str) -> Digest:
 
 
 class Place(FileOperations, abc.ABC):
-    """Where backups lie. Every method raises OSError and nothing else, unless it says so.
+    """A backup destination. Unless documented otherwise, its methods raise only OSError.
 
-    FileNotFoundError means that the file is not there; a place that cannot be reached is another
-    OSError (`errno.ENOTCONN` where nothing better is known).
+    FileNotFoundError means that the file does not exist. An unreachable destination raises another
+    OSError (`errno.ENOTCONN` if nothing more precise is known).
 
     Attributes:
-        url: the place as people write it, without any secret.
-        is_slow: whether bytes cost more time than compressing them.
-        hashes: of a file, that `confirm` compares; each is a pass over all bytes.
-        identity: the id that `identify` found; None: nobody has asked.
+        url: the destination as users write it, without secrets.
+        is_slow: whether transferring bytes takes longer than compressing them.
+        hashes: the hashes of a file that `confirm` compares. Each one costs a pass over all bytes.
+        identity: the id that `identify` found; None: it was not called.
     """
 
     url: str
     is_slow: bool
-    is_direct = False  # read back is what `read` brings
+    is_direct = False  # `read_back` uses `read`
     hashes: Sequence[str] = SERVER_HASHES
     identity: str | None = None
 
     def identify(self, known: str | None = None) -> str:
-        """Find out which place this is by its marker, which is made at first contact. From here on
-        it is no other: every write and every confirmation looks at the marker again.
+        """Identify this destination by its marker, which is created at first contact.
+
+        After this call, every write and every confirmation checks the marker again.
 
         Args:
-            known: the id that it must have; None: whichever it has.
+            known: the id that the destination must have; None: any.
 
         Returns:
-            Its id.
+            The id of the destination.
 
         Raises:
-            OSError: it does not answer, or refuses; ENOTCONN: it is another place.
+            OSError: if the destination does not respond or fails. ENOTCONN: it is another
+                destination.
         """
         if known is not None:
             self.identity = known
@@ -125,11 +127,11 @@ class Place(FileOperations, abc.ABC):
         return self.identity
 
     def require_identity(self) -> None:
-        """Look at the marker, if `identify` was called.
+        """Check the marker, if `identify` was called.
 
         Raises:
-            OSError: it does not answer; ENOTCONN: this is another place by now, such as the empty
-                folder below a mount that went away.
+            OSError: if the destination does not respond. ENOTCONN: this is another destination now,
+                such as the empty folder below a mount that disappeared.
         """
         if self.identity is not None and not has_id(self, self.identity):
             actual = "another place" if ids_at(self) else phrase("backup.folder_without_marker")
@@ -141,29 +143,29 @@ class Place(FileOperations, abc.ABC):
             )
 
     def require_reachable(self) -> None:
-        """Refuse what shows without connecting to anything, and without writing.
+        """Refuse a destination that is visibly unusable, without connecting or writing.
 
         Raises:
-            OSError: the place cannot be used as it is.
+            OSError: if the destination cannot be used as it is.
         """
         return
 
     def probe(self) -> None:
-        """Write a small file and remove it: who may not do that cannot keep a backup here.
+        """Write a small file and remove it, because a backup needs write access.
 
         Raises:
-            OSError: the place does not answer, or refuses.
+            OSError: if the destination does not respond or fails.
         """
         path = FOLDER / f"{PROBE}{secrets.token_hex(4)}"
         self.write(path, [b"may be removed"])
-        with contextlib.suppress(FileNotFoundError):  # somebody else has swept
+        with contextlib.suppress(FileNotFoundError):  # another process has swept it
             self.remove(path)
 
     def sweep(self, directory: Path) -> None:
-        """Remove what killed processes have left half-written in `directory`, and their probes.
+        """Remove partial files in `directory` and probe files that killed processes left behind.
 
         Raises:
-            OSError: the place does not answer, or refuses.
+            OSError: if the destination does not respond or fails.
         """
         with contextlib.suppress(FileNotFoundError):
             for name in self.names(FOLDER):
@@ -172,31 +174,33 @@ class Place(FileOperations, abc.ABC):
 
     @abc.abstractmethod
     def confirm(self, path: Path, content: Content) -> bool | Evidence:
-        """Whether the bytes of `path` are known to lie where this machine's death cannot reach.
+        """Return whether the bytes of `path` are known to be safe from the loss of this machine.
 
         Returns:
-            False: not yet, ask again later. Otherwise how they were compared; True is taken for
+            False: not yet, ask again later. Otherwise how they were compared; True counts as
             `Evidence.BACKEND`.
 
         Raises:
-            StorageError: it holds other bytes, or is gone: write it again.
-            OSError: the place cannot be reached.
+            StorageError: if the file has other bytes or is gone. Write it again.
+            OSError: if the destination cannot be reached.
         """
 
     def advice(self, error: OSError) -> str:
-        """One sentence: what a person can do about `error`, whoever asks; the copier goes on by
-        itself when that is done."""
+        """Return one sentence on what the user can do about `error`.
+
+        The copier continues by itself once that is done.
+        """
         return phrase("backup.check_destination_reachable", url=self.url)
 
     def caution(self, run_directory: Path) -> str | None:
-        """One sentence on what this place does not protect `run_directory` from; None: nothing."""
+        """Return a sentence on what this does not protect `run_directory` from; None: nothing."""
         return None
 
     def parts_of(self, path: Path) -> tuple[str, ...]:
-        """The names that lead from the place to `path`.
+        """Return the path components from the destination to `path`.
 
         Raises:
-            ValueError: it leads out of the place.
+            ValueError: if the path leads out of the destination.
         """
         if path.is_absolute() or ".." in path.parts:
             raise InputError("backup.path_outside_destination", path=path, url=self.url)
@@ -204,10 +208,13 @@ class Place(FileOperations, abc.ABC):
 
     @abc.abstractmethod
     def read(self, path: Path) -> Iterator[bytes]:
-        """The bytes of a file, a few megabytes at a time."""
+        """Yield the bytes of a file, a few megabytes at a time."""
 
     def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
-        """As in FileOperations; from here bytes come so slowly that copying them costs nothing."""
+        """Read into `memory` as `FileOperations.read_into` does.
+
+        A destination is so slow that the extra copy costs nothing.
+        """
         end = 0
         for chunk in self.read(path):
             fits = chunk[: len(memory) - end]
@@ -217,17 +224,20 @@ class Place(FileOperations, abc.ABC):
 
     @abc.abstractmethod
     def size(self, path: Path) -> int:
-        """Bytes in a file."""
+        """Return the size of a file in bytes."""
 
     @abc.abstractmethod
     def names(self, directory: Path) -> list[str]:
-        """What is in `directory` now. FileNotFoundError: nothing was ever put there."""
+        """Return the current entries of `directory`.
+
+        Raises FileNotFoundError if nothing was ever written to it.
+        """
 
     @abc.abstractmethod
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
-        """Put a file there, whole; what had the name before (a damaged copy) is replaced.
+        """Write a whole file; a file of the same name (a damaged copy) is replaced.
 
-        The directory is made where a place has directories.
+        If the destination has directories, the parent directory is created.
         """
 
     def create(self, path: Path, data: bytes) -> bool | None:
@@ -242,22 +252,22 @@ class Place(FileOperations, abc.ABC):
 
     @abc.abstractmethod
     def remove(self, path: Path) -> None:
-        """Remove a file, so that it no longer takes space where that is possible."""
+        """Remove a file, and free its space if possible."""
 
     def free_bytes(self, directory: Path) -> int | None:
         return None
 
     def make_directory(self, directory: Path) -> None:
-        """Nothing: `write` makes what it needs."""
+        """Do nothing: `write` creates what it needs."""
 
     def sync_file(self, path: Path) -> None:
-        """Nothing: `write` returns when the place has the bytes."""
+        """Do nothing: `write` returns when the destination has the bytes."""
 
     def sync_directory(self, directory: Path) -> None:
-        """Nothing: `write` returns when the place has the name."""
+        """Do nothing: `write` returns when the destination has the name."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """A copy, then a removal: few places can rename, and none of the others says when."""
+        """Copy the file and remove the source: few destinations can rename, and none reports it."""
         self.write(target, list(self.read(source)))
         self.remove(source)
 
@@ -266,18 +276,18 @@ class Place(FileOperations, abc.ABC):
         self.write(path, [])
 
     def forget_cached(self, path: Path) -> None:
-        """Nothing: what is read comes from the place."""
+        """Do nothing: reads come from the destination."""
 
     def close(self) -> None:
-        """Finish what was begun (removals that a place gathers); the place can still be used."""
+        """Finish pending work, such as batched removals. The destination can still be used."""
 
 
 def require_content(place: Place, path: Path, content: Content) -> None:
-    """Read a file anew and compare it with what was written.
+    """Read a file again and compare it with what was written.
 
     Raises:
-        StorageError: it holds other bytes, or is gone.
-        OSError: it cannot be read.
+        StorageError: if the file has other bytes or is gone.
+        OSError: if the file cannot be read.
     """
     shown = f"{place.url}/{path}"
     try:

@@ -1,9 +1,9 @@
-"""A bucket on the Hugging Face Hub; it is made private.
+"""A bucket on the Hugging Face Hub. It is created as a private one.
 
-A bucket keeps files and no history: what is removed takes no space any more, and there are no
-commits, whose number the Hub limits. Its files go by Xet, which names a file by a hash of its own;
-the Hub lists that name, and it is compared with the one that is computed here from the bytes that
-were written. What another process has written is read back.
+A bucket keeps files and no history: removed files take no space, and there are no commits, whose
+number the Hub limits. Files are transferred by Xet, which names a file by its own kind of hash. The
+Hub lists that name, and it is compared with the name that is computed here from the written bytes.
+Files that another process wrote are read back.
 """
 
 import tempfile
@@ -29,15 +29,15 @@ class BucketPlace(HubPlace):
     """The folder of a bucket that `hf://buckets/OWNER/NAME[/folder]` names.
 
     Args:
-        endpoint: address of the Hub; None: as huggingface_hub has it.
+        endpoint: the address of the Hub; None: huggingface_hub's default.
 
     Raises:
-        ValueError: the URL is no such name.
+        ValueError: if the URL does not have this form.
     """
 
     def __init__(self, url: str, endpoint: str | None = None) -> None:
         super().__init__(url, endpoint)
-        self._written: dict[str, tuple[Content, str]] = {}  # and their names in Xet
+        self._written: dict[str, tuple[Content, str]] = {}  # with their names in Xet
         self._removed: set[str] = set()
 
     def confirm(self, path: Path, content: Content) -> Evidence:
@@ -67,7 +67,7 @@ class BucketPlace(HubPlace):
         entries = self._query(
             directory, lambda: [*self.api.list_bucket_tree(self.repo_id, at or None)]
         )
-        # the Hub compares letters: it lists `run-10`, too, where `run-1` is asked for
+        # the Hub matches prefixes: a query for `run-1` also lists `run-10`
         inside = [
             entry.path.removeprefix(start) for entry in entries if entry.path.startswith(start)
         ]
@@ -93,17 +93,17 @@ class BucketPlace(HubPlace):
 
     def remove(self, path: Path) -> None:
         at = self.at(path)
-        self._file(path)  # what is not there cannot be removed
+        self._file(path)  # raises FileNotFoundError if it does not exist
         self._written.pop(at, None)
         self._removed.add(at)
         if len(self._removed) >= MOST_REMOVALS:
             self.commit()
 
     def commit(self) -> None:
-        """Take away what was removed.
+        """Remove the files that `remove` has collected.
 
         Raises:
-            OSError: the Hub refuses; some of it may be gone.
+            OSError: if the Hub rejects it. Some of the files may be gone.
         """
         removed, self._removed = sorted(self._removed), set()
         if removed:
@@ -122,10 +122,10 @@ class BucketPlace(HubPlace):
         return f"{self.api.endpoint}/buckets/{self.repo_id}/resolve/{quote(at, safe='')}"
 
     def _file(self, path: Path) -> "BucketFile":
-        """What the Hub knows of a file.
+        """Return the Hub's information about a file.
 
         Raises:
-            FileNotFoundError: it is not there, or was removed.
+            FileNotFoundError: if it does not exist or was removed.
         """
         at = self.at(path)
         entries: Iterable[BucketFile] = self._query(

@@ -1,7 +1,7 @@
-"""What a place of somebody's own may raise: OSError, and StorageError where it holds other bytes.
+"""The errors that a user-defined destination may raise: OSError, and StorageError for other bytes.
 
-Whoever asks a place knows what to do about these two, and about nothing else: a `KeyError` out of
-a backend would end the process that copies, and be told as a fault of ours.
+The callers of a destination handle these two errors only. A `KeyError` from a backend would end the
+copier process and would be reported as a bug in Temper.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,19 +25,24 @@ CALLS = (
 
 
 class BackendError(OSError):
-    """A backend raised what no place may raise. An OSError: a copy is tried again, a run that
-    begins says that its place cannot be used."""
+    """An error that a backend was not allowed to raise.
+
+    It is an OSError, so the copier retries, and a run that starts reports that its destination
+    cannot be used.
+    """
 
 
 def held_to_contract(place: Place, make_error: Callable[[str], Exception] = BackendError) -> Place:
-    """The place itself: what its methods raise that is neither OSError nor an error of ours becomes
-    an error that names the backend's own and where it was raised.
+    """Wrap the methods of `place` and return it.
+
+    An error that is neither an OSError nor one of Temper's becomes an error that names the original
+    one and where it was raised.
 
     Args:
-        make_error: makes it from a sentence.
+        make_error: creates the new error from a message.
     """
     if hasattr(place.write, "__wrapped__"):
-        return place  # the same object, opened again
+        return place  # the same object was opened before
     for name in CALLS:
         _replace(place, name, _held_call(place, getattr(place, name), make_error))
     _replace(place, "advice", _held_advice(place, make_error))
@@ -47,7 +52,7 @@ def held_to_contract(place: Place, make_error: Callable[[str], Exception] = Back
 
 
 def sentence(url: str, error: Exception) -> str:
-    """What is told of an error that no place may raise."""
+    """Return the message about an error that a backend was not allowed to raise."""
     raised = described(error)
     return redact(phrase("backup.backend_raised_wrong_error", url=url, error=raised))
 
@@ -73,7 +78,7 @@ def _held_call(
 
 
 def _held_advice(place: Place, make_error: Callable[[str], Exception]) -> Callable[[OSError], str]:
-    """What helps against a fault of the backend is none of what the backend knows."""
+    """Wrap `advice`: a backend's own advice does not help with a bug in that backend."""
     advice = _held_call(place, place.advice, make_error)
 
     def call(error: OSError) -> str:
@@ -103,7 +108,7 @@ def _held_stream(
 
 
 def _refuse_paths_out(place: Place, arguments: tuple[Any, ...]) -> None:
-    """Of a path that leads out of a place a ValueError is right, and the caller's fault."""
+    """Raise ValueError for a path that leads out of the destination: that is the caller's fault."""
     for path in arguments:
         if isinstance(path, Path):
             place.parts_of(path)

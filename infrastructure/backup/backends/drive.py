@@ -1,11 +1,11 @@
 """Google Drive as Colab mounts it (DriveFS, a FUSE file system).
 
-What is written there lies on this machine's disk first and goes up later, in no promised order;
-some of it never does. Only DriveFS itself knows: it gives a file the extended attribute
-`user.drive.id`, which begins with `local` until the file is in the cloud (read in public code that
-waits for it; Google documents neither). Where that attribute is missing, nothing is ever confirmed:
-a read-back would only show this machine's own copy. Backups are then copied, never counted as safe,
-and no older one is removed for them.
+Written files are first stored on this machine's disk and are uploaded later, in no particular
+order; some are never uploaded. Only DriveFS knows which: it gives a file the extended attribute
+`user.drive.id`, which begins with `local` until the file is in the cloud (found in public code that
+waits for it; Google documents neither). If that attribute is missing, nothing is ever confirmed,
+because reading back would only show this machine's own copy. Backups are then copied but never
+counted as safe, and no older one is removed for them.
 """
 
 import errno
@@ -41,10 +41,10 @@ ADVICE = {
 
 
 def read_drive_id(path: Path) -> str | None:
-    """The id that DriveFS has for a file; None: it has none, or this is no DriveFS.
+    """Return the id that DriveFS has for a file; None: it has none, or this is not DriveFS.
 
     Raises:
-        OSError: the mount does not answer.
+        OSError: if the mount does not respond.
     """
     if not hasattr(os, "getxattr"):  # macOS
         return None
@@ -57,7 +57,7 @@ def read_drive_id(path: Path) -> str | None:
 
 
 class DriveFiles(FileOperations):
-    """Through the page cache: what a mounted Drive does with direct transfers is not known."""
+    """File operations through the page cache: how a mounted Drive handles direct I/O is unknown."""
 
     is_direct = False
 
@@ -65,9 +65,9 @@ class DriveFiles(FileOperations):
 class DrivePlace(FolderPlace):
     """The directory `root` on a mounted Drive.
 
-    Files are written under their final names: these never repeat, and a rename on Drive may be
-    undone by the mount. A damaged file is removed first, so that what replaces it gets an id of its
-    own. A directory that this session has seen does not go missing: then the connection is lost.
+    Files are written under their final names: these never repeat, and the mount may undo a rename.
+    A damaged file is removed first, so that its replacement gets a new id. If a directory that was
+    seen in this session is missing, the connection is lost.
 
     Args:
         drive_id: reads the id of a file.
@@ -94,7 +94,7 @@ class DrivePlace(FolderPlace):
             size_bytes = self.size(path)
             drive_id = self._drive_id(self.at(path))
         except FileNotFoundError:
-            return False  # no proof that it is gone: a mount in trouble says so of every file
+            return False  # not proof that it is gone: a failing mount says this of every file
         if size_bytes != content.size_bytes:
             raise StorageError(
                 "backup.mounted_file_size_mismatch",
@@ -107,14 +107,14 @@ class DrivePlace(FolderPlace):
         if (path, content) not in self._read_back:
             require_content(self, path, content)
             self._read_back.add((path, content))
-        self.require_identity()  # else it may have been read below a mount that went away
+        self.require_identity()  # otherwise it may have been read below a lost mount
         return Evidence.MOUNT
 
     def sweep(self, directory: Path) -> None:
-        """Nothing: files are written under their own names, and nothing is probed."""
+        """Do nothing: files are written under their final names, and probes are not written."""
 
     def probe(self) -> None:
-        """Nothing is written, since Drive's trash would keep it; a mount for reading is noticed."""
+        """Check for write access only: Drive's trash would keep a written file."""
         if not os.access(self.root, os.W_OK):
             raise OSError(errno.EACCES, "it cannot be written to", str(self.root))
 
@@ -126,7 +126,7 @@ class DrivePlace(FolderPlace):
         try:
             has_ids = self._drive_id(self.anchor) is not None
         except OSError:
-            return None  # not mounted: the copier will say so
+            return None  # not mounted: the copier will report it
         if has_ids:
             return None
         return phrase("backup.drive_reports_no_uploads", folder=self.anchor)
@@ -158,7 +158,7 @@ class DrivePlace(FolderPlace):
             self.operations.write(target, buffers)
             self.operations.sync_file(target)
         except FileExistsError:
-            raise  # the mount had said that it is not there; it may be whole
+            raise  # the mount reported it as missing; it may be intact
         except BaseException:
             self._remove_if_there(target)
             raise
@@ -167,12 +167,12 @@ class DrivePlace(FolderPlace):
         """Return None: two machines' mounts may both create a file of one name."""
 
     def remove(self, path: Path) -> None:
-        """The file is emptied first: Drive keeps it in the trash for 30 days, at its size."""
+        """Empty the file, then remove it: Drive's trash keeps it for 30 days at its size."""
         self.truncate(path)
         super().remove(path)
 
     def sync_directory(self, directory: Path) -> None:
-        """Nothing: the mount has no such thing."""
+        """Do nothing: the mount does not support it."""
 
     def _make(self, directory: Path) -> None:
         self.operations.make_directory(directory)
@@ -184,7 +184,7 @@ class DrivePlace(FolderPlace):
 
 
 def drive_folder(path: Path) -> Path | None:
-    """The top folder of the Drive that `path` lies on, as its name says; None: on none."""
+    """Return the top folder of the Drive that `path` names; None: it does not name one."""
     for number, part in enumerate(path.parts):
         if part in OWN_DRIVE:
             return Path(*path.parts[: number + 1])
@@ -194,7 +194,7 @@ def drive_folder(path: Path) -> Path | None:
 
 
 def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
-    """Whether `path` is named like a folder on a Drive, and is one, or may be for all we know."""
+    """Return whether `path` is named like a folder on a Drive, and is or may be one."""
     folder = drive_folder(path)
     if folder is None:
         return False

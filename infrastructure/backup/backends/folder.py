@@ -1,4 +1,4 @@
-"""A folder on another disk: USB, NFS, a second volume. What is on it is synced, then read back."""
+"""A folder on another disk: USB, NFS, a second volume. Files are synced, then read back."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 PART = ".part"
 OLD_PART_SECONDS = 86400.0
-# what file systems without hard links answer, such as exFAT
+# errors of file systems without hard links, such as exFAT
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 ADVICE = {
@@ -40,15 +40,15 @@ ADVICE = {
 
 
 class FolderPlace(Place):
-    """The directory `root`, which is made if its parent is there.
+    """The directory `root`, which is created if its parent exists.
 
-    The parent is never made: a folder on a disk that is not mounted would else be made on this
-    machine's own disk. A root that was there and is gone counts as a lost connection.
+    The parent is never created: otherwise a folder on a disk that is not mounted would be created
+    on this machine's own disk. If a root that existed is missing, the connection counts as lost.
 
     Args:
         root: absolute path.
-        operations: the file system below.
-        mounts: the system's list of what is mounted.
+        operations: the underlying file system.
+        mounts: the system's list of mounts.
     """
 
     is_slow = False
@@ -59,7 +59,7 @@ class FolderPlace(Place):
         self.root = root
         self.mounts = mounts
         self.url = str(root)
-        self.anchor = root.parent  # must be there
+        self.anchor = root.parent  # must exist
         self.operations = operations or FileOperations()
         self.hashes: Sequence[str] = (available_hash(),)
         self._was_there = False
@@ -77,7 +77,7 @@ class FolderPlace(Place):
     def confirm(self, path: Path, content: Content) -> bool | Evidence:
         self.require_identity()
         require_content(self, path, content)
-        self.require_identity()  # else it may have been read below a mount that went away
+        self.require_identity()  # otherwise it may have been read below a lost mount
         mount = self._program
         return Evidence.READ_BACK if mount is None else Evidence.MOUNT
 
@@ -86,14 +86,14 @@ class FolderPlace(Place):
 
     @property
     def _program(self) -> Mount | None:
-        """The mount of a program that it lies on; None: of a kernel's file system."""
+        """The FUSE mount that the folder is on; None: the file system is the kernel's."""
         mount = mount_of(self.root, self.mounts)
         return mount if mount is not None and mount.is_fuse else None
 
     def caution(self, run_directory: Path) -> str | None:
         if (mount := self._program) is not None:
             return phrase("backup.fuse_mount_may_cache", url=self.url, kind=mount.kind)
-        with contextlib.suppress(OSError):  # not mounted: the copier will say so
+        with contextlib.suppress(OSError):  # not mounted: the copier will report it
             if self.anchor.stat().st_dev == run_directory.stat().st_dev:
                 return phrase("backup.destination_on_same_disk", url=self.url)
         return None
@@ -133,7 +133,7 @@ class FolderPlace(Place):
 
     def _write_part_and_rename(self, target: Path, buffers: Sequence[Buffer]) -> None:
         part = target.with_name(f"{target.name}{PART}")
-        self._remove_if_there(part)  # a killed copier's
+        self._remove_if_there(part)  # left by a killed copier
         try:
             self.operations.write(part, buffers)
             self.operations.sync_file(part)
@@ -168,11 +168,11 @@ class FolderPlace(Place):
         return True
 
     def sweep(self, directory: Path) -> None:
-        """Also the parts of files whose writer is gone: the lock of a living one spares its part.
+        """Remove probes and partial files, except those whose writer is alive and locks them.
 
-        Where another machine's lock is not seen, and where there are none and a day's age has to
-        do, its part may go as well. That costs it a second writing and nothing else: a part is
-        never read, and a writer that does not find its own writes it again.
+        A part of a live writer may be removed if another machine's lock is not visible, or if there
+        are no locks and the part is more than a day old. Then its writer has to write it again, and
+        that is all: a part is never read, and a writer whose part is missing writes it again.
         """
         super().sweep(directory)
         for path in paths_below(self.at(directory)):
@@ -199,15 +199,15 @@ class FolderPlace(Place):
         self._try(lambda: self.operations.sync_directory(self.at(directory)))
 
     def at(self, path: Path) -> Path:
-        """The absolute path of `path`.
+        """Return the absolute path of `path`.
 
         Raises:
-            ValueError: it leads out of the place.
+            ValueError: if the path leads out of the destination.
         """
         return self.root.joinpath(*self.parts_of(path))
 
     def _try(self, operation: Callable[[], Result]) -> Result:
-        """A file that is missing because its disk is, is not missing."""
+        """Run `operation`; a file that is missing because its disk is raises ENOTCONN instead."""
         try:
             result = operation()
         except FileNotFoundError:
@@ -233,7 +233,7 @@ class FolderPlace(Place):
             self.operations.sync_directory(folder.parent)
 
     def _require_connection(self) -> None:
-        """Raises OSError (ENOTCONN): the disk is not there."""
+        """Raise OSError (ENOTCONN) if the disk is not mounted."""
         needed = self.root if self._was_there else self.anchor
         if not self._is_there(needed):
             raise OSError(errno.ENOTCONN, f"{needed} is not there") from None
@@ -246,5 +246,5 @@ class FolderPlace(Place):
         return True
 
     def _remove_if_there(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # the error being raised matters more
+        with contextlib.suppress(OSError):  # the original error matters more
             self.operations.remove(path)

@@ -1,7 +1,7 @@
-"""Any store that fsspec speaks to: S3, Google Cloud Storage, Azure, SFTP and others.
+"""Any store that fsspec supports: S3, Google Cloud Storage, Azure, SFTP and others.
 
-These have a file when the write returns. What counts as proof is the server's own checksum, where
-it gives one that can be compared, and else a fresh reading back.
+These have a file when the write returns. The evidence is the server's own checksum if it provides a
+comparable one, and otherwise reading the file back.
 """
 
 import base64
@@ -27,22 +27,23 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# One request is whole or not at all, and gets a checksum of its bytes; s3fs sends up to twice its
-# 50 MB parts in one.
+# A single request is atomic, and the server computes a checksum of its bytes. s3fs sends up to
+# twice its 50 MB part size in one request.
 ONE_REQUEST_BYTES = 96 * 1024**2
-# Protocols that cannot be written to, or that keep a copy here and would read that one back.
+# Protocols that cannot be written to, or that cache locally and would read that cache back.
 # fmt: off
 NO_STORES = {
     "http", "https", "data", "git", "github", "gist", "zip", "tar", "libarchive", "reference",
     "dask", "wandb", "dvc", "root", "pyscript", "dir", "generic", "async_wrapper", "asyncwrapper",
     "asynclocal", "cached", "blockcache", "filecache", "simplecache",
 }
-NO_SCHEMES = {"folder", "fsspec"}  # names of our backends that stand before no URL
-COMMON = ("s3", "gs", "az", "hf", "sftp")  # schemes that most people use
+NO_SCHEMES = {"folder", "fsspec"}  # built-in backends that are not URL schemes
+COMMON = ("s3", "gs", "az", "hf", "sftp")  # the most used schemes
 BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "tosfs"}
 # fmt: on
-# The server itself refuses to create a file that exists; other fsspec file systems check first and
-# then write. An S3-compatible server may ignore the condition: then lineage detects the other one.
+# Schemes whose server refuses to create a file that exists; other fsspec file systems check first
+# and then write. An S3-compatible server may ignore the condition: lineage then detects the other
+# run.
 CONDITIONAL = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 CHECKSUMS = ("ETag", "etag", "md5", "md5Hash", "md5Checksum", "sha256", "checksum")
 PIP_LINES = {
@@ -72,12 +73,12 @@ class FsspecPlace(Place):
     """The directory that an fsspec URL names.
 
     Args:
-        url: with a scheme, such as `s3://bucket/folder`; options come from the environment.
+        url: a URL with a scheme, such as `s3://bucket/folder`. Options come from the environment.
 
     Raises:
-        ValueError: no file system has this scheme, it cannot be written to, or only copies here
-            what is elsewhere.
-        MissingPackageError: what speaks to it is not installed.
+        ValueError: if no file system has this scheme, it cannot be written to, or it only caches
+            another one.
+        MissingPackageError: if a package that the scheme needs is not installed.
     """
 
     is_slow = True
@@ -90,10 +91,10 @@ class FsspecPlace(Place):
 
     @cached_property
     def file_system(self) -> "AbstractFileSystem":
-        """The client; some connect when they are made.
+        """The client. Some clients connect when they are created.
 
         Raises:
-            OSError: it cannot be made, or does not connect.
+            OSError: if it cannot be created or does not connect.
         """
         import fsspec
 
@@ -135,7 +136,7 @@ class FsspecPlace(Place):
         try:
             self._call(path, partial(self._write, buffers=buffers))
         except FileNotFoundError:
-            if self.scheme in BUCKETS:  # no directories; a bucket that is not there is not made
+            if self.scheme in BUCKETS:  # no directories; a missing bucket is not created
                 raise
             self._call(path, lambda at: self.file_system.makedirs(self._parent(at), exist_ok=True))
             self._call(path, partial(self._write, buffers=buffers))
@@ -149,15 +150,15 @@ class FsspecPlace(Place):
         self._call(path, self.file_system.rm_file)
 
     def at(self, path: Path) -> str:
-        """The path of `path` in the file system.
+        """Return the path of `path` in the file system.
 
         Raises:
-            ValueError: it leads out of the place.
+            ValueError: if the path leads out of the destination.
         """
         return "/".join([self.root.rstrip("/"), *self.parts_of(path)])
 
     def shown(self, path: Path) -> str:
-        """The URL of `path`, without any secret."""
+        """Return the URL of `path`, without secrets."""
         return "/".join([self.url, *path.parts])
 
     def _call(self, path: Path, operation: Callable[[str], Result]) -> Result:
@@ -209,7 +210,7 @@ class FsspecPlace(Place):
 
 
 def _root_of(url: str, scheme: str, shown: str) -> str:
-    """The folder of `url` in its file system; nothing is connected to."""
+    """Return the folder of `url` in its file system, without connecting."""
     fsspec = require("fsspec", f"the place {shown}")
     if "::" in url or scheme in NO_STORES:
         raise InputError("backup.destination_not_writable_store", url=shown)
@@ -229,23 +230,23 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
         raise MissingPackageError(
             "backup.destination_package_missing", url=shown, hint=line
         ) from error
-    except Exception as error:  # every file system has its own
+    except Exception as error:  # each file system raises its own errors
         reason = redact(f"{type(error).__name__}: {error}")
         raise InputError("backup.destination_cannot_be_opened", url=shown, reason=reason) from None
 
 
 def _has_checksum(info: Mapping[str, object], content: Content) -> bool:
-    """Whether the server has computed one of the file's hashes itself.
+    """Return whether the server itself computed a matching hash of the file.
 
-    One that differs is no proof of damage: an S3 ETag is an MD5 only of a file that was sent in one
-    request and is not encrypted with a key of one's own. What a client stored beside the file (as
-    Azure's Content-MD5) is no proof of anything.
+    A different checksum does not prove damage: an S3 ETag is an MD5 only if the file was sent in
+    one request and is not encrypted with a custom key. A checksum that a client stored with the
+    file (such as Azure's Content-MD5) proves nothing.
     """
     return any(_hex(info.get(name)) in (content.md5, content.sha256) for name in CHECKSUMS)
 
 
 def _hex(value: object) -> str | None:
-    """A checksum as hex digits: `"d41d…"`, `1B2M2Y8A…==` or bytes."""
+    """Return a checksum as hex digits, from `"d41d…"`, `1B2M2Y8A…==` or bytes."""
     if isinstance(value, bytes | bytearray):
         return value.hex()
     if not isinstance(value, str):

@@ -1,10 +1,10 @@
-"""A repository on the Hugging Face Hub; it is made private.
+"""A repository on the Hugging Face Hub. It is created as a private one.
 
-The token comes from the environment or from `hf auth login`, by huggingface_hub itself. The Hub
-limits commits per hour, so files are uploaded one by one and committed together, with the first
-question about any of them. Of a file in its large-file storage the Hub tells the SHA-256; a small
-one, which lies in git, is read back. Removed files stay in the repository's history, and count
-against the account's storage until that is squashed.
+huggingface_hub takes the token from the environment or from `hf auth login`. The Hub limits commits
+per hour, so files are uploaded one by one and committed together, at the first query about any of
+them. For a file in large-file storage the Hub reports the SHA-256; a small file, which is stored in
+git, is read back. Removed files stay in the repository's history and count against the account's
+storage until the history is squashed.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ URL = re.compile(
     r"hf://(?:(datasets|models|buckets)/)?(?!buckets/)([\w.-]+/[\w.-]+)((?:/[\w.+-]+)*)/?"
 )
 KINDS = {"datasets": "dataset", "buckets": "bucket"}
-SMALL_BYTES = 16 * 1024**2  # the Hub takes none of more than 10 MB into git itself
+SMALL_BYTES = 16 * 1024**2  # the Hub does not store files above 10 MB in git itself
 MOST_PENDING = 100  # files in one commit
-NUM_TRIES = 5  # while others commit to the same repository
+NUM_TRIES = 5  # when others commit to the same repository
 ADVICE = {
     errno.EACCES: "log in with `hf auth login`, or set HF_TOKEN to a token that may write there",
     errno.ENOENT: "check its name, and whose token this is with `hf auth whoami`",
@@ -53,14 +53,15 @@ log = logging.getLogger(__name__)
 
 
 class HubPlace(Place):
-    """The folder of a repository that `hf://[datasets/|models/]OWNER/NAME[/folder]` names; what
-    all places on the Hub share is here, too (`bucket.BucketPlace`).
+    """The folder of a repository that `hf://[datasets/|models/]OWNER/NAME[/folder]` names.
+
+    It is also the base class of all destinations on the Hub (`bucket.BucketPlace`).
 
     Args:
-        endpoint: address of the Hub; None: as huggingface_hub has it.
+        endpoint: the address of the Hub; None: huggingface_hub's default.
 
     Raises:
-        ValueError: the URL is no such name.
+        ValueError: if the URL does not have this form.
     """
 
     is_slow = True
@@ -79,15 +80,15 @@ class HubPlace(Place):
 
     @cached_property
     def api(self) -> "HfApi":
-        """The client; its token is looked up anew by each request."""
+        """The client. It looks up the token again for each request."""
         module = require("huggingface_hub", f"the place {self.url}")
         self.show_progress(False)
         api: HfApi = module.HfApi(endpoint=self.endpoint)
         return api
 
     def show_progress(self, is_shown: bool) -> None:
-        """Whether the client draws bars while it uploads."""
-        # not an attribute of the package until somebody imports it, and a copier imports little
+        """Show or hide the client's progress bars for uploads."""
+        # not an attribute of the package until it is imported, and a copier imports little
         utils = require("huggingface_hub.utils", f"the place {self.url}")
         (utils.enable_progress_bars if is_shown else utils.disable_progress_bars)()
 
@@ -108,7 +109,7 @@ class HubPlace(Place):
         return ADVICE.get(error.errno or 0, super().advice(error))
 
     def caution(self, run_directory: Path) -> str | None:
-        with contextlib.suppress(OSError):  # not there yet, or the copier will say so
+        with contextlib.suppress(OSError):  # it does not exist yet, or the copier will report it
             with self.plain_errors(self.url):
                 is_private = self._is_private()
             if not is_private:
@@ -116,20 +117,20 @@ class HubPlace(Place):
         return None
 
     def identify(self, known: str | None = None) -> str:
-        """The repository's name: on the Hub it can be no other place."""
+        """Return the name of the repository: on the Hub it cannot be another destination."""
         self.identity = f"{self.repo_type} {self.repo_id}"
         return self.identity
 
     def require_identity(self) -> None:
-        """Nothing: every request names the repository."""
+        """Do nothing: every request names the repository."""
 
     def probe(self) -> None:
-        """The repository is made where it is not there: that needs the right to write."""
+        """Create the repository if it does not exist, which requires write access."""
         with self.plain_errors(self.url):
             self._make_ready()
 
     def sweep(self, directory: Path) -> None:
-        """Nothing: a commit is there whole or not at all."""
+        """Do nothing: a commit is atomic."""
 
     def read(self, path: Path) -> Iterator[bytes]:
         self.commit()
@@ -162,7 +163,7 @@ class HubPlace(Place):
             for buffer in buffers:
                 file.write(buffer)
             file.flush()
-            is_small = file.tell() <= SMALL_BYTES  # it may wait for its commit in memory
+            is_small = file.tell() <= SMALL_BYTES  # small enough to wait for its commit in memory
             file.seek(0)
             operation = CommitOperationAdd(at, file.read() if is_small else file)
             self._make_ready()
@@ -170,8 +171,10 @@ class HubPlace(Place):
         self._add(at, operation)
 
     def create(self, path: Path, data: bytes) -> bool | None:
-        """Commit it on top of a commit that has no such file, which the Hub refuses if that is no
-        longer the newest one."""
+        """Commit the file on top of a commit that does not contain it.
+
+        The Hub refuses that if the commit is no longer the newest one.
+        """
         from huggingface_hub import CommitOperationAdd
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -202,17 +205,17 @@ class HubPlace(Place):
     def remove(self, path: Path) -> None:
         from huggingface_hub import CommitOperationDelete
 
-        self.size(path)  # what is not there cannot be removed
+        self.size(path)  # raises FileNotFoundError if it does not exist
         self._add(self.at(path), CommitOperationDelete(self.at(path), is_folder=False))
 
     def close(self) -> None:
         self.commit()
 
     def commit(self) -> None:
-        """Give what was uploaded its names, and take those away that were removed.
+        """Commit the uploaded files and the removals.
 
         Raises:
-            OSError: the Hub refuses; then nothing of it was done.
+            OSError: if the Hub rejects it. Nothing was committed then.
         """
         operations, self._pending = [*self._pending.values()], {}
         if operations:
@@ -227,15 +230,15 @@ class HubPlace(Place):
                 )
 
     def at(self, path: Path) -> str:
-        """The path of `path` in the repository.
+        """Return the path of `path` in the repository.
 
         Raises:
-            ValueError: it leads out of the place.
+            ValueError: if the path leads out of the destination.
         """
         return "/".join(part for part in (self.folder, *self.parts_of(path)) if part)
 
     def shown(self, path: Path) -> str:
-        """The URL of `path`."""
+        """Return the URL of `path`."""
         return "/".join([self.url, *path.parts])
 
     def _add(self, at: str, operation: "Operation") -> None:
@@ -254,7 +257,7 @@ class HubPlace(Place):
         return bool(self.api.repo_info(self.repo_id, repo_type=self.repo_type).private)
 
     def _address(self, at: str) -> str:
-        """Where the bytes of a file are asked for."""
+        """Return the URL from which the bytes of a file are downloaded."""
         from huggingface_hub import hf_hub_url
 
         endpoint = self.api.endpoint
@@ -276,14 +279,16 @@ class HubPlace(Place):
         raise FileNotFoundError(errno.ENOENT, "no such file", self.shown(path))
 
     def _query(self, path: Path, question: Callable[[], Result]) -> Result:
-        """An answer of the Hub."""
+        """Run `question` against the Hub and convert its errors."""
         with self.plain_errors(self.shown(path)):
             return question()
 
     @contextlib.contextmanager
     def plain_errors(self, shown: str) -> Iterator[None]:
-        """As `as_os_errors`, in a person's words where the Hub's are for those who program it;
-        these go to the log."""
+        """Convert errors as `as_os_errors` does, with plain messages instead of the Hub's own.
+
+        The original messages, which are meant for programmers, are written to the log.
+        """
         from huggingface_hub import get_token
         from huggingface_hub.errors import BucketNotFoundError, RepositoryNotFoundError
 
@@ -299,7 +304,7 @@ class HubPlace(Place):
         except OSError as error:
             number, has_token = error.errno, get_token() is not None
             if is_missing and not has_token:
-                number = errno.EACCES  # a private one is not there for those without a token
+                number = errno.EACCES  # without a token, a private repository appears to be missing
             elif is_missing and status == 404:
                 number = errno.ENOENT
             words = self._in_words(number, status, is_missing=is_missing, has_token=has_token)
@@ -309,7 +314,7 @@ class HubPlace(Place):
     def _in_words(
         self, number: int | None, status: int | None, *, is_missing: bool, has_token: bool
     ) -> str | None:
-        """One sentence; None: the client's own is as good."""
+        """Return a plain message; None: the client's own message is good enough."""
         if number in (errno.ENOTCONN, errno.ETIMEDOUT):
             answer = (
                 "does not answer"

@@ -1,4 +1,4 @@
-"""Which file system a path lies on, as Linux tells."""
+"""The file system that a path is on, as reported by Linux."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +15,16 @@ class Mount:
 
     @property
     def is_fuse(self) -> bool:
-        """Whether a program plays the file system, which may answer before it has done anything.
+        """Whether a program in user space implements the file system.
 
-        Not `fuseblk`: that is a disk with a foreign file system.
+        Such a program may respond before it has done anything. This excludes `fuseblk`, which is a
+        disk with a foreign file system.
         """
         return self.kind == "fuse" or self.kind.startswith("fuse.")
 
 
 def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount | None:
-    """The innermost mount around the absolute `path`; None where the system does not tell."""
+    """Return the innermost mount that contains the absolute `path`; None: there is no list."""
     try:
         lines = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:

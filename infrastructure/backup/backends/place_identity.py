@@ -1,11 +1,12 @@
-"""Which place it is: a marker with a random id at the place decides, and nothing else.
+"""The identity of a destination: only a marker with a random id at the destination decides it.
 
     <place>/.temper-place/<id>      {"format": 1, "id": "<id>"}
 
-A path is no proof: where a mount went away, it leads to an empty folder of this machine's own disk.
-A device number is none either: a Drive that is mounted again has another one. The id is part of the
-marker's name, so two runs that make one at the same instant make two markers, and the place has
-both ids from then on: nothing is ever written over, and no store needs an exclusive operation.
+A path does not prove anything: if a mount disappeared, the path leads to an empty folder on this
+machine's own disk. Neither does a device number: a Drive that is mounted again has another one. The
+id is part of the marker's name, so two runs that create a marker at the same instant create two,
+and the destination has both ids from then on: nothing is overwritten, and no store needs an
+exclusive operation.
 """
 
 import json
@@ -30,17 +31,17 @@ log = logging.getLogger(__name__)
 
 
 class PlaceMarker(TypedDict):
-    """What a marker holds; the id decides."""
+    """The contents of a marker. Only the id matters."""
 
     format: NotRequired[int]
     id: str
 
 
 def ids_at(place: FileOperations) -> list[str]:
-    """The ids of a place, sorted; none where nobody has marked it yet.
+    """Return the ids of a destination, sorted; an empty list if it has no marker yet.
 
     Raises:
-        OSError: the place does not answer.
+        OSError: if the destination does not respond.
     """
     try:
         names = place.names(FOLDER)
@@ -50,17 +51,17 @@ def ids_at(place: FileOperations) -> list[str]:
 
 
 def has_id(place: FileOperations, place_id: str) -> bool:
-    """Whether the marker of this id is there, whole.
+    """Return whether the marker of this id exists and is intact.
 
     Raises:
-        OSError: the place does not answer.
+        OSError: if the destination does not respond.
     """
     marker = _read_marker(place, place_id)
     return marker is not None and marker["id"] == place_id
 
 
 def _read_marker(place: FileOperations, place_id: str) -> PlaceMarker | None:
-    """The marker of an id; None: there is none, or its writer was killed."""
+    """Return the marker of an id; None: it does not exist, or its writer was killed."""
     try:
         marker = as_object(parse_json(b"".join(place.read(FOLDER / place_id))))
         return {"id": as_text(marker["id"])}
@@ -69,10 +70,10 @@ def _read_marker(place: FileOperations, place_id: str) -> PlaceMarker | None:
 
 
 def mark(place: FileOperations) -> str:
-    """Mark a place that has no id; its id.
+    """Create a marker at a destination that has none, and return its id.
 
     Raises:
-        OSError: the place does not answer, or refuses.
+        OSError: if the destination does not respond or fails.
     """
     place_id = secrets.token_hex(16)
     place.make_directory(FOLDER)
@@ -82,33 +83,33 @@ def mark(place: FileOperations) -> str:
 
 
 class PlaceRecord:
-    """Which place a run was copied to, in a file of this machine.
+    """A local file that records which destination a run was copied to.
 
     Args:
-        path: the file; it is made with the first `write`.
+        path: the file, which the first `write` creates.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def id_of(self, url: str) -> str | None:
-        """The id that the place at `url` had; None: the run was never copied there."""
+        """Return the id that the destination at `url` had; None: the run was never copied there."""
         return dict(self._read()).get(url)
 
     def write(self, url: str, place_id: str) -> None:
-        """From here on `url` means the place with this id.
+        """Record that `url` means the destination with this id.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: if the disk fails.
         """
         if self.id_of(url) != place_id:
             write_record(self.path, {**dict(self._read()), url: place_id})
 
     def forget(self, url: str) -> None:
-        """Whatever lies at `url` is the place from its next contact on.
+        """Forget the id of `url`, so that the next contact accepts whichever destination is there.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: if the disk fails.
         """
         if self.id_of(url) is not None:
             write_record(self.path, {other: i for other, i in self._read() if other != url})
@@ -118,7 +119,7 @@ class PlaceRecord:
             for url, place_id in read_record(self.path).items():
                 if isinstance(place_id, str):
                     yield url, place_id
-        except DamagedFileError as error:  # as if it were the first contact
+        except DamagedFileError as error:  # treat it as the first contact
             log.warning(phrase("backup.identity_record_damaged", error=error))
         except OSError:
             return

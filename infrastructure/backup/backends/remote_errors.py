@@ -1,8 +1,8 @@
-"""What client libraries of stores raise, as the OSError that a file system would raise.
+"""Converts the errors of client libraries to the OSError that a file system would raise.
 
 boto, aiohttp, httpx, paramiko and Google's client each have their own exceptions; most carry an
-HTTP status somewhere. Their texts may hold signed URLs and keys, so these are masked, and the
-original is not shown.
+HTTP status somewhere. Their messages may contain signed URLs and keys, so these are masked, and the
+original exception is not shown.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ STATUS_ERRNO = {
     429: errno.EAGAIN,
     507: errno.ENOSPC,
 }
-# Parts of the names of classes and codes, which say more than the status. Searched in this order.
+# Parts of class names and error codes, which are more specific than the status. The order matters.
 WORDS_ERRNO = {
     "nosuchbucket": errno.ENOTCONN,
     "token": errno.EACCES,
@@ -43,17 +43,17 @@ WORDS_ERRNO = {
     "writeerror": errno.ENOTCONN,
 }
 MAX_TEXT = 300
-# What a store or client without conditional writes answers to one.
+# Errors of a store or client that does not support conditional writes.
 UNSUPPORTED = ("notimplemented", "invalidargument", "invalidrequest", "paramvalidation")
 
 
 @contextlib.contextmanager
 def as_os_errors(shown: str) -> Iterator[None]:
-    """Raise OSError for whatever goes wrong inside; `shown` is the file's URL without secrets.
+    """Convert any error inside to an OSError; `shown` is the URL of the file, without secrets.
 
     Raises:
-        OSError: FileNotFoundError, PermissionError and their like where that much can be told; EIO
-            where nothing can.
+        OSError: a subclass such as FileNotFoundError or PermissionError if the cause is known, EIO
+            otherwise.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def _with_causes(error: BaseException | None) -> Iterator[Exception]:
 
 
 def errno_of(error: Exception) -> int:
-    """The number of the OSError that says what `error` does."""
+    """Return the errno that corresponds to `error`."""
     text = " ".join([_code(error), type(error).__name__]).replace("_", "").lower()
     for word, number in WORDS_ERRNO.items():
         if word in text:
@@ -90,7 +90,7 @@ def errno_of(error: Exception) -> int:
 
 
 def is_there(error: Exception) -> bool:
-    """Return whether a file was not created because one of its name exists."""
+    """Return whether a file was not created because a file of its name exists."""
     chain = list(_with_causes(error))
     return any(isinstance(each, FileExistsError) or status_of(each) == 412 for each in chain)
 
@@ -111,7 +111,7 @@ def _errno_of_kind(error: Exception) -> int:
 
 
 def status_of(error: Exception) -> int | None:
-    """The HTTP status, wherever the library puts it."""
+    """Return the HTTP status of an error, wherever the library stores it; None: it has none."""
     response = getattr(error, "response", None)
     status: Any = None
     if isinstance(response, dict):  # boto
@@ -125,7 +125,7 @@ def status_of(error: Exception) -> int | None:
 
 
 def _code(error: Exception) -> str:
-    """The code that boto and some others give besides: "NoSuchBucket"."""
+    """Return the error code that boto and some others provide, such as "NoSuchBucket"."""
     response = getattr(error, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(code or "")

@@ -1,16 +1,18 @@
-"""Objects in compressed form: `<hash>.zst`; the hash is that of the plain bytes.
+"""Compressed objects, `<hash>.zst`; the hash is that of the uncompressed bytes.
 
-The high bytes of numbers of one type are alike, but lie side by side only when byte 0 of all
+The high bytes of numbers of one type are similar, but they are adjacent only if byte 0 of all
 elements comes first, then byte 1, and so on ("byte shuffle", as in https://www.blosc.org and HDF5).
-Then zstd at level 1. The file is one that `zstd -d` opens: a skippable frame (RFC 8878, 3.1.2) with
-the table of segments, then one frame for each segment. FORMAT.md has the layout.
+The shuffled bytes are compressed with zstd at level 1. `zstd -d` can open the file: it is a
+skippable frame (RFC 8878, 3.1.2) with the table of segments, followed by one frame for each
+segment. FORMAT.md describes the layout.
 
-Measured on the state of the embedded model after 200 steps: 0.83 of the size where weights and
-optimizer are float32, 0.67 where they are cut to bfloat16; zstd without the shuffle saves half as
-much (0.91). Packing takes about 20 times as long as hashing with BLAKE3, opening about 10 times.
+Measured on the state of the embedded model after 200 steps: 0.83 of the size if weights and
+optimizer are float32, 0.67 if they are truncated to bfloat16; zstd without the shuffle saves half
+as much (0.91). Compressing takes about 20 times as long as hashing with BLAKE3, decompressing about
+10 times.
 
-NumPy is imported where it is used: most processes that write and copy pack nothing, and begin
-twice as fast without it.
+NumPy is imported where it is used: most processes that write and copy do not compress anything, and
+start twice as fast without it.
 """
 
 import zlib
@@ -27,23 +29,24 @@ from infrastructure.core.json_text import as_integer, as_list, as_object, as_tex
 
 SUFFIX = ".zst"
 LEVEL = 1
-SEGMENT_BYTES = 8 * 1024**2  # so that the working memory is that, and not another pack
-# Of a plain object; it lies in memory as a whole. One larger tensor stays plain.
+SEGMENT_BYTES = 8 * 1024**2  # bounds the working memory, which would otherwise be another pack
+# Limit for an uncompressed object, which is held in memory as a whole. A larger one stays
+# uncompressed.
 LARGEST_BYTES = 256 * 1024**2
 WIDTHS = (1, 2, 4, 8)
 
-_FRAME = Struct("<II")  # a skippable frame's magic number and length
+_FRAME = Struct("<II")  # magic number and length of a skippable frame
 _SKIPPABLE = 0x184D2A5A
-_HEADER = Struct("<8sII")  # name and version of the layout, CRC-32 of all that follows, segments
+_HEADER = Struct("<8sII")  # name and version of the layout, CRC-32 of the rest, number of segments
 _MAGIC = b"temper\x00\x01"
-_SEGMENT = Struct("<BII")  # width of an element, bytes in plain form, bytes of its zstd frame
+_SEGMENT = Struct("<BII")  # width of an element, uncompressed bytes, bytes of its zstd frame
 _START = _FRAME.size + _HEADER.size
 
 Run = tuple[int, int]  # width of an element and number of bytes
 
 
 def compress(data: Buffer) -> bytes:
-    """`data`, a pack, in compressed form; may be larger than it was."""
+    """Return the pack `data` in compressed form, which may be larger than the original."""
     packer = zstandard.ZstdCompressor(level=LEVEL)
     table, frames, start = [], [], 0
     for width, size in _segments(data):
@@ -58,11 +61,11 @@ def compress(data: Buffer) -> bytes:
 
 
 def decompress(packed: Buffer, size_bytes: int) -> bytearray:
-    """The plain bytes, exactly `size_bytes` many; nothing larger is ever allocated.
+    """Return the uncompressed bytes, exactly `size_bytes` of them. Nothing larger is allocated.
 
     Raises:
-        CheckpointError: `packed` is cut, changed, of a later layout, or says another size. The
-            text goes on after the object's name.
+        CheckpointError: if `packed` is truncated, changed, of a later layout, or of another size.
+            The message is meant to follow the name of the object.
     """
     view = memoryview(packed)
     if size_bytes > LARGEST_BYTES:
@@ -85,7 +88,7 @@ def decompress(packed: Buffer, size_bytes: int) -> bytearray:
 
 
 def _table(view: memoryview) -> list[tuple[int, int, int]]:
-    """The segments that a file says it has, each of a kind that there can be."""
+    """Return the segments that the file declares, after checking that each is valid."""
     magic, length = _FRAME.unpack_from(view, 0)
     name, crc, count = _HEADER.unpack_from(view, _FRAME.size)
     if magic != _SKIPPABLE or name[:7] != _MAGIC[:7]:
@@ -107,7 +110,7 @@ def _table(view: memoryview) -> list[tuple[int, int, int]]:
 
 def _plain(frame: memoryview, size: int) -> bytes:
     try:
-        if zstandard.frame_content_size(frame) != size:  # else it would be believed, and allocated
+        if zstandard.frame_content_size(frame) != size:  # zstd would trust it and allocate
             raise CheckpointError("backup.segment_size_mismatch")
         plain = zstandard.ZstdDecompressor().decompress(frame, size, allow_extra_data=False)
     except zstandard.ZstdError as error:
@@ -129,12 +132,12 @@ def _unshuffle(data: bytes, width: int, into: memoryview) -> None:
 
     planes = np.frombuffer(data, np.uint8).reshape(width, -1)
     elements = np.frombuffer(into, np.uint8).reshape(-1, width)
-    for place in range(width):  # three times as fast as the transpose
+    for place in range(width):  # three times as fast as a transpose
         elements[:, place] = planes[place]
 
 
 def _segments(data: Buffer) -> Iterator[Run]:
-    """Stretches of equal width, cut so that one is quickly in memory."""
+    """Yield stretches of equal element width, cut to at most `SEGMENT_BYTES`."""
     for width, size in _merged(_runs(data)):
         for start in range(0, size, SEGMENT_BYTES):
             yield width, min(SEGMENT_BYTES, size - start)
@@ -151,7 +154,7 @@ def _merged(runs: list[Run]) -> list[Run]:
 
 
 def _runs(data: Buffer) -> list[Run]:
-    """The width of every stretch of a pack; of what is no pack, 1."""
+    """Return the element width of every stretch of a pack; 1 if the data is not a pack."""
     try:
         return list(_pack_runs(memoryview(data)))
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -180,4 +183,4 @@ def _pack_runs(view: memoryview) -> Iterator[Run]:
 
 
 def _width(dtype: str) -> int:
-    return 4 if dtype == "C64" else BITS[dtype] // 8  # a complex number is two of 4 bytes
+    return 4 if dtype == "C64" else BITS[dtype] // 8  # a complex number is two numbers of 4 bytes

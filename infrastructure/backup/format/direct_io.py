@@ -1,10 +1,10 @@
-"""Files past the page cache, where the system has direct I/O (Linux's O_DIRECT).
+"""File access that bypasses the page cache, if the system supports direct I/O (Linux's O_DIRECT).
 
-What a checkpoint writes is read back from the disk once, and seldom again. The work for its pages
-in the cache is about half of what a version costs the processor beside a training
-(`benchmarks/direct_writes.py`). Addresses in memory, places in the file and lengths of a direct
-transfer are whole pages. The end of a file is written through the cache, and so is all of it where
-a file system has no direct I/O.
+What a checkpoint writes is read back from the disk once, and seldom again. Managing its pages in
+the cache is about half of the CPU time that a version costs beside the training
+(`benchmarks/direct_writes.py`). A direct transfer requires memory addresses, file offsets and
+lengths that are whole pages. The end of a file is written through the cache, and so is the whole
+file if the file system does not support direct I/O.
 """
 
 import errno
@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 
-BLOCK_BYTES = 4 * 1024**2  # the system makes several transfers of it, which the disk does at once
+BLOCK_BYTES = 4 * 1024**2  # the system splits it into several parallel transfers
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def write_directly(file: FileIO, chunks: Iterable[memoryview]) -> None:
-    """Write bytes at the beginning of a new file.
+    """Write bytes to the beginning of a new file.
 
     Raises:
-        OSError: as the system does.
+        OSError: on any error of the system.
     """
     memory = memoryview(mmap.mmap(-1, BLOCK_BYTES))
     end = 0
@@ -41,10 +41,10 @@ def write_directly(file: FileIO, chunks: Iterable[memoryview]) -> None:
 
 
 def read_directly(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file, a piece at a time; each is gone when the next one comes.
+    """Yield the bytes of a file in pieces; each piece is invalid when the next one is yielded.
 
     Raises:
-        OSError: as the system does.
+        OSError: on any error of the system.
     """
     memory = memoryview(mmap.mmap(-1, BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -61,7 +61,7 @@ def read_directly(path: Path) -> Iterator[memoryview]:
 
 
 def write_all(file: FileIO, data: memoryview) -> None:
-    """Write all of `data`, however little of it the system takes at a time."""
+    """Write all of `data`, even if the system accepts only a part of it at a time."""
     while data:
         try:
             data = data[file.write(data) :]
@@ -70,20 +70,23 @@ def write_all(file: FileIO, data: memoryview) -> None:
 
 
 def set_direct(file: FileIO, wanted: bool) -> bool:
-    """Whether that changed how a file is read and written."""
+    """Switch direct I/O for an open file on or off. Return whether that changed anything."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     changed = flags | DIRECT if wanted else flags & ~DIRECT
     if changed == flags:
         return False
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, changed)
-    except OSError:  # this file system has no direct I/O
+    except OSError:  # this file system does not support direct I/O
         return False
     return True
 
 
 def _fall_back_to_the_cache(file: FileIO, error: OSError) -> None:
-    """EINVAL says that this cannot be done directly: less than a page was done before, as at the
-    end of a file, or the file system takes larger ones."""
+    """Turn off direct I/O after EINVAL, and raise any other error.
+
+    EINVAL means that the transfer cannot be done directly: the previous one was less than a page,
+    as at the end of a file, or the file system requires larger blocks.
+    """
     if error.errno != errno.EINVAL or not set_direct(file, False):
         raise error

@@ -1,4 +1,4 @@
-"""The few operations that a store makes on its file system; tests put their faults here."""
+"""The file-system operations that a store uses. Tests inject faults here."""
 
 import contextlib
 import os
@@ -18,28 +18,28 @@ Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-CHUNK_BYTES = 2 * 1024**2  # what a processor's own cache holds: the hash finds there what was read
-NUM_THREADS = 2  # one alone spends more time on fresh memory than on the hash
+CHUNK_BYTES = 2 * 1024**2  # fits into a CPU cache, so the hash reads from there
+NUM_THREADS = 2  # a single thread spends more time on fresh memory than on hashing
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 
 
 class FileOperations:
-    """A local POSIX file system. Every method raises OSError as the system does.
+    """A local POSIX file system. Every method raises the system's OSError.
 
     Attributes:
-        is_direct: writes, and reads back, past the page cache where the system can.
+        is_direct: whether writes and `read_back` bypass the page cache, if the system supports it.
     """
 
     is_direct = True
 
     def read(self, path: Path) -> Iterator[bytes]:
-        """The bytes of a file, a piece at a time."""
+        """Yield the bytes of a file in pieces."""
         with path.open("rb", buffering=0) as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
     def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
-        """Fill `memory` from the beginning of a file, and tell after each piece how far it is."""
+        """Fill `memory` from the beginning of a file. Yield the number of filled bytes so far."""
         end = 0
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(memory[end : end + CHUNK_BYTES]):
@@ -47,13 +47,15 @@ class FileOperations:
                 yield end
 
     def read_back(self, path: Path) -> Iterator[Buffer]:
-        """The bytes of a file as the disk has them, and not memory above it, where the system can
-        tell; each piece is gone when the next one comes."""
+        """Return the bytes of a file from the disk instead of the cache, if the system can do so.
+
+        Each piece is invalid when the next one is yielded.
+        """
         self.forget_cached(path)
         return read_directly(path) if self.is_direct else self.read(path)
 
     def open(self, path: Path) -> BinaryIO:
-        """A file for reading; its bytes stay readable when its name is removed."""
+        """Open a file for reading; its bytes stay readable when its name is removed."""
         return path.open("rb", buffering=0)
 
     def size(self, path: Path) -> int:
@@ -63,16 +65,16 @@ class FileOperations:
         return sorted(path.name for path in directory.iterdir())
 
     def free_bytes(self, directory: Path) -> int | None:
-        """Room that is left; None: nobody can tell."""
+        """Return the free space in bytes; None: unknown."""
         return shutil.disk_usage(directory).free
 
     def make_directory(self, directory: Path) -> None:
         make_directory(directory, PRIVATE_DIRECTORY)
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
-        """Write a new file; one that is there already is an error."""
+        """Write a new file; an existing one is an error."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-        try_lock(descriptor)  # tells that it is being written; no must
+        try_lock(descriptor)  # marks it as being written; not required
         with FileIO(descriptor, "wb") as file:
             if self.is_direct:
                 write_directly(file, _chunks(buffers))
@@ -95,7 +97,7 @@ class FileOperations:
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Make `target` a hard link to `source`; FileExistsError if it exists."""
+        """Make `target` a hard link to `source`. Raise FileExistsError if it exists."""
         target.hardlink_to(source)
 
     def remove(self, path: Path) -> None:
@@ -106,13 +108,13 @@ class FileOperations:
         os.truncate(path, 0)
 
     def forget_cached(self, path: Path) -> None:
-        """Let the next read come from the disk and not from memory, where the system can do so."""
+        """Drop a file from the page cache, if the system supports it: the next read is from it."""
         with contextlib.suppress(OSError, AttributeError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def by_two(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """`work` of each item, in their order; two threads work, and are at most two results ahead."""
+    """Yield `work` of each item, in order. Two threads work, at most two results ahead."""
     running: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for item in items:

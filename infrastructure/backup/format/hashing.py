@@ -1,4 +1,4 @@
-"""The hash that names objects and versions: BLAKE3, or SHA-256 where it has no wheel."""
+"""The hash that names objects and versions: BLAKE3, or SHA-256 if there is no blake3 wheel."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ HEX_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Digest(Protocol):
-    """What hashlib's and blake3's objects have in common."""
+    """The common interface of the objects of hashlib and blake3."""
 
     def update(self, data: Buffer, /) -> object: ...
 
@@ -20,7 +20,7 @@ class Digest(Protocol):
 
 
 def available_hash() -> str:
-    """The name of the hash that a new store uses."""
+    """Return the name of the hash that a new store uses."""
     try:
         import blake3  # noqa: F401
     except ImportError:
@@ -29,10 +29,10 @@ def available_hash() -> str:
 
 
 def new_digest(name: str) -> Digest:
-    """An empty digest of 256 bits.
+    """Return an empty digest of 256 bits.
 
     Raises:
-        ValueError: no such hash, or its package is missing.
+        ValueError: if the hash is unknown, or its package is missing.
     """
     if name == "sha256":
         return hashlib.sha256()
@@ -46,7 +46,7 @@ def new_digest(name: str) -> Digest:
 
 
 def hash_of(name: str, buffers: Iterable[Buffer]) -> str:
-    """The hex hash of the bytes of all `buffers`, one after the other."""
+    """Return the hex hash of the concatenated `buffers`."""
     digest = new_digest(name)
     for buffer in buffers:
         digest.update(buffer)

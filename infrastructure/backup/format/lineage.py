@@ -1,11 +1,11 @@
-"""Which versions at a place belong to the history of a local store.
+"""The versions at a destination that belong to the history of a local store.
 
     <store>/lineage.json      {"known": [names], "since": sequence, "checksum": …}
 
-A copied run folder, or another machine that resumed the same run, writes versions of its own under
-the same run id. A name is the hash of what it names, so a version at the place that this store
-neither holds, nor sent, nor was restored from, is another training's. The list outlives the process
-that copies: one that is started again knows strangers as well as the one before it.
+A copied run folder, or another machine that resumed the same run, writes its own versions under the
+same run id. A name is the hash of what it names, so a version at the destination that this store
+neither holds, nor sent, nor was restored from, belongs to another run. The list outlives the copier
+process: a restarted copier recognizes foreign versions as well as the one before it.
 """
 
 import logging
@@ -19,18 +19,18 @@ from infrastructure.core.json_text import as_integer, as_list, as_text
 from infrastructure.core.messages import phrase
 
 FILE = "lineage.json"
-MOST_NAMES = 256  # a place holds far fewer; older ones count by their sequence
+MOST_NAMES = 256  # a destination holds far fewer; older ones are judged by their sequence
 
 log = logging.getLogger(__name__)
 
 
 def sequence_of(name: str) -> int:
-    """The sequence in the name of a version."""
+    """Return the sequence in the name of a version."""
     return int(name[:12])
 
 
 class Lineage:
-    """The names that a store knows at its place.
+    """The names at the destination that a store knows.
 
     Args:
         root: the local store.
@@ -53,30 +53,31 @@ class Lineage:
 
     @property
     def known(self) -> frozenset[str]:
-        """The names themselves."""
+        """The known names."""
         return frozenset(self._known)
 
     @property
     def newest_sequence(self) -> int:
-        """The highest one that is known; a new version gets a higher one."""
+        """The highest known sequence. A new version gets a higher one."""
         return max(map(sequence_of, self._known), default=0)
 
     def begin(self, local: Collection[str], parents: Collection[str]) -> None:
-        """First contact with a place: what this store holds, and descends from, is known.
+        """Record, at first contact with a destination, what this store holds and descends from.
 
         Args:
-            parents: the versions before those of `local`, which may be gone from here.
+            parents: the versions before those of `local`, which may no longer be here.
         """
         if not self.is_recorded:
             self._since = min(map(sequence_of, local), default=0) - 1
             self.add([*local, *parents])
 
     def restored(self, listed: Collection[str]) -> None:
-        """This store was brought back from a place that lists these: they are its past, also those
-        that are newer than the version it resumes from.
+        """Record that this store was restored from a destination that lists these versions.
+
+        They are its history, including those that are newer than the version that it resumes from.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: if the disk fails.
         """
         self._since = max(self._since, *map(sequence_of, listed), -1)
         self.is_recorded = False
@@ -84,10 +85,10 @@ class Lineage:
         self.add(listed)
 
     def add(self, names: Iterable[str]) -> None:
-        """Take versions for ours, on the disk before this returns.
+        """Record versions as those of this store. They are on the disk when this returns.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: if the disk fails.
         """
         new = self._known | {*names}
         if self.is_recorded and new == self._known:
@@ -101,6 +102,6 @@ class Lineage:
         self.is_recorded = True
 
     def strangers(self, listed: Iterable[str], local: Collection[str]) -> list[str]:
-        """Those of the versions at a place that another training wrote."""
+        """Return the versions at a destination that another run wrote."""
         ours = self._known | {*local}
         return [n for n in listed if n not in ours and sequence_of(n) > self._since]

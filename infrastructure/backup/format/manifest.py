@@ -1,4 +1,4 @@
-"""The manifest of a version: canonical JSON whose name is its hash. It is read as hostile input."""
+"""The manifest of a version: canonical JSON, named by its hash. It is parsed as untrusted input."""
 
 import json
 import re
@@ -13,22 +13,22 @@ from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.json_text import parse_json
 
 FORMAT_VERSION = 1
-# More than any real version has; a reader allocates nothing for what claims to be larger.
+# More than any real version needs; a reader does not allocate memory for anything larger.
 MAX_MANIFEST_BYTES = 64 * 1024**2
 MAX_OBJECT_BYTES = 1 << 40
-FILES = "files"  # the class of a run's small files: no training goes on from them
-# Held anew by each version, in an object of its own: they hardly change, so one object would be
-# that of all versions, and one damaged bit in it the end of all.
+FILES = "files"  # the class of a run's small files, which are not needed to resume
+# Written again by each version, as a separate object: they hardly change, so all versions would
+# share one object, and one damaged bit in it would make all of them unusable.
 HELD_ANEW = ("random/", f"{FILES}/run.json@")
-# In a version's values: objects that other machines have written straight to the place of its
-# copies, each confirmed there, before its manifest was; see FORMAT.md.
+# A key of a version's values: the objects that other machines wrote straight to the destination and
+# that were confirmed there before the manifest was written; see FORMAT.md.
 COPIED_APART = "copied_apart"
-MEASURED_ON = "measured_on"  # among the values: which held-out rows gave the score
+MEASURED_ON = "measured_on"  # a key of the values: the held-out rows of the score
 VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
 
 
 class SaveKind(StrEnum):
-    """Why a version was written. Readers of the format know no other value."""
+    """Why a version was written. Readers of the format accept no other value."""
 
     SCHEDULED = "scheduled"
     MANUAL = "manual"
@@ -61,7 +61,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: its pack (an index into the manifest's packs), and its own hash."""
+    """The location of a tensor: its pack (an index into the manifest's packs), and its own hash."""
 
     pack: int
     hash: str
@@ -69,7 +69,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, order=True)
 class VersionName:
-    """`<sequence>-<hash name>-<hash>`: sorts by age, and says how to check what it names."""
+    """`<sequence>-<hash name>-<hash>`: sorts by age, and has the hash to verify the manifest."""
 
     sequence: int
     hash_name: str
@@ -80,14 +80,14 @@ class VersionName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The name in `text`; None where it is none."""
+        """Parse a name; None: `text` is not one."""
         match = VERSION_NAME.fullmatch(text)
         return cls(int(match[1]), match[2], match[3]) if match else None
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What rotation needs to know of a version; the fields are those of its `Manifest`."""
+    """The part of a version that rotation needs. The fields are those of its `Manifest`."""
 
     hash_name: str
     kind: str
@@ -104,16 +104,16 @@ class Manifest:
     """One version.
 
     Attributes:
-        hash_name: the hash that names it and its objects.
+        hash_name: the hash that names the version and its objects.
         sequence: grows by one with every version of a store; the newest has the highest.
-        parent: name of the version before, for a person who looks.
+        parent: the name of the version before it, for debugging.
         kind: why it was written: a `SaveKind`.
-        healthy: False for a state that is kept as evidence and never resumed by itself.
-        step: optimizer steps done.
-        score: the held-out loss of exactly this state, lower is better; None where not measured.
-        values: what is not a tensor, as JSON.
-        packs: objects, in the order that tensors refer to.
-        tensors: full name ("model/layer.weight") to place.
+        healthy: False for a state that is kept as evidence and is never resumed automatically.
+        step: the number of completed optimizer steps.
+        score: the held-out loss of exactly this state, lower is better; None: not measured.
+        values: everything that is not a tensor, as JSON.
+        packs: the objects, in the order that tensors refer to.
+        tensors: full name ("model/layer.weight") to location.
     """
 
     hash_name: str
@@ -129,7 +129,7 @@ class Manifest:
     tensors: dict[str, StoredTensor]
 
     def created_at(self, otherwise: float | None = None) -> float | None:
-        """`created` in seconds since 1970, or `otherwise` where it is no time."""
+        """Return `created` in seconds since 1970, or `otherwise` if it is not a valid time."""
         try:
             return datetime.fromisoformat(self.created).timestamp()
         except ValueError:
@@ -137,7 +137,7 @@ class Manifest:
 
     @property
     def needed_packs(self) -> tuple[Pack, ...]:
-        """The objects that a training goes on from: all but those with copies of run files."""
+        """The objects that a resume needs: all but those that only hold copies of run files."""
         needed = {
             place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
         }
@@ -145,20 +145,22 @@ class Manifest:
 
     @property
     def measured_on(self) -> str | None:
-        """Which held-out rows gave `score`; None: nobody has recorded that."""
+        """The held-out rows that `score` was measured on; None: not recorded."""
         rows = self.values.get(MEASURED_ON)
         return rows if isinstance(rows, str) else None
 
     @property
     def copied_apart(self) -> frozenset[str]:
-        """Hashes of objects that the machine of this version's writer never had: others have
-        copied them to its place."""
+        """Hashes of objects that the machine of this version's writer never had.
+
+        Other machines copied them to the destination.
+        """
         hashes = self.values.get(COPIED_APART)
         return frozenset(filter(_is_hash, hashes)) if isinstance(hashes, list) else frozenset()
 
     @property
     def outline(self) -> Outline:
-        """Its small part, in which nothing can be changed."""
+        """The small, immutable part of the manifest."""
         return Outline(
             hash_name=self.hash_name,
             kind=self.kind,
@@ -171,7 +173,7 @@ class Manifest:
         )
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: sorted keys, no spaces, ASCII, no NaN."""
+        """Return canonical JSON: sorted keys, no spaces, ASCII, no NaN."""
         contents = {
             "format": FORMAT_VERSION,
             "sequence": self.sequence,
@@ -193,8 +195,10 @@ Version = TypeVar("Version", Manifest, Outline)
 
 
 def scores_of(versions: Mapping[str, Version]) -> dict[str, float]:
-    """The scores of healthy versions that may be compared, by name: those on the held-out rows of
-    the newest one that has a score."""
+    """Return the comparable scores of healthy versions, by name.
+
+    These are the scores on the same held-out rows as those of the newest version with a score.
+    """
     scored = {n: v for n, v in versions.items() if v.healthy and v.score is not None}
     if not scored:
         return {}
@@ -203,10 +207,10 @@ def scores_of(versions: Mapping[str, Version]) -> dict[str, float]:
 
 
 def parse_manifest(data: bytes, name: VersionName) -> Manifest:
-    """The manifest in `data`, which is called `name`, every field checked.
+    """Parse the manifest called `name`, checking every field.
 
     Raises:
-        CheckpointError: it is no manifest of this format, or contradicts itself.
+        CheckpointError: if `data` is not a manifest of this format, or is inconsistent.
     """
     contents = _parse_json(data)
     if not isinstance(contents, dict):
@@ -217,7 +221,7 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
             "backup.unknown_manifest_format", found=version, supported=FORMAT_VERSION
         )
     for field, kind in FIELDS.items():
-        value = contents.get(field, ...)  # ... is of none of the types
+        value = contents.get(field, ...)  # `...` has none of the types
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise CheckpointError("backup.invalid_manifest_field", field=field)
     if contents["sequence"] != name.sequence:

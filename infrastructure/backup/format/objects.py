@@ -1,6 +1,6 @@
 """Objects: files named by the hash of their bytes, written once, never changed.
 
-A file holds the bytes themselves; or it is called `<hash>.zst` and holds them compressed.
+A file contains the bytes themselves, or is called `<hash>.zst` and contains them compressed.
 """
 
 import contextlib
@@ -20,42 +20,42 @@ from infrastructure.backup.format.packs import size_of
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.messages import phrase
 
-# What to hash, piece by piece, and the memory in which it then lies as a whole (or nothing).
+# The pieces to hash, and the memory that holds all of them afterwards (or nothing).
 Contents = tuple[Iterable[Buffer], Buffer]
 
 OBJECT_FOLDER = re.compile(r"[0-9a-f]{2}")
-SLACK_BYTES = 64 * 1024**2  # the disk is never filled to its last byte
+SLACK_BYTES = 64 * 1024**2  # stays free on the disk
 
 
 class ObjectFiles:
-    """The files of a store, and how each comes to be there whole or not at all.
+    """The files of a store. Each is written atomically.
 
     Args:
-        root: the store's directory.
+        root: the directory of the store.
         operations: the file system.
-        compresses: write an object compressed where that is smaller. Either form is read anyway.
+        compresses: write an object compressed if that is smaller. Both forms can be read anyway.
     """
 
     def __init__(self, root: Path, operations: FileOperations, compresses: bool = False) -> None:
         self.root = root
         self.operations = operations
         self.compresses = compresses
-        # files that were read and found right since this was opened, and their sizes
+        # files that were verified since this was opened, and their sizes
         self._trusted: dict[str, tuple[Path, int]] = {}
 
     def path_of(self, digest: str) -> Path:
-        """The file of the object `digest`, as it is called where it is not compressed."""
+        """Return the path of the object `digest` in uncompressed form."""
         return self.root / "objects" / digest[:2] / digest
 
     def compressed_path_of(self, digest: str) -> Path:
-        """The file of the object `digest`, as it is called where it is compressed."""
+        """Return the path of the object `digest` in compressed form."""
         return self.path_of(digest + SUFFIX)
 
     def read_small(self, path: Path) -> bytes:
-        """A file no larger than a manifest may be.
+        """Read a file that is no larger than a manifest may be.
 
         Raises:
-            CheckpointError: it is missing, unreadable or too large.
+            CheckpointError: if it is missing, unreadable or too large.
         """
         try:
             size_bytes = self.operations.size(path)
@@ -70,16 +70,17 @@ class ObjectFiles:
             raise CheckpointError("backup.file_unreadable", path=path, error=error) from error
 
     def verify(self, pack: Pack, hash_name: str) -> None:
-        """Compare an object's bytes with its name.
+        """Compare the bytes of an object with its hash.
 
         Raises:
-            CheckpointError: it is missing, cut, changed, or cannot be read.
+            CheckpointError: if it is missing, truncated, changed or unreadable.
         """
         self._whole(pack, hash_name, self._chunks, self._unpacked)
 
     def read(self, pack: Pack, hash_name: str) -> Buffer:
-        """The bytes of an object in memory of their own, verified as they are returned: hashed
-        where they lie, and not read again.
+        """Return the verified bytes of an object in newly allocated memory.
+
+        They are hashed in that memory, and not read again.
 
         Raises:
             CheckpointError: as `verify`.
@@ -87,10 +88,10 @@ class ObjectFiles:
         return self._whole(pack, hash_name, self._loaded, self._unpacked)
 
     def require_there(self, pack: Pack) -> None:
-        """See that an object is there and has its size; its bytes are not read.
+        """Check that an object exists and has its size, without reading its bytes.
 
         Raises:
-            CheckpointError: it is missing or cut.
+            CheckpointError: if it is missing or truncated.
         """
         for path in (self.path_of(pack.hash), self.compressed_path_of(pack.hash)):
             try:
@@ -108,7 +109,7 @@ class ObjectFiles:
         raise CheckpointError("backup.object_missing_or_truncated", hash=pack.hash[:12])
 
     def is_whole(self, pack: Pack, hash_name: str) -> bool:
-        """Whether an object may be named again without being written again."""
+        """Return whether an object is intact, so that a new version may name it as it is."""
         try:
             if pack.hash not in self._trusted:
                 self.verify(pack, hash_name)
@@ -118,10 +119,10 @@ class ObjectFiles:
             return False
 
     def require_space(self, needed_bytes: int) -> None:
-        """Refuse to begin what cannot be finished.
+        """Refuse a write for which there is not enough space.
 
         Raises:
-            StorageError: there is too little free space on the disk.
+            StorageError: if the disk has too little free space.
         """
         free_bytes = self.operations.free_bytes(self.root)
         if free_bytes is not None and free_bytes < needed_bytes + SLACK_BYTES:
@@ -134,10 +135,10 @@ class ObjectFiles:
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write_pack(self, buffers: Sequence[Buffer], hash_name: str) -> Pack:
-        """Write an object, unless it is there already and whole.
+        """Write an object, unless an intact one exists.
 
         Raises:
-            OSError, StorageError: the disk refuses, or does not keep what it was given.
+            OSError, StorageError: if the disk fails, or does not keep what was written.
         """
         pack = Pack(hash_of(hash_name, buffers), size_of(buffers))
         if not self.is_whole(pack, hash_name):
@@ -153,7 +154,9 @@ class ObjectFiles:
         return pack
 
     def put(self, path: Path, buffers: Sequence[Buffer], digest: str, hash_name: str) -> None:
-        """Bytes first, name second, both on the disk, and read back, before this returns.
+        """Write a file under a temporary name, sync it, rename it, and read it back.
+
+        The bytes and the name are on the disk when this returns.
 
         Raises:
             OSError, StorageError: as `write_pack`.
@@ -175,10 +178,10 @@ class ObjectFiles:
         return hash_of(hash_name, self.operations.read_back(path)) != digest
 
     def remove_all_but(self, living: Collection[str]) -> None:
-        """Remove the objects that nothing names; what is no object is not touched.
+        """Remove the objects that no version names; files that are not objects are not touched.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: if the disk fails.
         """
         folders = self.operations.names(self.root / "objects")
         for folder in filter(OBJECT_FOLDER.fullmatch, folders):
@@ -189,10 +192,10 @@ class ObjectFiles:
                     self.operations.remove(self.root / "objects" / folder / name)
 
     def sweep(self) -> None:
-        """Remove what a killed writer left half-written.
+        """Remove the partial files of a killed writer.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: if the disk fails.
         """
         with contextlib.suppress(FileNotFoundError):
             for name in self.operations.names(self.root / "tmp"):
@@ -205,7 +208,7 @@ class ObjectFiles:
         plain: Callable[[Path, Pack], Contents],
         compressed: Callable[[Path, Pack], Contents],
     ) -> Buffer:
-        """What the first whole file of an object holds, as one of the two reads it."""
+        """Return the contents of the first intact form of an object, as `plain` or `compressed`."""
         self._trusted.pop(pack.hash, None)
         problem = "is missing"
         cause: Exception | None = None
@@ -218,7 +221,7 @@ class ObjectFiles:
                     return whole
                 problem, cause = phrase("backup.object_bytes_changed"), None
             except FileNotFoundError as error:
-                if problem == "is missing":  # in both forms: who reads a mount may look once more
+                if problem == "is missing":  # in both forms: the caller may retry on a mount
                     cause = error
             except OSError as error:
                 problem, cause = f"cannot be read: {error}", error
@@ -233,10 +236,10 @@ class ObjectFiles:
         return self.operations.read(path), b""
 
     def _loaded(self, path: Path, pack: Pack) -> Contents:
-        import numpy as np  # as in `codec`: writers and copiers load nothing
+        import numpy as np  # as in `codec`: writers and copiers do not load it
 
         self._require_size(path, pack)
-        # NumPy asks the system for large pages, which come several times as fast
+        # NumPy requests large pages, which the system provides several times as fast
         data = np.empty(pack.size_bytes, np.uint8).data
         ends = self.operations.read_into(path, data)
         return (data[begin:end] for begin, end in pairwise(chain([0], ends))), data
@@ -265,7 +268,7 @@ class ObjectFiles:
             )
 
     def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
-        """The object compressed, where that is wanted, smaller, and opens as what it was."""
+        """Return the object compressed and verified; None if that is off or would save nothing."""
         if not self.compresses or pack.size_bytes > LARGEST_BYTES:
             return None
         packed = compress(b"".join(buffers))
@@ -276,5 +279,5 @@ class ObjectFiles:
         return packed
 
     def _remove_if_there(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # swept later; the error being raised matters more
+        with contextlib.suppress(OSError):  # swept later; the original error matters more
             self.operations.remove(path)

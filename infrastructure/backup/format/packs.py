@@ -22,8 +22,8 @@ from infrastructure.core.json_text import (
 
 PACK_BYTES = 64 * 1024**2
 ALIGNMENT_BYTES = 8
-METADATA = "__metadata__"  # safetensors' own; a pack has none
-# Bits of one element, by the name that safetensors gives the type.
+METADATA = "__metadata__"  # a key of safetensors; packs do not use it
+# Bits of one element, by safetensors' name of the type.
 BITS = {
     "BOOL": 8,
     "U8": 8,
@@ -72,12 +72,12 @@ class TensorBytes:
 
     @property
     def identity(self) -> bytes:
-        """What tells two tensors of the same bytes apart."""
+        """What distinguishes two tensors of the same bytes: type and shape."""
         return f"{self.dtype}{list(self.shape)}:".encode()
 
 
 def cut(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
-    """Groups of tensors, in their order, of at most `PACK_BYTES` each (or of one larger tensor)."""
+    """Yield groups of tensors, in order, of at most `PACK_BYTES` each (or of one larger tensor)."""
     group: dict[str, TensorBytes] = {}
     size_bytes = 0
     for name, tensor in tensors.items():
@@ -91,7 +91,7 @@ def cut(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
 
 
 def encode(tensors: Mapping[str, TensorBytes]) -> list[Buffer]:
-    """The bytes of a pack, as buffers one after the other; nothing is copied."""
+    """Return the bytes of a pack as consecutive buffers, without copying."""
     header: dict[str, object] = {}
     end = 0
     # wider elements first, so that every tensor begins at a multiple of its element's size
@@ -109,10 +109,10 @@ def encode(tensors: Mapping[str, TensorBytes]) -> list[Buffer]:
 
 
 def decode(pack: Buffer) -> dict[str, TensorBytes]:
-    """The tensors in the bytes of a pack, as views of them; nothing is copied.
+    """Return the tensors in the bytes of a pack as views of them, without copying.
 
     Raises:
-        CheckpointError: they are not a safetensors file.
+        CheckpointError: if the bytes are not a safetensors file.
     """
     view = memoryview(pack)
     try:
@@ -141,5 +141,5 @@ def _tensor(value: JsonValue, data: memoryview) -> TensorBytes:
 
 
 def size_of(buffers: Iterable[Buffer]) -> int:
-    """Bytes in all `buffers`."""
+    """Return the total number of bytes in `buffers`."""
     return sum(len(buffer) for buffer in buffers)

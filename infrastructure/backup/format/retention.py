@@ -1,4 +1,4 @@
-"""Which versions of a store stay."""
+"""The choice of the versions that a store keeps."""
 
 import itertools
 from collections.abc import Iterable
@@ -9,21 +9,21 @@ from infrastructure.backup.format.manifest import Outline, scores_of
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError, InputError
 
-if TYPE_CHECKING:  # the processes that write and copy begin twice as fast without Pydantic
+if TYPE_CHECKING:  # the writer and the copier start twice as fast without Pydantic
     from infrastructure.config.sections.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What rotation leaves; the newest emergency version stays besides.
+    """What rotation keeps. The newest emergency version is kept in addition.
 
     Attributes:
-        keep_last: newest versions; at least 2.
-        keep_best: versions with the lowest score.
-        keep_every: versions whose step is a multiple of this; None: none of these.
+        keep_last: the number of newest versions to keep; at least 2.
+        keep_best: the number of versions with the lowest score to keep.
+        keep_every: keep versions whose step is a multiple of this; None: none of these.
 
     Raises:
-        ValueError: `keep_last` is below 2.
+        ValueError: if `keep_last` is below 2.
     """
 
     keep_last: int = 2
@@ -36,20 +36,22 @@ class Retention:
 
 
 def retention_of(training: "TrainingConfig") -> Retention:
-    """What rotation leaves on this machine."""
+    """Return what rotation keeps on this machine."""
     return Retention(training.keep_checkpoints, training.num_best_kept, training.keep_every)
 
 
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:
-    """The newest healthy versions of `keep_last` different steps that verify, what is newer than
-    the oldest of them (evidence of damage or of a loss that was not finite), and what else the
-    policy names.
+    """Return the names of the versions to keep.
 
-    While fewer than `keep_last` verify, everything stays: nothing is removed on the strength of a
+    These are the newest healthy versions of `keep_last` different steps that verify, every version
+    that is newer than the oldest of them (evidence of damage or of a loss that was not finite), and
+    those that the policy names.
+
+    If fewer than `keep_last` verify, everything is kept: nothing is removed because of a newer
     version that might not load.
     """
     names = store.versions()
-    verified_steps: set[int] = set()  # going back, or being stopped, saves one step twice
+    verified_steps: set[int] = set()  # a step is saved twice after a rollback or a stop
     for number, name in enumerate(names, start=1):
         if is_good(store, name):
             verified_steps.add(store.outline(name).step)
@@ -60,7 +62,7 @@ def versions_to_keep(store: Store, retention: Retention) -> set[str]:
 
 
 def is_good(store: Store, name: str) -> bool:
-    """Whether a version is healthy and whole; what was verified before is not read again."""
+    """Return whether a version is healthy and intact. Verified objects are not read again."""
     manifest = _read(store, name)
     return manifest is not None and (
         manifest.healthy
@@ -74,7 +76,7 @@ def _worth_keeping(
     healthy = {name: manifest for name, manifest in manifests.items() if manifest.healthy}
     scored = scores_of(manifests)
     best = (name for name in sorted(scored, key=lambda n: (scored[n], n)) if is_good(store, name))
-    yield from itertools.islice(best, retention.keep_best)  # each one asked for is read whole
+    yield from itertools.islice(best, retention.keep_best)  # each candidate is read completely
     if retention.keep_every is not None:
         of_step = {m.step: name for name, m in reversed(healthy.items())}
         yield from (

@@ -2,9 +2,9 @@
 
     objects/ab/<hash>[.zst] · versions/<sequence>-<hash name>-<hash>.json · tmp/
 
-The manifest is the commit point: a version is there when its manifest is, and the manifest is
-written only when every object it names is on the disk and was read back. Nothing is ever changed
-in place. FORMAT.md has the rules. One writer at a time; any number of readers.
+The manifest is the commit point: a version exists when its manifest does, and the manifest is
+written only after every object that it names is on the disk and was read back. Nothing is changed
+in place. FORMAT.md has the rules. There is one writer at a time, and any number of readers.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from infrastructure.core.messages import phrase
 
 Result = TypeVar("Result")
 
-SMALL_PACK_BYTES = 1024**2  # what is dead in one is not worth writing the rest anew
+SMALL_PACK_BYTES = 1024**2  # rewriting a smaller pack is not worth the space that it would save
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A version that is damaged, and how."""
+    """A damaged version and the reason."""
 
     name: str
     reason: str
@@ -46,18 +46,18 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the tensors of a version lie, as a manifest says it."""
+    """The locations of a version's tensors, in the form of a manifest."""
 
     packs: tuple[Pack, ...]
     tensors: dict[str, StoredTensor]
 
 
 class Store:
-    """The versions in the directory `root`, which is made with its first version.
+    """The versions in the directory `root`, which the first version creates.
 
     Args:
         operations: the file system.
-        compress: write objects compressed where that is smaller; both forms are read anyway.
+        compress: write objects compressed if that is smaller. Both forms can be read anyway.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Store:
         self.root = root
         self.operations = operations or FileOperations()
         self.objects = ObjectFiles(root, self.operations, compress)
-        self.hash_name = available_hash()  # of new versions; an old one's stands in its name
+        self.hash_name = available_hash()  # of new versions; each name contains its version's
         self._is_prepared = False
-        self._outlines: dict[str, Outline] = {}  # of versions that were there a moment ago
+        self._outlines: dict[str, Outline] = {}  # of versions that were read before
 
     def versions(self) -> list[str]:
-        """Names of all versions, the newest first; not verified."""
+        """Return the names of all versions, the newest first; they are not verified."""
         try:
             names = self.operations.names(self.root / "versions")
         except FileNotFoundError:
@@ -80,21 +80,21 @@ class Store:
         return sorted((stem for stem in stems if VersionName.parse(stem)), reverse=True)
 
     def manifest_path(self, name: str) -> Path:
-        """The file of the version `name`."""
+        """Return the path of the manifest of version `name`."""
         return self.root / "versions" / f"{name}.json"
 
     def read(self, name: str) -> Manifest:
-        """The manifest of a version; its objects are not looked at.
+        """Read the manifest of a version, without its objects.
 
         Raises:
-            CheckpointError: it is missing, or not what its name says.
+            CheckpointError: if it is missing or does not match its name.
         """
         return parse_manifest(*self._read_bytes(name))
 
     def outline(self, name: str) -> Outline:
-        """What rotation needs of a version; its objects are not looked at.
+        """Return what rotation needs to know of a version, without reading its objects.
 
-        Its file is read and compared with its name each time. It is parsed once: the same name
+        The file is read and compared with its name each time. It is parsed once: the same name
         means the same bytes.
 
         Raises:
@@ -119,13 +119,13 @@ class Store:
         return data, parsed
 
     def verify(self, manifest: Manifest, *, run_files: bool = True) -> None:
-        """Read every object of a version and compare it with its name.
+        """Read every object of a version and compare it with its hash.
 
         Args:
-            run_files: also those that only hold copies of the run's small files.
+            run_files: include objects that only hold copies of the run's small files.
 
         Raises:
-            CheckpointError: one is missing, cut or changed; the text names it.
+            CheckpointError: if an object is missing, truncated or changed. The message names it.
         """
         packs = manifest.packs if run_files else manifest.needed_packs
         for _ in _each(lambda pack: self._verify(pack, manifest), packs):
@@ -147,14 +147,14 @@ class Store:
         without: str | None = None,
         names: Collection[str] | None = None,
     ) -> Iterator[tuple[str, TensorBytes]]:
-        """The tensors of a version with their full names, pack by pack, each verified before.
+        """Yield the tensors of a version with their full names, pack by pack, each verified.
 
         Args:
-            only, without: the class of tensors that are read, or that are not.
-            names: full names of the tensors that are read; None: of all.
+            only, without: the class of tensors to read, or not to read.
+            names: full names of the tensors to read; None: all.
 
         Raises:
-            CheckpointError: an object is damaged, or does not hold what the manifest says.
+            CheckpointError: if an object is damaged, or lacks a tensor that the manifest names.
         """
         by_pack: dict[int, list[str]] = {}
         for name, place in manifest.tensors.items():
@@ -173,8 +173,10 @@ class Store:
                 yield name, tensors[name]
 
     def newest(self) -> tuple[str | None, list[Rejected]]:
-        """The newest healthy version that a training can go on from (None: there is none), and the
-        damaged newer ones that were passed over. Copies of run files are not looked at."""
+        """Return the newest healthy version that can be resumed, and the damaged ones skipped.
+
+        The version is None if there is none. Copies of run files are not checked.
+        """
         rejected: list[Rejected] = []
         for name in self.versions():
             try:
@@ -187,7 +189,7 @@ class Store:
         return None, rejected
 
     def newest_healthy(self) -> str | None:
-        """The newest version that a resume may choose; its manifest alone is read."""
+        """Return the newest version that a resume may choose, reading only manifests."""
         for name in self.versions():
             with contextlib.suppress(CheckpointError):
                 if self.outline(name).healthy:
@@ -204,26 +206,28 @@ class Store:
         healthy: bool = True,
         score: float | None = None,
     ) -> str:
-        """Write a version; tensors that the newest version holds already are not written again.
+        """Write a version. Tensors that the newest version already holds are not written again.
 
         Args:
-            tensors: by full name; what comes before the slash is the class, and a pack holds
-                tensors of one class.
-            values: what is not a tensor, as JSON.
+            tensors: by full name. The part before the slash is the class; a pack holds tensors of
+                one class.
+            values: everything that is not a tensor, as JSON.
             step, kind, healthy, score: as in `Manifest`.
 
         Returns:
-            Its name, when all of it is on the disk and was read back.
+            The name of the version, after all of it is on the disk and was read back.
 
         Raises:
-            StorageError: the disk refuses or lies; the versions before are untouched.
+            StorageError: if the disk fails or does not keep what was written. Earlier versions are
+                not affected.
         """
         kept = self.place(tensors)
         return self.publish(kept, values, step=step, kind=kind, healthy=healthy, score=score)
 
     def place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
-        """Write the objects that a version of `tensors` needs and the newest does not hold; the
-        first half of `commit`. Several processes may do this at once.
+        """Write the objects that a version of `tensors` needs and the newest version does not hold.
+
+        This is the first half of `commit`. Several processes may do it at once.
 
         Raises:
             StorageError: as `commit`.
@@ -244,8 +248,9 @@ class Store:
         healthy: bool = True,
         score: float | None = None,
     ) -> str:
-        """Write the manifest of a version whose objects are there: the second half of `commit`, for
-        the one writer.
+        """Write the manifest of a version whose objects exist: the second half of `commit`.
+
+        Only the one writer may do this.
 
         Raises:
             StorageError: as `commit`.
@@ -280,14 +285,14 @@ class Store:
     def remove_all_but(self, kept: Collection[str]) -> list[str]:
         """Remove the versions that are not `kept`, then the objects that no version names.
 
-        Manifests go first, so that no version is ever there without its objects. Where a kept
-        manifest cannot be read, no object is removed: it may be named there.
+        Manifests are removed first, so that no version exists without its objects. If a kept
+        manifest cannot be read, no object is removed, since that manifest may name it.
 
         Returns:
             The names of the removed versions.
 
         Raises:
-            StorageError: the disk refuses; nothing that was kept is touched.
+            StorageError: if the disk fails. Nothing that is kept is touched.
         """
         removed = [name for name in self.versions() if name not in kept]
         try:
@@ -304,10 +309,10 @@ class Store:
         return removed
 
     def sweep(self) -> None:
-        """Remove what a killed writer left half-written; for the one writer, when it begins.
+        """Remove the partial files of a killed writer. The one writer calls this before it writes.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: if the disk fails.
         """
         self.objects.sweep()
 
@@ -318,10 +323,10 @@ class Store:
             return None
 
     def prepare(self) -> None:
-        """Make the directories, all on the disk before anything is put there.
+        """Create the directories and sync them, before anything is written into them.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: if the disk fails.
         """
         if self._is_prepared:
             return
@@ -351,7 +356,7 @@ class Store:
     def _held_already(
         self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]
     ) -> dict[str, Pack]:
-        """Tensors that the newest version holds in objects that are whole and worth it."""
+        """Return the tensors that the newest version holds in intact objects worth keeping."""
         names = self.versions()
         if not names:
             return {}
@@ -376,7 +381,7 @@ class Store:
 
 
 def _each(work: Callable[[Pack], Result], packs: Sequence[Pack]) -> Iterator[Result]:
-    """`work` of each pack, in their order; by two threads where that is worth their start."""
+    """Yield `work` of each pack, in order, with two threads if the packs are large enough."""
     is_large = sum(pack.size_bytes for pack in packs) > PACK_BYTES
     return by_two(work, packs) if is_large else map(work, packs)
 
@@ -389,13 +394,16 @@ def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) 
 
 
 def is_mostly_dead(pack: Pack, living_bytes: int) -> bool:
-    """Whether more than half of a pack is of no use to a new version, which then writes the rest
-    anew: a version keeps at most as many dead bytes on the disk as it has living ones."""
+    """Return whether more than half of a pack is of no use to a new version.
+
+    The new version then writes the rest again, so it keeps at most as many dead bytes on the disk
+    as it has living ones.
+    """
     return pack.size_bytes > SMALL_PACK_BYTES and 2 * living_bytes < pack.size_bytes
 
 
 def groups_of(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
-    """Tensors that go into one pack: of one class (the name before the slash), cut to size."""
+    """Yield groups of tensors for one pack each: of one class (before the slash), cut to size."""
     classes: dict[str, dict[str, TensorBytes]] = {}
     for name, tensor in tensors.items():
         classes.setdefault(name.partition("/")[0], {})[name] = tensor

@@ -1,4 +1,4 @@
-"""Tensors as the bytes that a store takes, and back."""
+"""Conversion of tensors to the bytes that a store holds, and back."""
 
 import torch
 
@@ -24,7 +24,7 @@ DTYPES = {
     "C64": torch.complex64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# Types that NumPy has not, and others of the same width.
+# Types that NumPy lacks, and NumPy types of the same width.
 NOT_IN_NUMPY = {
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
@@ -33,10 +33,10 @@ NOT_IN_NUMPY = {
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """The name of a tensor's type in a store.
+    """Return a store's name of a tensor's type.
 
     Raises:
-        ValueError: tensors of this type cannot be stored.
+        ValueError: if tensors of this type cannot be stored.
     """
     name = NAMES.get(tensor.dtype)
     if name is None:
@@ -45,10 +45,10 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def to_bytes(tensor: torch.Tensor) -> TensorBytes:
-    """The bytes of a tensor; those of a contiguous one on the CPU are shared, not copied.
+    """Return the bytes of a tensor. A contiguous tensor on the CPU shares its memory with them.
 
     Raises:
-        ValueError: tensors of this type cannot be stored.
+        ValueError: if tensors of this type cannot be stored.
     """
     dtype = dtype_name(tensor)
     own = tensor.detach()
@@ -61,7 +61,7 @@ def to_bytes(tensor: torch.Tensor) -> TensorBytes:
 
 
 def from_bytes(stored: TensorBytes) -> torch.Tensor:
-    """A tensor on the CPU in the memory of `stored`, or in its own where that is read-only."""
+    """Return a CPU tensor in the memory of `stored`, or in a copy if that is read-only."""
     dtype = DTYPES[stored.dtype]
     if not len(stored.data):
         return torch.empty(stored.shape, dtype=dtype)

@@ -1,1 +1,1 @@
-"""Repairing a run from its versions or its place before anything goes on with it."""
+"""Repairing a run from its versions or its backup destination before it resumes."""

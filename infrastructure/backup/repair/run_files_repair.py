@@ -1,8 +1,8 @@
 """Repairs the small files of a run from the copies that its versions hold.
 
-Each kind of file tells in its own way whether it is what was written: a record by its checksum, a
-file that is written once by being its copy, one that only grows by beginning with its copy. A run
-that ended in order has besides written down what all of them held then: its seal.
+Each kind of file is checked in its own way: a record by its checksum, a file that is written once
+by being equal to its copy, and a file that only grows by beginning with its copy. A run that ended
+in order has also recorded the hashes of all of them: its seal.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
 SEAL: Final = "files"  # the key in summary.json
 MODEL_SUMS = "final/SHA256SUMS"
-# What the seal covers: what is not a record with its own checksum and not changed after the end.
+# The files that the seal covers: those that are not records with a checksum and never change after
+# the end.
 _SEALED = re.compile(
     r"(?:metrics|quarantine)\.jsonl|metrics\.csv|report\.html|final/SHA256SUMS"
     r"|tokenizer/.+|tensorboard/.+|logs/\w+/[\w.]+\.(?:jsonl|json|log)",
@@ -43,18 +44,18 @@ _FOLDERS = ("*", "tokenizer/*", "tensorboard/*", "logs/*/*", MODEL_SUMS)
 
 
 class Kind(Enum):
-    """How a file comes to be."""
+    """How a file is written."""
 
     RECORD = auto()  # a JSON object with its checksum, replaced as a whole
     LIST = auto()  # a JSON list that grows
     ONCE = auto()  # written once
     LINES = auto()  # JSON lines, added one by one
-    TABLE = auto()  # CSV: lines added; a new column rewrites it
-    EVENTS = auto()  # bytes, added
+    TABLE = auto()  # CSV: lines are added; a new column rewrites it
+    EVENTS = auto()  # bytes that are added
 
 
 def kind_of(path: str) -> Kind:
-    """How the run file `path` comes to be."""
+    """Return how the run file `path` is written."""
     if path == "checks.json":
         return Kind.LIST
     if path.startswith("tokenizer/") or path == "quarantine.jsonl":
@@ -64,11 +65,12 @@ def kind_of(path: str) -> Kind:
 
 
 def seal_of(directory: Path) -> dict[str, str]:
-    """What the files of a run that has ended hold: path → hex SHA-256. All of it is on the disk
-    when this returns.
+    """Return the hashes of the files of a finished run: path → hex SHA-256.
+
+    All of the files are synced to the disk when this returns.
 
     Raises:
-        OSError: a file cannot be read, or the disk refuses.
+        OSError: if a file cannot be read or synced.
     """
     seal = {}
     for pattern in _FOLDERS:
@@ -82,7 +84,7 @@ def seal_of(directory: Path) -> dict[str, str]:
 
 
 def read_seal(directory: Path) -> dict[str, str]:
-    """The seal of a run; empty where it has not ended in order, or before there were seals."""
+    """Return the seal of a run; empty if it has not ended in order, or predates seals."""
     with contextlib.suppress(OSError, DamagedFileError):
         seal = read_record(directory / SUMMARY_FILE).get(SEAL)
         if isinstance(seal, dict):
@@ -94,20 +96,20 @@ class RunFileRepair:
     """Compares the files of the run in `directory` with the copies in its versions.
 
     Args:
-        stores: where its versions lie, this machine's first.
+        stores: the stores of its versions, this machine's first.
     """
 
     def __init__(self, directory: Path, stores: Sequence[Store]) -> None:
         self.directory, self.stores = directory, stores
         self.seal = read_seal(directory)
         self.manifests = list(self._readable(stores[0]))
-        self._silent: set[int] = set()  # stores that do not answer
+        self._silent: set[int] = set()  # stores that do not respond
 
     def steps(self) -> Iterator[Repair]:
-        """Repair what can be repaired; each file that was damaged.
+        """Repair what can be repaired. Yield each file that was damaged.
 
         Raises:
-            OSError: this machine's disk refuses.
+            OSError: if the local disk fails.
         """
         known = self._known()
         for path in sorted(known):
@@ -124,19 +126,19 @@ class RunFileRepair:
             pass
 
     def _known(self) -> dict[str, list[str]]:
-        """The files that the newest version holds."""
+        """Return the files that the newest version holds."""
         try:
             return pieces_of(self.manifests[0]) if self.manifests else {}
-        except CheckpointError as error:  # of another version of temper
+        except CheckpointError as error:  # written by another release of Temper
             log.warning(phrase("backup.run_files_not_compared", error=error))
             return {}
 
     def names(self, prefix: str) -> list[str]:
-        """The files that the newest version holds whose paths begin so."""
+        """Return the files in the newest version whose paths begin with `prefix`."""
         return [path for path in self._known() if path.startswith(prefix)]
 
     def restore(self, path: str) -> Repair | None:
-        """Bring one file back, if it is damaged or missing and a version holds it."""
+        """Restore one file if it is damaged or missing and a version holds it."""
         return next(self._file(path), None)
 
     def _file(self, path: str) -> Iterator[Repair]:
@@ -170,11 +172,11 @@ class RunFileRepair:
     def _read(self, path: str) -> bytes | None:
         try:
             return (self.directory / path).read_bytes()
-        except OSError:  # gone, or the disk cannot read it back
+        except OSError:  # missing, or unreadable on the disk
             return None
 
     def _copy(self, path: str) -> tuple[bytes | None, int]:
-        """The newest copy of a file that is whole, and the step of its version."""
+        """Return the newest intact copy of a file, and the step of its version."""
         for manifest in self.manifests:
             names = pieces_of(manifest).get(path)
             for number, store in enumerate(self.stores if names else ()):
@@ -205,7 +207,7 @@ def _hash_of(data: bytes | None) -> str | None:
 
 
 def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: bool) -> str | None:
-    """What is wrong with a file, beside its copy; None: nothing is known to be."""
+    """Return what is wrong with a file, compared with its copy; None: no problem is known."""
     if current is None:
         return "is missing"
     kind = kind_of(path)
@@ -237,7 +239,7 @@ def _problem_of_record(current: bytes, copy: bytes | None) -> str | None:
 
 
 def _continues(current: bytes, copy: bytes) -> bool:
-    """Whether a list begins with what its copy holds; its oldest entries may have gone since."""
+    """Return whether a list continues its copy; its oldest entries may have been dropped since."""
     try:
         now, was = parse_json(current), parse_json(copy)
     except ValueError:
@@ -251,7 +253,7 @@ def _continues(current: bytes, copy: bytes) -> bool:
 
 
 def _has_rows(current: bytes, copy: bytes) -> bool:
-    """Whether a table begins with the rows of its copy; columns may have been added since."""
+    """Return whether a table begins with the rows of its copy; columns may have been added."""
     try:
         now, was = _rows(current), _rows(copy)
     except (UnicodeDecodeError, csv.Error):
@@ -260,15 +262,14 @@ def _has_rows(current: bytes, copy: bytes) -> bool:
 
 
 def _rows(data: bytes) -> list[dict[str, object]]:
-    """The rows of a table without their empty cells."""
+    """Return the rows of a table without their empty cells."""
     whole = data[: data.rfind(b"\n") + 1].decode()
     rows = csv.DictReader(io.StringIO(whole))
     return [{str(key): value for key, value in row.items() if value} for row in rows]
 
 
 def _put_together(path: str, copy: bytes, current: bytes | None) -> tuple[bytes, int]:
-    """The copy, and what was added to the file since as far as it can be read; how many lines
-    could not be."""
+    """Return the copy with the readable additions to the file, and the number of lost lines."""
     kind = kind_of(path)
     added = b"" if current is None else current[len(copy) :]
     if kind is Kind.LINES:
@@ -285,8 +286,10 @@ def _put_together(path: str, copy: bytes, current: bytes | None) -> tuple[bytes,
 
 
 def _sorted_out(data: bytes) -> tuple[bytes, int]:
-    """The lines that are JSON objects, and the number of whole lines that are not; a torn last line
-    is as a kill leaves it, and none."""
+    """Return the lines that are JSON objects, and the number of complete lines that are not.
+
+    An incomplete last line, as a kill leaves it, is dropped and not counted.
+    """
     kept, num_unreadable = [], 0
     for line in data.splitlines(keepends=True):
         if not line.endswith(b"\n"):

@@ -1,7 +1,7 @@
-"""Repairs a run before anything goes on with it: versions, and the run's small files.
+"""Repairs a run before it resumes: its versions and its small files.
 
-What is damaged or missing here is brought back from the place, or from a version's copies; what
-cannot be brought back is named. Nothing is looked at elsewhere while all is whole here.
+What is damaged or missing here is restored from the destination, or from the copies in a version;
+what cannot be restored is reported. While everything is intact here, nothing else is read.
 """
 
 import logging
@@ -16,15 +16,15 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.messages import phrase
 
-# Objects of versions that nothing goes on from now are read as a whole up to so many bytes; beyond,
-# only their sizes are compared.
+# Objects of versions that are not being resumed are read completely up to this many bytes; beyond
+# that, only their sizes are compared.
 READ_ALL_BYTES = 4 * 1024**3
 
 log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
-    """What became of something damaged."""
+    """The result of a repair."""
 
     REPAIRED = "repaired"
     IN_PART = "repaired in part"
@@ -36,8 +36,8 @@ class Repair:
     """Something that was damaged or missing.
 
     Attributes:
-        what: a file's path in the run, or an object or version.
-        text: a sentence for a person.
+        what: the path of a file in the run, or an object or version.
+        text: a message for the user.
     """
 
     what: str
@@ -46,26 +46,26 @@ class Repair:
 
 
 class StoreRepair:
-    """Makes the versions of a store whole again, object by object.
+    """Repairs the versions of a store, object by object.
 
     Args:
-        local: the store; the caller is its one writer.
-        remote: the same versions elsewhere; None: there are none.
-        where: what `remote` is called.
+        local: the store; the caller must be its only writer.
+        remote: the same versions elsewhere; None: there is no other store.
+        where: the name of `remote` in messages.
     """
 
     def __init__(self, local: Store, remote: Store | None = None, where: str = "") -> None:
         self.local, self.remote, self.where = local, remote, where
-        self._silence: str | None = None  # why the place gives no answer
+        self._silence: str | None = None  # why the destination does not respond
 
     def steps(self, confirmed: str | None = None) -> Iterator[Repair]:
-        """Repair what can be repaired; each thing that was damaged.
+        """Repair what can be repaired. Yield each thing that was damaged.
 
         Args:
-            confirmed: the newest version that is known to lie at the place.
+            confirmed: the newest version that is known to be at the destination.
 
         Raises:
-            StorageError: this machine's disk refuses.
+            StorageError: if the local disk fails.
         """
         try:
             names = self.local.versions()
@@ -85,7 +85,7 @@ class StoreRepair:
             ) from error
 
     def _missing_version(self, names: list[str], confirmed: str | None) -> Iterator[Repair]:
-        """The newest version was here once: it was copied from here."""
+        """Restore the newest version if it is missing: it was copied from here, so it existed."""
         if confirmed is None or confirmed <= max(names, default=""):
             return
         what = f"version {confirmed[:12]}"
@@ -139,8 +139,7 @@ class StoreRepair:
                     yield self._object(pack, manifest, error)
 
     def _parts_of_others(self, serving: list[Manifest]) -> Repair | None:
-        """Fetch what other machines have written of the newest version that can be had whole, to
-        go on from it."""
+        """Fetch other machines' objects of the newest version that can be completed and resumed."""
         reason = ""
         for manifest in serving:
             if not any(self._is_elsewhere(pack, manifest) for pack in manifest.packs):
@@ -164,7 +163,7 @@ class StoreRepair:
         )
 
     def _is_elsewhere(self, pack: Pack, manifest: Manifest) -> bool:
-        """Whether another machine has written an object, and it is not here."""
+        """Return whether another machine wrote an object and it is not here."""
         if pack.hash not in manifest.copied_apart:
             return False
         try:
@@ -174,10 +173,10 @@ class StoreRepair:
         return False
 
     def _check(self, pack: Pack, hash_name: str, reads: bool) -> None:
-        """Compare an object with its name, or only see that it is there.
+        """Compare an object with its hash, or only check that it exists.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: if it is damaged.
         """
         if reads:
             self.local.objects.verify(pack, hash_name)
@@ -210,7 +209,7 @@ class StoreRepair:
     def _require_remote(self) -> Store:
         if self.remote is None:
             raise CheckpointError("backup.no_other_copy")
-        if self._silence is not None:  # asked once is enough: each question may take long
+        if self._silence is not None:  # ask only once: each request may take long
             raise CheckpointError(self._silence)
         return self.remote
 
@@ -227,7 +226,7 @@ class StoreRepair:
 
 
 def contents_of(pack: Pack, manifest: Manifest) -> list[str]:
-    """What an object holds, in words: classes of tensors, or run files by their paths."""
+    """Return what an object holds, in words: classes of tensors, or paths of run files."""
     index = manifest.packs.index(pack)
     names = [name for name, place in manifest.tensors.items() if place.pack == index]
     kinds = (

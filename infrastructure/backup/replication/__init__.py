@@ -1,1 +1,1 @@
-"""Copying versions and finished folders to a place, and bringing them back."""
+"""Copying versions and finished folders to a backup destination, and fetching them from there."""

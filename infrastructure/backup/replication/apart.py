@@ -1,5 +1,8 @@
-"""What other machines than the writer's add to a version: each copies its own objects straight to
-the place of the run's copies, from memory; the manifest comes after all of them."""
+"""The parts of a version that machines other than the writer's add.
+
+Each of these machines copies its own objects from memory straight to the destination of the run's
+backups. The manifest is written after all of them.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +29,12 @@ FIRST_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ApartSettings:
-    """The place of a run's copies, as all machines of a training learn of it.
+    """The destination of a run's backups, as all machines of the run receive it.
 
     Attributes:
-        identity: of the place, by its marker: a folder of that name elsewhere is none.
-        hash_name: of the objects.
+        identity: the id in the destination's marker, which distinguishes it from another folder of
+            that name.
+        hash_name: the hash that names the objects.
     """
 
     settings: CopierSettings
@@ -38,24 +42,24 @@ class ApartSettings:
     hash_name: str
 
     def to_json(self) -> JsonObject:
-        """For `from_json` on another machine."""
+        """Return JSON for `from_json` on another machine."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
+        """Create the settings from the result of `to_json`."""
         return cls(**{**values, "settings": CopierSettings(**values["settings"])})
 
     def link(self) -> RemoteSession:
-        """The way to the place, from this machine.
+        """Open a session with the destination from this machine.
 
         Raises:
-            ValueError, OSError, TemperError: it is not to be had here.
+            ValueError, OSError, TemperError: if it is not available here.
         """
         link = self.settings.link()
         link.place.identify(self.identity)
         for name in link.store.versions():
-            with suppress(CheckpointError):  # its objects are asked for before they are written
+            with suppress(CheckpointError):  # its objects are looked up before they are written
                 link.named |= {pack.hash for pack in link.store.read(name).packs}
         return link
 
@@ -66,10 +70,10 @@ def place_apart(
     hash_name: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Placed:
-    """As `Store.place`, at a place: all objects are confirmed there when this returns.
+    """Write objects to a destination as `Store.place` does. All are confirmed when this returns.
 
     Raises:
-        StorageError: the place refuses, does not answer, or confirms nothing.
+        StorageError: if the destination fails, does not respond, or does not confirm.
     """
     packs: dict[Pack, Sequence[Buffer]] = {}
     places: dict[str, StoredTensor] = {}

@@ -1,4 +1,4 @@
-"""A bound on the bytes a second that copying takes."""
+"""A limit on the bytes per second that copying uses."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,15 +8,15 @@ from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.core.errors import InputError
 
 PIECE_BYTES = 1024**2
-BURST_SECONDS = 1.0  # what an idle line may catch up with
+BURST_SECONDS = 1.0  # how much unused bandwidth may be used later
 
 
 class Bandwidth:
     """A token bucket.
 
     Args:
-        bytes_per_second: None: no bound.
-        clock, sleep: time in seconds, and a way to let it pass.
+        bytes_per_second: None: no limit.
+        clock, sleep: the time in seconds, and a function that waits.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Bandwidth:
 
 
 class Paced(Sequence[Buffer]):
-    """Buffers that come in small pieces when they are iterated, each after `before(its size)`."""
+    """Buffers that yield small pieces on iteration, each after a call of `before` with its size."""
 
     def __init__(self, buffers: Sequence[Buffer], before: Callable[[int], None]) -> None:
         self._buffers, self._before = buffers, before

@@ -1,4 +1,4 @@
-"""Fence off a second writer at a destination that supports conditional writes.
+"""Claims, which fence off a second writer at a destination that supports conditional writes.
 
     <store>/claims/<number>      {"version": name, "checksum": …}
 
@@ -21,12 +21,12 @@ from infrastructure.core.errors import DamagedFileError
 
 FOLDER = "claims"
 NUMBER = re.compile(r"\d{12,18}")
-NUM_KEPT = 16  # the newest; enough that a listing during a removal never misses all of them
+NUM_KEPT = 16  # the newest; enough that a listing during a removal does not miss all of them
 MOST_TRIES = 64  # if a stale listing hides claims, each try finds one more
 
 
 class Claims:
-    """Read, take and prune the claims at the destination of `link`."""
+    """The claims at the destination of `link`."""
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
@@ -36,7 +36,7 @@ class Claims:
         """Return the version in the newest claim; None if there is none or it cannot be read.
 
         Raises:
-            OSError: the place does not answer.
+            OSError: if the destination does not respond.
         """
         return self._holder(max(self._numbers(), default=-1))
 
@@ -47,11 +47,11 @@ class Claims:
             refuse: raises if the version in the newest claim belongs to another run.
 
         Raises:
-            OSError: the place does not answer, or refuses.
+            OSError: if the destination does not respond or fails.
         """
         number, data = -1, json.dumps(with_checksum({"version": name})).encode()
         for _ in range(MOST_TRIES):
-            # Looked at again after it was created: pruning may have freed an older number.
+            # Read again after it was created: pruning may have freed an older number.
             number = max([number, *self._numbers()])
             holder = self._holder(number)
             if holder == name:
@@ -64,10 +64,10 @@ class Claims:
         raise OSError(errno.EIO, "a claim that was made is not to be seen", str(self.folder))
 
     def prune(self) -> Iterator[float]:
-        """Remove old claims one by one; yields the seconds to wait in between.
+        """Remove old claims one by one. Yield the seconds to wait in between.
 
         Raises:
-            OSError: the place does not answer, or refuses.
+            OSError: if the destination does not respond or fails.
         """
         for number in self._numbers()[:-NUM_KEPT]:
             self.link.remove(self._path(number))

@@ -1,9 +1,11 @@
-"""Keeps a place up with a local store: one version on its way at a time, and the newest wins.
-Finished folders, such as the trained model, come after the versions.
+"""Keeps a destination up to date with a local store: one version at a time, the newest first.
 
-A version that nobody has begun to copy when a newer one is there is never copied; the one on its
-way is always finished, since otherwise a training that saves often would never have a copy. Nothing
-here gives up, and nothing here can harm the training: it only reads what that has committed.
+Finished folders, such as the trained model, are copied after the versions.
+
+If a newer version appears before the copy of an older one has begun, the older one is never copied.
+A copy that has begun is always finished, because otherwise a run that saves often would never have
+a backup. The copier does not give up, and it cannot harm the training, because it only reads
+committed versions.
 """
 
 import contextlib
@@ -35,28 +37,29 @@ from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_urls
 
-IDLE_SECONDS = 1.0  # between two looks at the local store
+IDLE_SECONDS = 1.0  # between two checks of the local store
 NUM_FIRST_LOOKS, FIRST_LOOK_SECONDS = 4, 0.05
-AT_THE_END = "end"  # token of the copier's own last look
-LOOK_SECONDS = 60.0  # between two looks for versions of another machine
+AT_THE_END = "end"  # token of the copier's own last check
+LOOK_SECONDS = 60.0  # between two checks for versions of another run
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
 
 class FencedError(Exception):
-    """Another training has written a version of this run, whose name this holds."""
+    """Another run has written a version under this run's name; the message is its name."""
 
 
 class Copier:
-    """Copies the versions of `local` over `link`. Call `tick` again and again.
+    """Copies the versions of `local` over `link`. Call `tick` repeatedly.
 
     Args:
-        retention: what stays at the place, counted over confirmed versions only.
-        record: which place this run was copied to before; it is told of a first contact.
-        on_piece: called after each megabyte that was sent, for who shows progress.
-        on_fault: is told what a backend has raised against its contract.
-        grace_seconds: how long an object at the place must have been without a name before it goes.
-        now: seconds since 1970, for the status; everything else goes by the link's clock.
-        draw: a number from 0 to 1, so that many copiers do not come back at the same instant.
+        retention: which versions stay at the destination, counted over confirmed versions only.
+        record: the destination that this run was copied to before; updated at first contact.
+        on_piece: called after each megabyte sent, to show progress.
+        on_fault: called with an error that a backend was not allowed to raise.
+        grace_seconds: how long no manifest must have named an object at the destination before it
+            is removed.
+        now: the seconds since 1970, for the status. Everything else uses the link's clock.
+        draw: returns a number from 0 to 1 that spreads the retries of many copiers.
     """
 
     def __init__(
@@ -76,26 +79,26 @@ class Copier:
         self.claims = Claims(link)
         self.pruning = PlacePruning(link, retention, grace_seconds)
         self._record = record
-        self._publications: dict[str, PublishedFolder | Publication] = {}  # still to be done
+        self._publications: dict[str, PublishedFolder | Publication] = {}  # not done yet
         self._published: dict[str, PublishedFolder] = {}
         self._refused_folders: dict[str, str] = {}
         self._publishing: PublishedFolder | None = None
         self._on_piece, self._on_fault, self._now, self._draw = on_piece, on_fault, now, draw
-        self._lineage: Lineage | None = None  # None: nobody has looked at the place yet
-        self._late: set[str] = set()  # older than the first contact, and seen later
+        self._lineage: Lineage | None = None  # None: the destination was not read yet
+        self._late: set[str] = set()  # older than the first contact, but seen later
         self._local_names: list[str] = []
         self._local_error: str | None = None
         self._local_manifests: dict[str, Manifest] = {}
         self._refused: dict[str, str] = {}
         self._sent: set[str] = set()
-        self._newest_sent = ""  # of the healthy ones
+        self._newest_sent = ""  # of the healthy versions
         self._upload: Upload | None = None
-        self._confirmed_at: dict[str, float] = {}  # of versions, by `now`
+        self._confirmed_at: dict[str, float] = {}  # by version, in the time of `now`
         self._looks = SecondLooks(link)
-        self._last_look: str | None = None  # token of the requested one that is not done yet
+        self._last_look: str | None = None  # token of the requested check that is not done yet
         self._done_look = ""
         self._offset = float("-inf")
-        self._is_looked_at = False  # completely, since the last version was copied
+        self._is_looked_at = False  # completely checked since the last version was copied
         self._stranger: str | None = None
         self._error: tuple[str, str | None] | None = None
         self._num_failures = self._done_at_failure = 0
@@ -105,7 +108,7 @@ class Copier:
         self._phase = "starting"
 
     def tick(self) -> float:
-        """Do one small unit of work; the seconds until the next one is worth while (0: at once)."""
+        """Do one small unit of work. Return the seconds to wait before the next one (0: none)."""
         if self._stranger is not None:
             return LOOK_SECONDS
         if (early := self._not_before - self.link.clock()) > 0:
@@ -129,7 +132,7 @@ class Copier:
         return wait
 
     def nudge(self) -> None:
-        """Look at once, unless the place does not answer: then its time has not come."""
+        """Do the next unit of work at once, unless the last attempt failed: a retry has to wait."""
         if not self._num_failures:
             self._not_before = float("-inf")
 
@@ -146,12 +149,14 @@ class Copier:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last try has, and it waits for the next one."""
+        """Whether the last attempt failed and a retry is pending."""
         return self._num_failures > 0
 
     def publish(self, what: Publication) -> None:
-        """Copy a finished folder, when no version is left to copy; `status` tells when it is safe.
-        What was asked for before under the same name is not copied any more."""
+        """Copy a finished folder after all versions. `status` reports when it is confirmed.
+
+        It replaces an earlier request of the same name that is not done yet.
+        """
         for token, other in list(self._publications.items()):
             if what_of(other).name == what.name:
                 del self._publications[token]
@@ -162,8 +167,11 @@ class Copier:
         self.nudge()
 
     def look_again(self, token: str) -> None:
-        """Look at every file of the newest version as soon as nothing is left to copy, and copy
-        again what the destination has lost; `status` shows the token then."""
+        """Check every file of the newest version as soon as nothing is left to copy.
+
+        Files that the destination has lost are copied again. `status` shows the token when this is
+        done.
+        """
         self._last_look = token
         self.nudge()
 
@@ -174,11 +182,11 @@ class Copier:
 
     @property
     def has_looked(self) -> bool:
-        """Whether every requested look is done, or never will be."""
+        """Whether every requested check is done, or will never be done."""
         return self._last_look is None or self._stranger is not None
 
     def _holding(self) -> dict[str, Seen]:
-        """Return the confirmed versions whose files were all there at the last look."""
+        """Return the confirmed versions whose files were all there at the last check."""
         known = {
             name: seen_of(self.link.files_of(name, manifest))
             for name, manifest in self.pruning.confirmed.items()
@@ -200,7 +208,7 @@ class Copier:
         return [*{file.path: file for file in files if file is not None}.values()]
 
     def status(self) -> BackupStatus:
-        """How it stands."""
+        """Return the status of the backup."""
         holding = self._holding()
         name = self._newest_holding(holding)
         manifest = self.pruning.confirmed[name] if name else None
@@ -244,8 +252,10 @@ class Copier:
         )
 
     def _clock_offset(self) -> float:
-        """Return what leads from the link's clock to times since 1970. It stays the same unless the
-        clock is set, so that a status in which nothing has changed stays the same, too."""
+        """Return the offset from the link's clock to the time since 1970.
+
+        It stays the same unless the clock is set, so that an unchanged status compares as equal.
+        """
         offset = self._now() - self.link.clock()
         if abs(offset - self._offset) > 1.0:
             self._offset = offset
@@ -259,14 +269,14 @@ class Copier:
         return "doubtful" if self.link.is_doubtful else self._phase
 
     def _round(self) -> Iterator[float]:
-        """From a look at both sides to a version confirmed, if there is one to copy."""
+        """Check both sides, and copy and confirm one version if there is one to copy."""
         if self._lineage is None:
             yield from self._begin()
         self._look_here()
         if self.link.clock() - self._looked_at >= LOOK_SECONDS:
             self._look_there()
         elif not self.link.place.is_slow:
-            self.link.place.require_identity()  # what goes away is told at once
+            self.link.place.require_identity()  # report a lost connection at once
         self._look_once_more()
         yield from self._prune()
         if self._upload is None:
@@ -285,7 +295,7 @@ class Copier:
         self._arrived(self._upload)
 
     def _look_once_more(self) -> None:
-        """Look at the file of kept versions and folders that is due, if one is."""
+        """Check the file of kept versions and folders that is due, if any."""
         self._looks.one([*self._files(*self.pruning.confirmed), *self._published_files()])
         self._publish_lost()
 
@@ -299,7 +309,7 @@ class Copier:
         return [file for folder in self._published.values() for file in folder.seen.values()]
 
     def _look_at_the_end(self) -> Iterator[float]:
-        """Do the requested look, unless something has to be copied first."""
+        """Do the requested check, unless something has to be copied first."""
         token = self._last_look
         if token is None or self._pending() or self._publications:
             return
@@ -312,12 +322,11 @@ class Copier:
             self._done_look, self._last_look, self._is_looked_at = token, None, True
 
     def _begin(self) -> Iterator[float]:
-        """See which place this is, and what is there already: what that names is never written
-        over."""
+        """Identify the destination and read what its manifests name, which is never overwritten."""
         self._identify()
         self.link.place.sweep(Path(self.link.run_id))
         listed = set()
-        for _ in range(NUM_FIRST_LOOKS):  # a listing may be short
+        for _ in range(NUM_FIRST_LOOKS):  # a listing may be incomplete
             listed |= {*self.link.store.versions()}
             yield FIRST_LOOK_SECONDS
         unread = sorted(listed)
@@ -340,11 +349,11 @@ class Copier:
         known = None if self._record is None else self._record.id_of(place.url)
         identity = place.identify(known)
         if self._record is not None:
-            with contextlib.suppress(OSError):  # this machine's disk; the next session writes it
+            with contextlib.suppress(OSError):  # the local disk fails; the next copier writes it
                 self._record.write(place.url, identity)
 
     def _publish(self) -> Iterator[float]:
-        """Copy the folders that were asked for, unless a version is there to be copied."""
+        """Copy the requested folders, unless a version is waiting to be copied."""
         for token, what in list(self._publications.items()):
             try:
                 self._publishing = folder = self._opened(token, what)
@@ -355,7 +364,7 @@ class Copier:
                     self._look_here()
                     if self._pending():
                         return
-            except (CheckpointError, ValueError) as error:  # it is not there any more, or changed
+            except (CheckpointError, ValueError) as error:  # it was removed or changed
                 self._refused_folders[token] = f"{what_of(what).name}/ is not copied: {error}"
                 self._published.pop(token, None)
             else:
@@ -365,7 +374,7 @@ class Copier:
             self._publications.pop(token, None)
 
     def _opened(self, token: str, what: PublishedFolder | Publication) -> PublishedFolder:
-        """The folder with the hashes of its files; of a large one they are not taken twice."""
+        """Return the folder with its files' hashes, which a retry reuses unless `replaces`."""
         if isinstance(what, PublishedFolder) and not what.what.replaces:
             return what
         parent = Path(self.link.run_id)
@@ -379,7 +388,7 @@ class Copier:
         return folder
 
     def _take_in(self, name: str) -> bool:
-        """Note the objects of a version at the place; False: its manifest cannot be read."""
+        """Record a version's objects at the destination. Return False if it cannot be read."""
         try:
             self.link.named |= {pack.hash for pack in self.link.store.read(name).packs}
         except CheckpointError:
@@ -387,7 +396,7 @@ class Copier:
         return True
 
     def _look_here(self) -> None:
-        """Take in the local store's versions; what is on its way has its files open anyway."""
+        """Read the versions of the local store. The one being copied has its files open anyway."""
         try:
             self._local_names, self._local_error = self.local.versions(), None
         except OSError as error:
@@ -407,13 +416,16 @@ class Copier:
             self._note_damage(name, error)
 
     def _note_damage(self, name: str, error: CheckpointError) -> None:
-        """Pass over a version that is damaged on this machine, unless it was just removed."""
-        with contextlib.suppress(OSError):  # the next look tells
+        """Skip a version that is damaged on this machine, unless it was just removed."""
+        with contextlib.suppress(OSError):  # the next check decides
             if name in self.local.versions():
                 self._refused[name] = str(error)
 
     def _damage(self, name: str | None) -> str | None:
-        """What is told of the damaged version `name`, until a newer one is confirmed."""
+        """Return a message on a local problem: the store, a folder, or the damaged version `name`.
+
+        The message on a version is shown until a newer version is confirmed.
+        """
         if self._local_error is not None:
             return self._local_error
         if self._refused_folders:
@@ -423,7 +435,7 @@ class Copier:
         )
 
     def _loss(self, holding: Collection[str]) -> str | None:
-        """Return a sentence on the newest confirmed version that has lost a file since."""
+        """Return a message on the newest confirmed version that has lost a file since."""
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
@@ -442,10 +454,10 @@ class Copier:
         return max((name for name in self._refused if name > confirmed), default=None)
 
     def _look_there(self) -> list[str]:
-        """The versions at the place.
+        """Return the versions at the destination.
 
         Raises:
-            FencedError: there is one of another machine.
+            FencedError: if one of them belongs to another run.
         """
         self.link.place.require_identity()
         listed = self.link.store.versions()
@@ -454,19 +466,19 @@ class Copier:
         return listed
 
     def _refuse_strangers(self, listed: Collection[str]) -> None:
-        """Stop for good where another training writes under this run's name.
+        """Stop for good if another run writes under this run's name.
 
         Raises:
-            FencedError: there is a version of it.
+            FencedError: if a version belongs to another run.
         """
         assert self._lineage is not None
         for name in self._lineage.strangers(listed, self._local_names):
             raise FencedError(name)
-        # a listing was short before; they are nobody's progress
+        # an earlier listing was incomplete; these are not another run's new versions
         self._late |= {*listed} - self._lineage.known - {*self._local_names}
 
     def _pending(self) -> list[str]:
-        """Versions that would be copied next, the first one first."""
+        """Return the versions to copy, the first one first."""
         confirmed = self.pruning.confirmed.keys()
         again = ({self._newest_sent} | confirmed) - self._holding().keys()
         over = self._refused.keys() | confirmed | self._sent
@@ -501,7 +513,7 @@ class Copier:
 
     def _arrived(self, upload: Upload) -> None:
         self.close()
-        self._look_there()  # two that wrote at the same instant see each other at last now
+        self._look_there()  # detects a run that wrote at the same instant
         self._sent.add(upload.name)
         if upload.manifest.healthy:
             self._newest_sent = max(self._newest_sent, upload.name)
@@ -515,30 +527,30 @@ class Copier:
         self._pruned_at = float("-inf")
 
     def close(self) -> None:
-        """Let go of what is on its way."""
+        """Release the version that is being copied."""
         if self._upload is not None:
             self._upload.close()
         self._upload, self._phase = None, "idle"
 
     def _prune(self) -> Iterator[float]:
-        """After a version was confirmed, and when an object has been without a name for long."""
+        """Prune after a version was confirmed, or when an object has been unnamed long enough."""
         now = self.link.clock()
         is_new = self._pruned_at == float("-inf") and self.pruning.confirmed
         if not is_new and (now - self._pruned_at < LOOK_SECONDS or not self.pruning.is_due()):
             return
-        self._pruned_at = now  # where a place refuses to remove, copying goes on meanwhile
+        self._pruned_at = now  # if the destination refuses to remove, copying continues meanwhile
         listed = self._look_there()
         on_its_way = [p.hash for p in self._upload.manifest.packs] if self._upload else []
         self.pruning.doubted = self.pruning.confirmed.keys() - self._holding().keys()
         yield from self.pruning.steps(listed, on_its_way, self._late)
 
     def _worked(self) -> None:
-        """What was wrong is over when a file was written or confirmed since."""
+        """Clear the error if a file was written or confirmed since."""
         if self.link.num_done > self._done_at_failure:
             self._num_failures, self._error = 0, None
 
     def _fail(self, error: OSError | StorageError) -> float:
-        """Note what went wrong; the seconds to wait before the next attempt."""
+        """Record an error. Return the seconds to wait before the next attempt."""
         self._num_failures += 1
         self._done_at_failure = self.link.num_done
         if isinstance(error, BackendError):
@@ -554,7 +566,7 @@ class Copier:
         return wait
 
     def _pass_over(self, error: CheckpointError) -> float:
-        """Leave a version that turned out to be damaged; the seconds to wait before the next."""
+        """Skip a version that turned out to be damaged. Return the seconds to wait."""
         assert self._upload is not None, "nothing else reads objects of this machine"
         self._note_damage(self._upload.name, error)
         self.close()
@@ -567,5 +579,5 @@ class Copier:
 
 
 def what_of(publication: PublishedFolder | Publication) -> Publication:
-    """What is published, whoever wants it."""
+    """Return the publication of a folder, opened or not."""
     return publication.what if isinstance(publication, PublishedFolder) else publication

@@ -1,4 +1,4 @@
-"""Starts the copier process of a training, and starts it again should it die."""
+"""Starts the copier process of a run, and restarts it if it dies."""
 
 import contextlib
 import json
@@ -16,21 +16,21 @@ from infrastructure.core.redact import redact_urls
 
 MODULE = "infrastructure.backup.replication.copier_process"
 FIRST_RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 300.0
-STABLE_SECONDS = 60.0  # one that lived so long does not die of what ended those before it
-MANY_FAILURES = 3  # in a row: it cannot run
+STABLE_SECONDS = 60.0  # after this time, earlier failures no longer count
+MANY_FAILURES = 3  # in a row; then it cannot run
 
 log = logging.getLogger(__name__)
 
-# Copiers of all clients that go on after their training: kept, since a lost child would be
-# reported as forgotten.
+# Copiers of all clients that outlive their run. They are referenced here because Python warns about
+# a child process that is garbage-collected while it runs.
 _LEFT_TO_FINISH: list[HelperProcess] = []
 
 
 class CopierClient:
-    """The copier process as its training sees it.
+    """The copier process as its run sees it.
 
     Attributes:
-        num_restarts: how often it was started again.
+        num_restarts: how often it was restarted.
         num_failures: how often in a row it could not be started, or ended soon.
         failure: how it ended last, in words.
     """
@@ -41,32 +41,32 @@ class CopierClient:
         self.num_failures = 0
         self.failure: str | None = None
         self._process: HelperProcess | None = None
-        self._left: list[HelperProcess] = []  # that still copy after `close`
+        self._left: list[HelperProcess] = []  # still copying after `close`
         self._lock = threading.Lock()
-        self._has_failed = False  # the last one, which was counted
+        self._has_failed = False  # the last process failed and was counted
         self._started_at = self._may_start_at = float("-inf")
-        self._publications: dict[str, Publication] = {}  # the last of each name
-        self._look: str | None = None  # the last that was asked for
+        self._publications: dict[str, Publication] = {}  # the last one of each name
+        self._look: str | None = None  # token of the last requested check
 
     @property
     def is_started(self) -> bool:
-        """Whether `start` was called, and `close` was not since."""
+        """Whether `start` was called, and `close` was not called since."""
         return self._process is not None or self._has_failed
 
     @property
     def cannot_run(self) -> bool:
-        """Whether it ended again and again, and does not run now."""
+        """Whether it failed again and again and is not running now."""
         return self.num_failures >= MANY_FAILURES and self.process_id is None
 
     @property
     def process_id(self) -> int | None:
-        """Of the copier; None: none runs."""
+        """The process ID of the copier; None: it is not running."""
         is_alive = self._process is not None and self._process.poll() is None
         return self._process.pid if is_alive and self._process is not None else None
 
     def start(self) -> None:
-        """Start the copier unless it runs; one that died is started again, not too often."""
-        with self._lock:  # the monitor's thread looks, too
+        """Start the copier unless it runs. One that died is restarted with increasing delays."""
+        with self._lock:  # the monitor's thread calls this, too
             self._start()
 
     def _start(self) -> None:
@@ -83,7 +83,7 @@ class CopierClient:
         self._may_start_at = self._started_at + wait
         try:
             self._process = HelperProcess(MODULE, stdin=subprocess.PIPE)
-        except OSError as error:  # no memory, too many processes
+        except OSError as error:  # out of memory, or too many processes
             self._process = None
             self._fail(phrase("backup.copier_start_failed", error=error))
             return
@@ -95,18 +95,18 @@ class CopierClient:
             self._send(LOOK + self._look)
 
     def try_again(self) -> None:
-        """Start one that cannot run once more without waiting any longer."""
+        """Start a copier that cannot run once more, without the delay."""
         if self.cannot_run:
             self._may_start_at = float("-inf")
         self.start()
 
     def nudge(self) -> None:
-        """Let it look at once."""
+        """Have it check for work at once."""
         self.start()
         self._send("")
 
     def look_again(self, token: str) -> None:
-        """Let it look again at all of the newest version, when nothing is left to copy."""
+        """Have it check the whole newest version again when nothing is left to copy."""
         self._look = token
         if self.process_id is None:
             self.start()
@@ -114,7 +114,7 @@ class CopierClient:
             self._send(LOOK + token)
 
     def publish(self, what: Publication) -> None:
-        """Let it copy a finished folder; one that is started again is told again."""
+        """Have it copy a finished folder. A restarted copier receives the request again."""
         self._publications[what.name] = what
         if self.process_id is None:
             self.start()
@@ -122,8 +122,7 @@ class CopierClient:
             self._send(what.to_line())
 
     def close(self, seconds: float = 0.0) -> None:
-        """Tell it that the training has ended, and wait `seconds` for its end; it finishes by
-        itself."""
+        """Signal that the run has ended, and wait `seconds` for the copier to finish."""
         if self._process is not None:
             self._process.close_pipes()
             if not self._process.ends_within(seconds):
@@ -132,8 +131,10 @@ class CopierClient:
         self._process, self._has_failed = None, False
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it has ended; call `close` before. False: it still copies. That of another
-        run, whose place may be away, is not waited for."""
+        """Wait until the copier has ended; call `close` before. Return False if it still copies.
+
+        This does not wait for the copier of another run, whose destination may be unavailable.
+        """
         while self._left:
             if not self._left[-1].ends_within(seconds):
                 return False
@@ -141,7 +142,7 @@ class CopierClient:
         return True
 
     def _count_failure(self) -> None:
-        """Of one that has ended, once."""
+        """Count the failure of a process that has ended, once."""
         if self._process is None or self._has_failed:
             return
         self._process.close_pipes()
@@ -166,7 +167,7 @@ class CopierClient:
             )
 
     def _send(self, line: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it died; the next call starts another one
+        with contextlib.suppress(OSError, ValueError):  # it died; the next call restarts it
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.write(line.encode() + b"\n")
                 self._process.stdin.flush()

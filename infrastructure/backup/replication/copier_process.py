@@ -1,10 +1,11 @@
-"""The helper that copies versions to a place, started with `python -m`.
+"""The helper that copies versions to a backup destination, started with `python -m`.
 
-Its settings are the first line of its standard input, where no other user of the machine sees them.
-Of the further lines an empty one asks it to look at once, one that begins with `LOOK` to look again
-at all of the newest version when nothing is left to copy, another one is a folder to be published.
-When its input ends, so did the training, however: the newest version and the folders are copied
-still, for a bounded time. Nice, so that it takes only what is left.
+The first line of its standard input has its settings, hidden from other users of the machine. After
+that, an empty line requests a check for work at once, a line that begins with `LOOK` requests
+another check of the whole newest version when nothing is left to copy, and any other line is a
+folder to publish. The end of the input means that the run has ended or was killed: the newest
+version and the folders are still copied, for a limited time. The process is niced, so that it only
+uses CPU time that the training leaves.
 """
 
 import contextlib
@@ -42,9 +43,9 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import ignore_stop_signals
 
-NICENESS = 10  # of a machine whose cores are all busy it still gets a tenth; at 19 it starves
+NICENESS = 10  # gets a tenth of the CPU if all cores are busy; at 19 it would starve
 POLL_SECONDS = 0.5
-STATUS_SECONDS = 1.0  # between two writes of a status that only counts on
+STATUS_SECONDS = 1.0  # between two writes of a status in which only byte counts change
 BUSY = ("copying", "confirming")
 LOOK = "look "
 INPUT = 0
@@ -53,17 +54,17 @@ RECORD_FILE = "place.json"
 
 @dataclass(frozen=True)
 class CopierSettings:
-    """What a copier is told.
+    """The settings of a copier.
 
     Attributes:
-        store: directory of the local store.
-        place, run_id: where the copies go: `<place>/<run id>`.
-        status: the file that says how it stands; a lock and the record of the place lie beside it.
-        keep: confirmed versions that stay at the place.
-        compression: "auto" (where the place is slow), "zstd" or "off".
-        bytes_per_second: bound on what copying takes; None: none.
-        finish_seconds: how long to go on when the training has ended.
-        traceback: the file for the traceback of an error that nobody foresaw; None: it is lost.
+        store: the directory of the local store.
+        place, run_id: the destination of the copies: `<place>/<run id>`.
+        status: the status file; a lock and the record of the destination are next to it.
+        keep: the number of confirmed versions that stay at the destination.
+        compression: "auto" (if the destination is slow), "zstd" or "off".
+        bytes_per_second: the bandwidth limit; None: no limit.
+        finish_seconds: how long to continue after the run has ended.
+        traceback: the file for the traceback of an unexpected error; None: it is not kept.
     """
 
     store: str
@@ -77,7 +78,7 @@ class CopierSettings:
     traceback: str | None = None
 
     def link(self) -> RemoteSession:
-        """The way to the place.
+        """Open a session with the destination.
 
         Raises:
             ValueError, OSError, TemperError: as `open_place`.
@@ -87,23 +88,23 @@ class CopierSettings:
         return RemoteSession(place, self.run_id, compresses, Bandwidth(self.bytes_per_second))
 
     def keep_traceback(self, error: Exception) -> None:
-        """Keep the traceback of an error, if there is a file for it."""
+        """Write the traceback of an error, if there is a file for it."""
         if self.traceback is not None:
             keep_traceback(error, Path(self.traceback))
 
     @property
     def record(self) -> PlaceRecord:
-        """Which place the run was copied to before."""
+        """The record of the destination that the run was copied to before."""
         return PlaceRecord(Path(self.status).with_name(RECORD_FILE))
 
     @property
     def retention(self) -> Retention:
-        """What stays at the place: the newest, the best, the newest emergency version."""
+        """What stays at the destination: the newest, the best and the newest emergency version."""
         return Retention(keep_last=self.keep, keep_best=1)
 
 
 class StatusFile:
-    """Writes a status when it says something new, and at most once a second when it counts on."""
+    """A status file, written when the status changes, and at most once a second for byte counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,21 +112,24 @@ class StatusFile:
         self._at = float("-inf")
 
     def show(self, status: BackupStatus) -> None:
-        """Write `status` if it is time to."""
+        """Write `status` if it is due."""
         is_news = _without_counts(status) != _without_counts(self._written)
         counts_on = replace(status, changed_at=self._written.changed_at) != self._written
         if is_news or (counts_on and time.monotonic() - self._at >= STATUS_SECONDS):
             self.write(status)
 
     def write(self, status: BackupStatus) -> None:
-        """Write `status` now; a disk that refuses is asked again with the next one."""
+        """Write `status` now. If the disk fails, the next status is written instead."""
         with contextlib.suppress(OSError):
             write_status(self.path, status)
             self._written, self._at = status, time.monotonic()
 
 
 def _without_counts(status: BackupStatus) -> BackupStatus:
-    """What must be told at once. "copying" and "confirming" follow each other many times."""
+    """Return the part of a status whose changes are written at once.
+
+    "copying" and "confirming" count as one state because they alternate many times.
+    """
     state = BUSY[0] if status.state in BUSY else status.state
     return replace(status, done_bytes=0, changed_at=None, state=state)
 
@@ -139,11 +143,11 @@ def serve(
     """Copy until the input has ended and the newest version is confirmed, or time is over.
 
     Args:
-        is_succeeded: whether the copier of a later training waits for this one. Its first try comes
-            at once, so what has only failed after its own training's end leaves the rest to it.
+        is_succeeded: returns whether the copier of a later run waits for this one. That one tries
+            at once, so if this one fails after its run has ended, it leaves the rest to it.
     """
     ended_at: float | None = None
-    begun = b""  # a line whose end has not come yet
+    begun = b""  # an incomplete line
     while True:
         wait = min(copier.tick(), POLL_SECONDS)
         file.show(copier.status())
@@ -175,14 +179,14 @@ def serve(
 
 
 def _input_within(seconds: float) -> bytes | None:
-    """What came in; b"": the input has ended; None: nothing within this time."""
+    """Return the received input; b"": the input has ended; None: nothing within this time."""
     if select.select([INPUT], [], [], seconds)[0]:
         return os.read(INPUT, 65536)
     return None
 
 
 def _is_written_to(local: Store) -> bool:
-    """Whether a writer, such as the helper of a killed training, has the store's lock."""
+    """Return whether a writer, such as the helper of a killed run, holds the lock of the store."""
     try:
         lock = Lock(local.root / LOCK_FILE)
     except OSError:
@@ -204,20 +208,20 @@ def _first_line() -> bytes:
 
 
 def _allow_many_files() -> None:
-    """A version on its way has all its objects open."""
+    """Raise the limit of open files, because a version being copied keeps all its objects open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:
-    """Serve until the training has ended and its last version is confirmed."""
+    """Serve until the run has ended and its last version is confirmed."""
     ignore_stop_signals()
     _allow_many_files()
     settings = CopierSettings(**json.loads(_first_line()))
     try:
         _copy(settings)
-    except Exception as error:  # of this process only the last line is shown
+    except Exception as error:  # only the last line of this process is shown
         settings.keep_traceback(error)
         path = traceback_file(error)
         kept = "" if path is None else phrase("backup.traceback_location", path=path)
@@ -225,16 +229,16 @@ def main() -> None:
 
 
 def _copy(settings: CopierSettings) -> None:
-    # A backend of somebody's own may import PyTorch. Only after that does this process stand back:
-    # beside a training that takes every core, importing would otherwise last minutes.
+    # A user-defined backend may import PyTorch. The process is niced only after that: next to a
+    # training that uses every core, the import would otherwise take minutes.
     link = settings.link()
     os.nice(NICENESS)
     path = Path(settings.status)
-    path.parent.mkdir(exist_ok=True)  # not its parents: of a run that is gone, nothing comes back
+    path.parent.mkdir(exist_ok=True)  # not its parents: a removed run must not reappear
     successor_path = path.with_suffix(SUCCESSOR_SUFFIX)
     lock, successor = Lock(path.with_suffix(LOCK_SUFFIX)), Lock(successor_path)
     successor.take()
-    lock.take()  # the copier of an earlier training, which still copies, goes first
+    lock.take()  # waits for the copier of an earlier session that still copies
     successor.release()
     file = StatusFile(path)
     local = Store(Path(settings.store))

@@ -1,4 +1,4 @@
-"""Brings a version of a run from a place to this machine."""
+"""Fetches a version of a run from a destination to this machine."""
 
 import logging
 import time
@@ -27,15 +27,18 @@ def fetch_newest(
     on_progress: Progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Write the newest healthy version at the place, or that of `step`, into `local`; its name.
+    """Write the newest healthy version at the destination, or that of `step`, into `local`.
 
-    A damaged version is passed over with a warning. One that only cannot be read now is not: it is
-    asked for again, and then the place counts as out of reach, since an older version would undo
-    work that is safe.
+    A damaged version is skipped with a warning. A version that only cannot be read now is not
+    skipped: reading is retried, and then the destination counts as unreachable, because an older
+    version would undo work that is safe.
+
+    Returns:
+        The name of the version.
 
     Raises:
-        CheckpointError: there is none.
-        StorageError: the place does not answer, or this machine's disk refuses.
+        CheckpointError: if there is no such version.
+        StorageError: if the destination does not respond, or the local disk fails.
     """
     damage: list[str] = []
     for name in _listed(link, sleep):
@@ -60,7 +63,7 @@ def fetch_newest(
 
 def _listed(link: RemoteSession, sleep: Callable[[float], None]) -> list[str]:
     names = _retrying(link, link.store.versions, sleep)
-    if not names:  # on a mount no proof that there are none
+    if not names:  # on a mount, this does not prove that there are none
         sleep(FIRST_WAIT_SECONDS)
         names = _retrying(link, link.store.versions, sleep)
     return names
@@ -74,7 +77,7 @@ def _fetch(
     on_progress: Progress,
     sleep: Callable[[float], None],
 ) -> bool:
-    """Fetch a version if it is one that is asked for."""
+    """Fetch a version if it is the requested one. Return whether it is."""
     manifest = _retrying(link, lambda: link.store.read(name), sleep)
     if manifest.step != step if step is not None else not manifest.healthy:
         return False
@@ -91,7 +94,7 @@ def _fetch(
 
 
 def _retrying(link: RemoteSession, action: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    """What `action` returns, asked for again while the place does not answer."""
+    """Return the result of `action`, retrying while the destination does not respond."""
     for attempt in range(NUM_ATTEMPTS):
         try:
             return action()

@@ -1,6 +1,7 @@
-"""Copies a finished folder, such as a run's `final/`, to a place as it is: plain files.
+"""Copies a finished folder, such as a run's `final/`, to a destination as plain files.
 
-A SHA256SUMS file goes last, so the folder is whole when that is there and says what is beside it.
+A SHA256SUMS file is written last: the folder is complete when that file exists and matches the
+others.
 """
 
 import hashlib
@@ -26,15 +27,15 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.2, 15.0
 
 @dataclass(frozen=True)
 class Publication:
-    """What is to be published.
+    """A request to publish a folder.
 
     Attributes:
-        token: by it the answer is found; another question for the same folder has another one.
-        folder: a folder of this machine.
-        name: what it is called at the place.
-        files: names in `folder`; none: all that are in it.
-        replaces: what is there and different is written over. Otherwise it stays as it is, and this
-            folder takes another name: `<name>-<8 hex digits>`.
+        token: identifies the request in the status; each request for the same folder has its own.
+        folder: a folder on this machine.
+        name: its name at the destination.
+        files: names in `folder`; empty: all files in it.
+        replaces: overwrite a different folder of that name. Otherwise the existing one is kept, and
+            this folder is called `<name>-<8 hex digits>`.
     """
 
     token: str
@@ -44,27 +45,27 @@ class Publication:
     replaces: bool = False
 
     def to_line(self) -> str:
-        """As one line of JSON."""
+        """Return the request as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> Self:
-        """What `to_line` gave."""
+        """Create a request from the result of `to_line`."""
         values: dict[str, Any] = json.loads(line)
         return cls(**{**values, "files": tuple(values["files"])})
 
 
 class PublishedFolder:
-    """A publication on its way to `place`, under `parent`.
+    """A folder that is being published at `place`, under `parent`.
 
     Attributes:
         target: where it is, or will be; None before that is known.
-        seen: its files at the place, as they were confirmed; one that was lost since stays among
-            them until it is there again.
+        seen: its confirmed files at the destination. A file that was lost since stays here until it
+            is restored.
 
     Raises:
-        ValueError: the folder is empty or missing.
-        OSError: it cannot be read.
+        ValueError: if the folder is empty or missing.
+        OSError: if the folder cannot be read.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class PublishedFolder:
         self.done_bytes = 0
 
     def steps(self) -> Iterator[float]:
-        """Write what is missing, one file after the other, until each is confirmed; yields the
-        seconds to wait before the next. Begun again, it does what is missing.
+        """Write the missing files one by one, until each is confirmed. Yield the seconds to wait.
+
+        Started again, this only does what is missing.
 
         Raises:
-            OSError: the place does not answer, or refuses.
-            StorageError: it does not hold what was written to it.
-            CheckpointError: the folder cannot be read here.
+            OSError: if the destination does not respond or fails.
+            StorageError: if the destination does not hold what was written to it.
+            CheckpointError: if the folder cannot be read here.
         """
         self.place.make_directory(self.parent)
         target = self._target()
@@ -115,7 +117,7 @@ class PublishedFolder:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
     def _hashes(self) -> Sequence[str]:
-        """SHA-256 is among them: the sums are of that."""
+        """Return the hashes to compute; SHA-256 is always included because the sums need it."""
         return self.place.hashes if "sha256" in self.place.hashes else ["sha256"]
 
     def _target(self) -> Path:
@@ -125,18 +127,18 @@ class PublishedFolder:
         return self.parent / f"{self.what.name}-{hashlib.sha256(self._sums).hexdigest()[:8]}"
 
     def _may_be(self, target: Path) -> bool:
-        """Whether what is at `target` is this folder, or a part of it, or nothing."""
+        """Return whether `target` is empty, or holds this folder or a part of it."""
         try:
             return b"".join(self.place.read(target / SUMS)) == self._sums
         except FileNotFoundError:
             return not any(self._is_other(target, path) for path in self._contents)
 
     def _is_other(self, target: Path, path: Path) -> bool:
-        """Whether a file of other bytes is there."""
+        """Return whether the destination has a file of this name with other bytes."""
         at, content = target / self._relative(path), self._contents[path]
         try:
             if self.place.size(at) == content.size_bytes:
-                self.place.confirm(at, content)  # or it is not confirmed yet: then it is not told
+                self.place.confirm(at, content)  # not confirmed yet counts as the same
                 return False
         except FileNotFoundError:
             return False
@@ -153,13 +155,13 @@ class PublishedFolder:
             return self._put(target / self._relative(path), OpenFile(path, file), content)
 
     def _put(self, at: Path, buffers: OpenFile | list[bytes], content: Content) -> bool:
-        """Write a file unless it is there or on its way; whether it is confirmed."""
+        """Write a file unless it is there or being uploaded. Return whether it is confirmed."""
         try:
             if self._is_confirmed(at, content):
                 return True
             if self.place.size(at) == content.size_bytes:
-                return False  # on its way
-        except (FileNotFoundError, StorageError):  # nothing is there, or something else
+                return False  # still being uploaded
+        except (FileNotFoundError, StorageError):  # the file is missing or different
             pass
         take = self.bandwidth.take if self.bandwidth else _unbounded
         self.place.write(at, Paced(buffers, take))
@@ -177,10 +179,10 @@ class PublishedFolder:
 
 
 def paths_in(folder: Path, files: Sequence[str] = ()) -> list[Path]:
-    """The files of a folder that are published.
+    """Return the files of a folder that are to be published.
 
     Raises:
-        ValueError: there are none.
+        ValueError: if there are none.
     """
     candidates = [folder / name for name in files] or folder.rglob("*")
     paths = sorted(p for p in candidates if p.is_file() and p.name != SUMS)
@@ -190,11 +192,13 @@ def paths_in(folder: Path, files: Sequence[str] = ()) -> list[Path]:
 
 
 def problems_at(place: Place, parent: Path) -> Iterator[tuple[str, str | None]]:
-    """Every whole folder that was published under `parent`, compared with its sums: its name, and
-    what is wrong with it.
+    """Compare every complete folder published under `parent` with its checksums.
+
+    Yields:
+        The name of the folder, and what is wrong with it or None.
 
     Raises:
-        OSError: the place does not answer.
+        OSError: if the destination does not respond.
     """
     try:
         names = place.names(parent)
@@ -213,11 +217,11 @@ def problems_at(place: Place, parent: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def read_sums(place: Place, target: Path) -> dict[str, str] | None:
-    """What a published folder holds: name → SHA-256, as its last file says; None: it is not whole.
+    """Return the checksums of a published folder, name → SHA-256; None: it is incomplete.
 
     Raises:
-        OSError: the place does not answer.
-        DamagedFileError: the file says something that no publication wrote.
+        OSError: if the destination does not respond.
+        DamagedFileError: if no publication can have written the file of checksums.
     """
     try:
         data = b"".join(place.read(target / SUMS))
@@ -227,10 +231,10 @@ def read_sums(place: Place, target: Path) -> dict[str, str] | None:
 
 
 def compare(place: Place, target: Path, sums: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each file of a published folder that is missing or not what its sum says.
+    """Yield a message for each file of a published folder that is missing or does not match.
 
     Raises:
-        OSError: the place does not answer.
+        OSError: if the destination does not respond.
     """
     for name, digest in sums.items():
         try:
@@ -245,11 +249,11 @@ def compare(place: Place, target: Path, sums: Mapping[str, str]) -> Iterator[str
 def fetch_folder(
     place: Place, target: Path, sums: Mapping[str, str], folder: Path, on_progress: Progress
 ) -> None:
-    """Write a published folder as `folder` of this machine, whole or not at all.
+    """Write a published folder to `folder` on this machine, atomically.
 
     Raises:
-        DamagedFileError: a file of it is not what its sum says.
-        OSError: the place does not answer, or this machine's disk refuses.
+        DamagedFileError: if a file does not match its checksum.
+        OSError: if the destination does not respond, or the local disk fails.
     """
     total_bytes = sum(place.size(target / name) for name in sums)
     done_bytes = 0

@@ -1,4 +1,4 @@
-"""Files of this machine that are copied piece by piece, never as a whole in memory."""
+"""Files of this machine that are copied in pieces, without loading the whole file into memory."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,10 @@ from infrastructure.core.integers import ceil_div
 
 
 class OpenFile(Sequence[Buffer]):
-    """The bytes of an open file, a few megabytes at a time; they stay readable when its name goes.
+    """The bytes of an open file, a few megabytes at a time. They stay readable if it is removed.
 
     Raises:
-        CheckpointError: when its bytes are asked for: they cannot be read.
+        CheckpointError: on access to the bytes, if they cannot be read.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -56,8 +56,10 @@ class OpenFile(Sequence[Buffer]):
 
 
 class OpenObject(OpenFile):
-    """The bytes of an object. Whoever iterates gets the last piece only when all of them are what
-    `digest` says, so a copy that was made of it is either right or not whole.
+    """The bytes of an object.
+
+    Iteration yields the last piece only if all bytes match `digest`, so a copy made of it is either
+    correct or incomplete.
     """
 
     def __init__(self, path: Path, file: BinaryIO, digest: str, hash_name: str) -> None:
@@ -65,10 +67,10 @@ class OpenObject(OpenFile):
         self._digest, self.hash_name = digest, hash_name
 
     def __iter__(self) -> Iterator[Buffer]:
-        """The pieces in order.
+        """Yield the pieces in order.
 
         Raises:
-            CheckpointError: the bytes are not those of its name, or cannot be read.
+            CheckpointError: if the bytes do not match the object's hash, or cannot be read.
         """
         digest = new_digest(self.hash_name)
         for index in range(len(self)):
@@ -80,17 +82,17 @@ class OpenObject(OpenFile):
 
 
 class PackedObject(OpenFile):
-    """An object whose file holds it compressed."""
+    """An object whose file is compressed."""
 
     def __init__(self, path: Path, file: BinaryIO, pack: Pack, hash_name: str) -> None:
         super().__init__(path, file)
         self._pack, self._hash_name = pack, hash_name
 
     def load(self) -> tuple[bytes, list[Buffer]]:
-        """The file's bytes, and the object's; both in memory, as compressed objects are small.
+        """Return the bytes of the file and of the object; compressed objects are small enough.
 
         Raises:
-            CheckpointError: the bytes are not those of its name, or cannot be read.
+            CheckpointError: if the bytes do not match the object's hash, or cannot be read.
         """
         packed = b"".join(bytes(piece) for piece in self)
         try:
@@ -105,10 +107,10 @@ class PackedObject(OpenFile):
 
 
 def open_object(local: Store, pack: Pack, hash_name: str) -> OpenFile:
-    """The file of an object, open, in either form.
+    """Open the file of an object, in either form.
 
     Raises:
-        CheckpointError: it is missing, cut, or cannot be opened.
+        CheckpointError: if it is missing, truncated, or cannot be opened.
     """
     path = local.objects.path_of(pack.hash)
     try:

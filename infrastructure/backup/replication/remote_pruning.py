@@ -1,8 +1,8 @@
-"""Removes from a place what is no longer needed there, and nothing else.
+"""Removes from a destination what is no longer needed there, and nothing else.
 
-A listing of a place may be old or short, and a file that seems to be missing may be there. So a
-version goes only when enough newer ones were *confirmed*, and an object only when no manifest has
-named it for a while, by listings of both ends of that while.
+A listing of a destination may be outdated or incomplete, and a file that seems to be missing may
+exist. So a version is removed only after enough newer ones were *confirmed*, and an object only
+after no manifest has named it for a while, according to listings at both ends of that period.
 """
 
 import contextlib
@@ -29,14 +29,15 @@ OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
 
 @dataclass
 class PlacePruning:
-    """What may go at the place of `link`.
+    """What may be removed at the destination of `link`.
 
     Attributes:
         retention: what stays, counted over confirmed versions only.
-        grace_seconds: how long an object must have been without a name.
+        grace_seconds: how long an object must have been unnamed.
         confirmed: versions that were confirmed in this session.
-        doubted: those of them that the place has lost a file of since; no other goes for them.
-        unnamed_since: objects that no manifest names, and when that was seen first.
+        doubted: confirmed versions that have lost a file at the destination since. No other version
+            is removed because of them.
+        unnamed_since: objects that no manifest names, and when that was first seen.
     """
 
     link: RemoteSession
@@ -50,7 +51,7 @@ class PlacePruning:
     _swept_at: float | None = None
 
     def is_due(self) -> bool:
-        """Whether an object has been without a name for long enough, or may have been."""
+        """Return whether an object has, or may have, been unnamed for long enough."""
         if self._swept_at is None:
             return True
         oldest = min([self._swept_at, *self.unnamed_since.values()])
@@ -59,15 +60,15 @@ class PlacePruning:
     def steps(
         self, listed: Collection[str], on_its_way: Iterable[str], spared: Collection[str] = ()
     ) -> Iterator[float]:
-        """Remove what may go, one file after the other; yields the seconds to wait between.
+        """Remove what may be removed, file by file. Yield the seconds to wait in between.
 
         Args:
-            listed: the versions at the place, listed just now; none of another machine's.
+            listed: the versions at the destination, just listed; none of another run.
             on_its_way: objects that are being copied.
-            spared: versions that stay, whatever rotation says.
+            spared: versions that stay regardless of the retention.
 
         Raises:
-            OSError: the place does not answer, or refuses.
+            OSError: if the destination does not respond or fails.
         """
         self.link.place.require_identity()
         names = {*listed, *self.confirmed}
@@ -79,7 +80,7 @@ class PlacePruning:
             self.link.remove(self.link.store.manifest_path(name))
             self._forget(name)
             yield 0.0
-        if kept <= self._read.keys():  # else one of them may name any object
+        if kept <= self._read.keys():  # otherwise an unread manifest may name any object
             living = {pack.hash for name in kept for pack in self._read[name].packs}
             yield from self._remove_objects({*living, *on_its_way})
         self.link.place.close()
@@ -111,7 +112,7 @@ class PlacePruning:
         return newer | unclear | {*self._special(readable), *self._special(sure)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
-        """The best, each n-th, and the newest emergency version."""
+        """Yield the best, each n-th and the newest emergency version."""
         healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
         scored = scores_of(manifests)
         yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]
@@ -139,7 +140,7 @@ class PlacePruning:
             if now - since < self.grace_seconds:
                 continue
             path = self.link.store.objects.path_of(digest)
-            self.link.sent.pop(digest, None)  # from here on it counts as not there
+            self.link.sent.pop(digest, None)  # from here on it counts as missing
             self.link.named.discard(digest)
             for form in (path, path.with_name(path.name + SUFFIX)):
                 self.link.remove(form)
@@ -147,7 +148,7 @@ class PlacePruning:
             yield 0.0
 
     def _sweep(self) -> Iterator[float]:
-        """See what lies there without a name, such as what a killed copier left."""
+        """Record the unnamed objects at the destination, such as those of a killed copier."""
         objects = self.link.store.root / "objects"
         place, now = self.link.place, self.link.clock()
         with contextlib.suppress(FileNotFoundError):
@@ -159,13 +160,16 @@ class PlacePruning:
 
 
 def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[str]:
-    """One pruning of a place by somebody who does not copy to it; what it did, in sentences.
+    """Prune a destination once, from a process that does not copy to it.
 
-    A version counts as confirmed when it was read back there. `record` remembers which objects had
-    no name when, for the next call.
+    A version counts as confirmed when it was read back there. The file `record` remembers for the
+    next call since when objects have been unnamed.
+
+    Returns:
+        What was done, as messages.
 
     Raises:
-        OSError: the place does not answer, or refuses.
+        OSError: if the destination does not respond or fails.
     """
     pruning = PlacePruning(replace(link, clock=time.time), retention, GRACE_SECONDS)
     pruning.unnamed_since = _read_record(record)
@@ -191,7 +195,7 @@ def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[
 
 
 def _confirmed_manifest(link: RemoteSession, name: str) -> Manifest | None:
-    """The manifest of a version that is whole at the place and safe there."""
+    """Return the manifest of a version if it is intact and confirmed at the destination."""
     try:
         manifest = link.store.read(name)
         link.store.verify(manifest)

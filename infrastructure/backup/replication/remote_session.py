@@ -1,4 +1,4 @@
-"""The way to a place, and what was learned about it in this session."""
+"""The session with a destination: access to it, and what was observed there."""
 
 import contextlib
 import time
@@ -19,15 +19,15 @@ SURELY_WRONG = 5
 
 @dataclass
 class UploadedFile:
-    """A file that was written to a place, or found there.
+    """A file that was written to a destination, or found there.
 
     Attributes:
-        confirmed_at: when its bytes were compared last, all as they were written; None: they were
-            not, or it was missing or different since.
-        present_at: when it was last there with its size, or more is known.
-        looked_at: when it was last looked for, whatever came of it.
+        confirmed_at: when its bytes were last compared and matched; None: they did not match, or it
+            was missing or different since.
+        present_at: when it was last there with its size, or confirmed.
+        looked_at: when it was last checked, whatever the result.
         evidence: how its bytes were compared.
-        problem: what was wrong with it at the last look.
+        problem: what was wrong with it at the last check.
     """
 
     path: Path
@@ -40,13 +40,14 @@ class UploadedFile:
     problem: str | None = None
 
     def is_confirmed_by(self, place: Place, now: float) -> bool:
-        """Let a place compare it, and note what came of that.
+        """Let a destination compare the file, and record the result.
 
         Raises:
-            OSError: the place does not answer; FileNotFoundError: it is not there.
-            StorageError: it is gone, or something else is there under this name.
+            OSError: if the destination does not respond. FileNotFoundError: the file does not
+                exist.
+            StorageError: if the file is gone, or a different one has its name.
         """
-        self.looked_at = now  # what is answered may have been so then, and no longer
+        self.looked_at = now  # before the call: the result may be outdated when it returns
         try:
             answer = place.confirm(self.path, self.content)
         except StorageError as error:
@@ -61,7 +62,7 @@ class UploadedFile:
 
 
 class Seen(NamedTuple):
-    """What is known of several files together: the oldest and the weakest of each."""
+    """What is known of several files together: the oldest times and the weakest evidence."""
 
     present_at: float
     compared_at: float
@@ -69,8 +70,11 @@ class Seen(NamedTuple):
 
 
 def seen_of(files: Iterable[UploadedFile | None]) -> Seen | None:
-    """What is known of all of `files`; None: one of them is not known to be there as it was
-    written, or there are none."""
+    """Return what is known of all of `files`.
+
+    Returns:
+        None if `files` is empty, or if one of them is not known to be there as it was written.
+    """
     present, compared, evidence = [], [], []
     for file in files:
         if file is None or file.confirmed_at is None:
@@ -86,19 +90,20 @@ def seen_of(files: Iterable[UploadedFile | None]) -> Seen | None:
 
 @dataclass
 class RemoteSession:
-    """The way to the store `run_id` at a place, and what was learned about it in this session.
+    """A session with the store `run_id` at a destination, and what was observed in it.
 
     Attributes:
-        compresses: write an object compressed where that is smaller.
-        fresh_seconds: how long a confirmation counts. Half the time for which an object without a
-            name is left alone, so that none is removed that a manifest is about to name.
+        compresses: write an object compressed if that is smaller.
+        fresh_seconds: how long a confirmation is valid. It is half the time for which an unnamed
+            object is left alone, so no object is removed that a manifest is about to name.
         sent: objects by hash, manifests by name.
-        named: objects and versions that may be in use there. Nothing of theirs is ever written
-            over: what seems to be missing or wrong on a mount may be whole in the cloud, and the
-            mount removes a file before it writes another of its name.
-        num_wrong: how often in a row a file was found to be another.
+        named: objects and versions that may be in use there. They are never overwritten: a file
+            that seems to be missing or wrong on a mount may be intact in the cloud, and the mount
+            removes a file before it writes another one of that name.
+        num_wrong: how often in a row a file was found to be different.
         is_doubtful: nothing was confirmed for so long that it may never be.
-        num_done, num_confirmed: files that were written or confirmed; that were confirmed.
+        num_done, num_confirmed: the number of files that were written or confirmed; that were
+            confirmed.
     """
 
     place: Place
@@ -118,7 +123,7 @@ class RemoteSession:
         self.store = Store(Path(self.run_id), self.place)
 
     def is_confirmed(self, digest: str) -> bool:
-        """Whether an object was confirmed not long ago."""
+        """Return whether an object was confirmed within `fresh_seconds`."""
         sent = self.sent.get(digest)
         return (
             sent is not None
@@ -127,11 +132,11 @@ class RemoteSession:
         )
 
     def confirms(self, sent: UploadedFile) -> bool:
-        """Ask whether a file is safe; False: not yet.
+        """Ask the destination whether a file is safe. Return False if it is not yet.
 
         Raises:
-            OSError: the place does not answer.
-            StorageError: something else is there under this name.
+            OSError: if the destination does not respond.
+            StorageError: if a different file has its name.
         """
         if not self._compares(sent):
             return False
@@ -141,16 +146,18 @@ class RemoteSession:
         return True
 
     def still_has(self, sent: UploadedFile, *, reads: bool) -> bool:
-        """Look again at a file that was confirmed; False: it is not to be seen now, which on a
-        mount is no proof that it is gone. It is no news for an upload that waits.
+        """Check a confirmed file again. Return False if it cannot be seen now.
+
+        On a mount, that does not prove that it is gone. The result does not count as progress of an
+        upload that is waiting.
 
         Args:
-            reads: compare the bytes although they have to be read back for that; otherwise the
-                size has to do for these.
+            reads: compare the bytes even if that requires reading them back; otherwise comparing
+                the size is enough for such a file.
 
         Raises:
-            OSError: the place does not answer.
-            StorageError: it is gone, or something else is there under this name.
+            OSError: if the destination does not respond.
+            StorageError: if the file is gone, or a different one has its name.
         """
         is_cheap, began = sent.evidence in (Evidence.CHECKSUM, Evidence.MOUNT), self.clock()
         if sent.confirmed_at is not None and not (is_cheap or reads):
@@ -163,7 +170,7 @@ class RemoteSession:
     def _compares(self, sent: UploadedFile) -> bool:
         try:
             is_safe = sent.is_confirmed_by(self.place, self.clock())
-        except FileNotFoundError:  # on a mount no proof that it is gone
+        except FileNotFoundError:  # on a mount, this does not prove that it is gone
             is_safe = False
         except StorageError:
             self.num_wrong[sent.path] += 1
@@ -172,8 +179,10 @@ class RemoteSession:
         return is_safe
 
     def files_of(self, name: str, manifest: Manifest) -> Iterator[UploadedFile | None]:
-        """The files of a version there, as this session knows them; None for one of which nothing
-        is known. What other machines have copied there is theirs to know."""
+        """Yield the files of a version at the destination; None for a file that is unknown here.
+
+        Objects that other machines copied there are not included: their sessions track them.
+        """
         yield self.sent.get(name)
         for pack in manifest.packs:
             file = self.sent.get(pack.hash)
@@ -181,14 +190,14 @@ class RemoteSession:
                 yield file
 
     def is_surely_wrong(self, path: Path) -> bool:
-        """Whether a file was wrong so often in a row that no mount's bad moment explains it."""
+        """Return whether a file was wrong too often in a row for a temporary failure of a mount."""
         return self.num_wrong[path] >= SURELY_WRONG
 
     def remove(self, path: Path) -> None:
-        """Remove a file, if it is there.
+        """Remove a file, if it exists.
 
         Raises:
-            OSError: the place refuses.
+            OSError: if the destination fails.
         """
         with contextlib.suppress(FileNotFoundError):
             self.place.remove(path)

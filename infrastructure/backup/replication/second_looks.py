@@ -1,8 +1,9 @@
-"""Looks again at files that were confirmed at a backup destination: in a bounded rhythm while a run
-is copied, and once at its end.
+"""Repeated checks of files that were confirmed at a destination.
 
-A destination can lose what it had, so a confirmation is a fact about a moment. A file that is found
-missing or changed here loses its evidence, and the copier sees that it has to be written again.
+They happen at a limited rate while a run is copied, and once at its end.
+
+A destination can lose what it had, so a confirmation is only valid for a moment. A file that is
+found missing or changed loses its confirmation, and the copier then writes it again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,27 +12,27 @@ from infrastructure.backup.replication.remote_session import RemoteSession, Uplo
 from infrastructure.core.errors import StorageError
 from infrastructure.core.messages import phrase
 
-LOOK_AGAIN_SECONDS = 600.0  # between two looks at a file
+LOOK_AGAIN_SECONDS = 600.0  # between two checks of a file
 MOST_LOOKS_PER_HOUR = 1000  # over all files; with more than 166 of them, each waits longer
-READING_SHARE = 0.05  # of the time, for looks that read a file back
-UNSEEN_SECONDS = 60.0  # before the next look at a file that was not to be seen
-MISSING_SECONDS = 600.0  # not to be seen for so long, it is missing on a mount too
-LAST_WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between looks at what is not to be seen
-LAST_SECONDS = 60.0  # of reading back at the end, of what was compared not long ago
+READING_SHARE = 0.05  # share of the time for checks that read a file back
+UNSEEN_SECONDS = 60.0  # before the next check of a file that could not be seen
+MISSING_SECONDS = 600.0  # after this time a file counts as missing, also on a mount
+LAST_WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between checks of files that cannot be seen
+LAST_SECONDS = 60.0  # for reading back recently compared files at the end
 
 
 class SecondLooks:
-    """Looks over `link`; each `UploadedFile` holds what was found."""
+    """Repeated checks over `link`. Each `UploadedFile` holds its results."""
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
         self._next_at = float("-inf")
 
     def one(self, files: Sequence[UploadedFile]) -> None:
-        """Look at the file that has waited longest, if it is due.
+        """Check the file that has waited longest, if it is due.
 
         Raises:
-            OSError: the place does not answer.
+            OSError: if the destination does not respond.
         """
         began = self.link.clock()
         if not files or began < self._next_at:
@@ -45,11 +46,12 @@ class SecondLooks:
         self._next_at = began + max(3600.0 / MOST_LOOKS_PER_HOUR, duration_seconds / READING_SHARE)
 
     def last(self, files: Sequence[UploadedFile]) -> Iterator[float]:
-        """Look at all of `files`, those that were compared longest ago first; yields the seconds to
-        wait before the next. What is not to be seen by then, a few looks later, counts as missing.
+        """Check all of `files`, the least recently compared first. Yield the seconds to wait.
+
+        A file that cannot be seen after several attempts counts as missing.
 
         Raises:
-            OSError: the place does not answer.
+            OSError: if the destination does not respond.
         """
         began = self.link.clock()
         left = sorted(files, key=lambda each: each.confirmed_at or 0.0)
@@ -70,7 +72,7 @@ class SecondLooks:
     def _look(self, file: UploadedFile, reads: bool) -> None:
         try:
             is_there = self.link.still_has(file, reads=reads)
-        except StorageError:  # `file` says so
+        except StorageError:  # recorded in `file`
             return
         if not is_there and self.link.clock() - file.present_at > MISSING_SECONDS:
             self._give_up(file)

@@ -1,7 +1,7 @@
-"""How the backup of a run stands: what is safe, what is on its way, what is wrong.
+"""The status of a run's backup: what is safe, what is being copied, what is wrong.
 
-Written by the copier, or by its training where that cannot run; read by everybody who shows
-something. The age of the last confirmed version is what would be lost if this machine died now.
+The copier writes it, or the run if the copier cannot run; everything that displays a status reads
+it. The age of the last confirmed version is the work that would be lost if this machine died now.
 """
 
 import itertools
@@ -19,8 +19,8 @@ from infrastructure.core.messages import phrase
 UNKNOWN, OFF, STARTING, GONE = "unknown", "off", "starting", "gone"
 FINISHED, LEFT, DOWN, RETRYING = "finished", "left", "down", "retrying"
 FENCED = "fenced"
-LOCK_SUFFIX = ".lock"  # beside the status: a copier holds it as long as it lives
-SUCCESSOR_SUFFIX = ".next.lock"  # the copier that waits for that one's end holds it
+LOCK_SUFFIX = ".lock"  # next to the status: a copier holds it as long as it runs
+SUCCESSOR_SUFFIX = ".next.lock"  # held by a copier that waits for the current one to end
 STATES = {
     UNKNOWN: "no copy is recorded yet",
     OFF: "there is no place: versions lie on this machine only",
@@ -36,12 +36,12 @@ STATES = {
     LEFT: "nobody trains it now, and its last version is not confirmed",
     GONE: "nobody copies at present: the same command goes on with it, or temper backup create",
 }
-ENDED = (UNKNOWN, OFF, FINISHED, LEFT, DOWN)  # in these no copier need live
-LATE_SECONDS = 60.0  # a version that took longer to arrive is told with both times
+ENDED = (UNKNOWN, OFF, FINISHED, LEFT, DOWN)  # states in which no copier has to run
+LATE_SECONDS = 60.0  # a version that took longer to arrive is shown with both times
 
 
 class PossibleLoss(NamedTuple):
-    """What would be lost now: `seconds` since the confirmed state was saved (None: everything)."""
+    """The work that would be lost: `seconds` since the confirmed state was saved (None: all)."""
 
     seconds: float | None
     text: str
@@ -49,27 +49,27 @@ class PossibleLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class BackupStatus:
-    """One look at a backup. Times are in seconds since 1970.
+    """One observation of a backup. Times are in seconds since 1970.
 
     Attributes:
-        place: where the copies go, without secrets; "" where nothing is known.
+        place: the destination, without secrets; "" if nothing is known.
         state: one of `STATES`.
         confirmed_name, confirmed_step: the newest version that is safe there.
-        saved_at, confirmed_at: when that version was written here, and known to be safe there.
+        saved_at, confirmed_at: when that version was written here, and when it was confirmed there.
         present_at: when each of its files was last seen there; the oldest of these times.
-        compared_at, compared_by: when the bytes of each were last compared, and by what; the oldest
-            and the weakest.
-        last_look: token of the last look at all of that version which is done.
-        in_flight_step: the version that is on its way.
-        in_flight_folder: the finished folder that is on its way, such as "final".
-        done_bytes, total_bytes: of the version or the folder on its way.
-        published_folders: where finished folders are confirmed, by the token of the question.
-        newest_step: the newest version on this machine.
+        compared_at, compared_by: when the bytes of each file were last compared, and how; the
+            oldest time and the weakest method.
+        last_look: the token of the last completed check of that version.
+        in_flight_step: the step of the version that is being copied.
+        in_flight_folder: the finished folder that is being copied, such as "final".
+        done_bytes, total_bytes: the progress of that version or folder.
+        published_folders: the URLs of confirmed folders, by the token of the request.
+        newest_step: the step of the newest version on this machine.
         refused_name: the newest version that is damaged here and not copied, until a newer one is
             confirmed.
-        error: what went wrong last, until it works again.
-        num_failures: how often in a row.
-        advice: what a person can do about it.
+        error: the last error, until copying works again.
+        num_failures: how often in a row it failed.
+        advice: what the user can do about it.
         changed_at: when this was written.
     """
 
@@ -103,23 +103,25 @@ class BackupStatus:
 
     @property
     def problem(self) -> str | None:
-        """What went wrong, and what a person can do; None: nothing."""
+        """What went wrong and what the user can do; None: nothing."""
         if self.error is None:
             return STATES[self.state] if self.state in ("doubtful", FENCED) else None
         return f"{self.error}{self._remedy}"
 
     @property
     def _remedy(self) -> str:
-        """What a person can do, in brackets, and that no more has to be done, where a copier waits
-        for it."""
+        """What the user can do, in parentheses; if the copier retries, that it then continues."""
         if self.advice is None:
             return ""
         goes_on = phrase("backup.copying_then_continues") if self.state == RETRYING else ""
         return f" ({self.advice}{goes_on})"
 
     def seen(self, now: float) -> str | None:
-        """Describe what was seen of the confirmed version, how and when: `all its files
-        were there 5 s ago; their bytes were compared 2 min ago (read-back)`."""
+        """Describe how and when the confirmed version was last seen at the destination.
+
+        Example:
+        `all its files were there 5 s ago; their bytes were compared 2 min ago (read-back)`.
+        """
         if self.present_at is None or self.compared_at is None or self.compared_by is None:
             return None
         present, compared = (age_words(now - at) for at in (self.present_at, self.compared_at))
@@ -131,16 +133,17 @@ class BackupStatus:
         )
 
     def has_looked(self, token: str) -> bool:
-        """Whether the look of this token ("": none) is done, or nobody will do it."""
+        """Return whether the check of this token ("": none) is done, or will never be done."""
         return token in ("", self.last_look) or self.state in (OFF, FENCED, DOWN)
 
     def is_settled(self, name: str | None) -> bool:
-        """Whether nothing is to be waited for of a version: it is confirmed, or never copied."""
+        """Return whether waiting for a version is over: it is confirmed or will not be copied."""
         return name in (self.confirmed_name, self.refused_name)
 
     def possible_loss(self, now: float) -> PossibleLoss:
-        """The age of the last confirmed version at the time `now`, as a number (0 when the training
-        has ended, and all of it is safe) and as a sentence:
+        """Return the age of the last confirmed version at the time `now`, and a message.
+
+        The age is 0 if the run has ended and all of it is safe. Example of a message:
         `backup: step 120 confirmed 45 s ago at drive:MyDrive/temper (step 140 on its way, 63 %)`.
         """
         if self.state in (UNKNOWN, OFF):
@@ -179,7 +182,7 @@ class BackupStatus:
 
 
 def short_words(status: BackupStatus, now: float) -> str:
-    """`safe: step 120, 45 s old`: the last confirmed version, and how old its state is."""
+    """Return the last confirmed version and the age of its state: `backup: step 120, 45 s old`."""
     if status.state == FENCED:
         return "backup: fenced"
     if status.state == DOWN:
@@ -192,7 +195,7 @@ def short_words(status: BackupStatus, now: float) -> str:
 
 
 def age_words(seconds: float) -> str:
-    """A length of time in its two largest units: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Return a duration in its two largest units: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
     whole = max(0, int(seconds))
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     for (name, size), (next_name, next_size) in itertools.pairwise(units):
@@ -203,16 +206,16 @@ def age_words(seconds: float) -> str:
 
 
 def write_status(path: Path, status: BackupStatus) -> None:
-    """Write `status` as JSON; a reader sees the old one or the new one.
+    """Write `status` as JSON, atomically.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: if the disk fails.
     """
     write_json(path, asdict(status))
 
 
 def read_status(path: Path) -> BackupStatus:
-    """The status in `path`; where it is missing or damaged, that of which nothing is known."""
+    """Read the status in `path`; if it is missing or damaged, return one with unknown values."""
     try:
         contents = parse_json(path.read_bytes(), parse_constant=_no_constant)
     except (OSError, ValueError):
@@ -227,11 +230,14 @@ def read_status(path: Path) -> BackupStatus:
 
 
 def live_status(path: Path) -> BackupStatus:
-    """As `read_status`; one whose copier was killed says so, and nothing is on its way then."""
+    """Read a status as `read_status` does; if its copier was killed, the state is `GONE`.
+
+    Nothing is being copied in that state.
+    """
     status = read_status(path)
     if status.state in ENDED or is_held(path.with_suffix(LOCK_SUFFIX)) is not False:
         return status
-    status = read_status(path)  # it may have ended in order just now
+    status = read_status(path)  # the copier may have ended in order just now
     if status.state in ENDED:
         return status
     return replace(status, state=GONE, in_flight_step=None, in_flight_folder=None)

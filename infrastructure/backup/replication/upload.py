@@ -1,7 +1,7 @@
 """Copies a version from one store to another: objects first, the manifest last, each confirmed.
 
-What is on its way holds its files open, so rotation may remove them meanwhile. Every byte is
-compared with its name while it is read: a damaged object is never copied whole.
+All files of the version are held open, so rotation may remove them meanwhile. Every byte is
+compared with its hash while it is read: a damaged object is never copied completely.
 """
 
 import contextlib
@@ -25,24 +25,25 @@ from infrastructure.backup.replication.remote_session import RemoteSession, Uplo
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
 
-# Written and not confirmed yet: a mounted Drive holds these on this machine's disk.
+# Limit of the bytes that are written and not confirmed yet: a mounted Drive keeps them on this
+# machine's disk.
 WINDOW_BYTES = 512 * 1024**2
-# Without any news for this long, and the time that the bytes take on a slow line, an upload counts
-# as lost, as mounts were seen to do; at a place that has confirmed nothing before, much sooner.
+# An upload counts as lost if nothing is confirmed for this long plus the time that its bytes take
+# on a slow line; mounts were observed to lose uploads. The second limit is for a destination that
+# already failed to confirm one (`is_doubtful`).
 PATIENCE_SECONDS, DOUBTFUL_SECONDS = 600.0, 60.0
 SLOWEST_BYTES_PER_SECOND = 250_000.0
-NUM_LOOKS = 4  # at a file that seems to be missing
+NUM_LOOKS = 4  # number of checks of a file that seems to be missing
 Form = tuple[UploadedFile, Sequence[Buffer]]
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0  # between two questions whether it is there
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0  # between two checks for confirmation
 
 
 class ObjectUpload:
-    """Objects on their way to a place.
+    """Objects that are being uploaded to a destination.
 
     Args:
-        files: the bytes of each object, by its hash; what is asked for its bytes may raise
-            CheckpointError.
-        elsewhere: objects of `packs` that others have copied there, and that are not in `files`.
+        files: the bytes of each object, by its hash. Reading them may raise CheckpointError.
+        elsewhere: objects of `packs` that other machines copied there and that are not in `files`.
         on_piece: called after each megabyte.
     """
 
@@ -65,34 +66,34 @@ class ObjectUpload:
 
     @property
     def done_bytes(self) -> int:
-        """Bytes of objects that are confirmed, or on their way at this moment."""
+        """The number of bytes that are confirmed or being sent."""
         confirmed = (pack.size_bytes for pack in self.packs if self._is_confirmed(pack))
         return min(self.total_bytes, sum(confirmed) + self._piece_bytes)
 
     @property
     def are_confirmed(self) -> bool:
-        """Whether all objects are."""
+        """Whether all objects are confirmed."""
         return all(map(self._is_confirmed, self.packs))
 
     def _is_confirmed(self, pack: Pack) -> bool:
         return pack.hash in self._elsewhere or self.link.is_confirmed(pack.hash)
 
     def steps(self) -> Iterator[float]:
-        """Copy, one small unit of work after the other; yields the seconds to wait before the next.
-        When an error ended it, it can be begun again and does only what is missing.
+        """Copy in small units of work. Yield the seconds to wait before the next unit.
 
-        Ends when all are confirmed, or nothing was for so long that there is no hope.
+        After an error this can be started again, and only does what is missing. It ends when all
+        objects are confirmed, or when nothing was confirmed for so long that it is hopeless.
 
         Raises:
-            OSError: the place does not answer, or refuses.
-            StorageError: it does not hold what was written to it.
-            CheckpointError: an object is damaged on this machine, or is not where others have
-                copied it to.
+            OSError: if the destination does not respond or fails.
+            StorageError: if the destination does not hold what was written to it.
+            CheckpointError: if an object is damaged on this machine, or is missing at the
+                destination although another machine copied it there.
         """
         packs = self._own
         self._num_confirmed = -1
         seen = set()
-        for pack in self.packs:  # questions before writing: some places gather what is written
+        for pack in self.packs:  # query before writing: a query may flush collected writes
             if pack.hash in self._elsewhere:
                 self._require_there(pack)
             elif self._is_unknown(pack) and self._is_seen(pack):
@@ -111,13 +112,16 @@ class ObjectUpload:
             yield from self._confirm_all(packs)
 
     def _is_unknown(self, pack: Pack) -> bool:
-        """Whether this session knows nothing of an object at the place. One that was confirmed for
-        an earlier version is looked for again: this version needs it now."""
+        """Return whether this session knows nothing of an object at the destination.
+
+        An object that was confirmed for an earlier version is checked again, because this version
+        needs it now.
+        """
         sent = self.link.sent.get(pack.hash)
         if sent is None:
             return True
         if sent.confirmed_at is not None:
-            with contextlib.suppress(StorageError):  # which `sent.problem` says
+            with contextlib.suppress(StorageError):  # recorded in `sent.problem`
                 if not self.link.still_has(sent, reads=False):  # it may come back by itself
                     sent.written_at, sent.confirmed_at = self.link.clock(), None
         if sent.problem is None:
@@ -132,27 +136,27 @@ class ObjectUpload:
             )
 
     def is_hopeless(self) -> bool:
-        """Whether nothing was confirmed for longer than any upload takes."""
+        """Return whether nothing was confirmed for longer than any upload takes."""
         now = self.link.clock()
         if self.link.num_confirmed != self._num_confirmed:
             self._num_confirmed, self._news_at = self.link.num_confirmed, now
         if self.link.is_doubtful:
             return now - self._news_at > DOUBTFUL_SECONDS
-        # a place that confirms others gets what was lost once more
+        # if the destination confirms other objects, there is time to send a lost one again
         return now - self._news_at > self.patience * (2 if self.link.num_confirmed else 0.9)
 
     def size(self, path: Path) -> int | None:
-        """Of a file there; None: there is none."""
+        """Return the size of a file at the destination; None: it does not exist."""
         try:
             return self.link.place.size(path)
         except FileNotFoundError:
             return None
 
     def write(self, sent: UploadedFile, buffers: Sequence[Buffer]) -> None:
-        """Write a file there.
+        """Write a file to the destination.
 
         Raises:
-            OSError: the place refuses.
+            OSError: if the destination fails.
         """
         self.link.place.make_directory(sent.path.parent)
         try:
@@ -163,12 +167,12 @@ class ObjectUpload:
         self.link.num_done += 1
 
     def sent(self, path: Path, buffers: Sequence[Buffer]) -> UploadedFile:
-        """A file as it is written there."""
+        """Return the record of a file that is written to the destination."""
         content = Content.of(buffers, self.link.place.hashes)
         return UploadedFile(path, content, self.link.clock())
 
     def _forget_unconfirmed(self, packs: Sequence[Pack]) -> None:
-        """The next version asks anew for what was not confirmed."""
+        """Forget the objects that were not confirmed, so that the next version checks them."""
         self.link.is_doubtful = True
         for pack in packs:
             if not self.link.is_confirmed(pack.hash):
@@ -184,7 +188,7 @@ class ObjectUpload:
         return is_full and not self.is_hopeless()
 
     def _confirm_all(self, packs: Sequence[Pack]) -> Iterator[float]:
-        """Ask for everything that is not confirmed, until something is, or there is no hope."""
+        """Check everything that is not confirmed, until something is, or until it is hopeless."""
         wait = FIRST_WAIT_SECONDS
         while True:
             news = False
@@ -198,24 +202,24 @@ class ObjectUpload:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
     def _confirm(self, pack: Pack) -> bool:
-        """Whether an object that was sent is confirmed now; one that got lost is sent again."""
+        """Return whether an object that was sent is confirmed now. Send a lost one again."""
         sent = self.link.sent[pack.hash]
-        if self.link.confirms(sent):  # what it raises is noted in `sent`: it is written anew
+        if self.link.confirms(sent):  # an error is recorded in `sent`: it is written again
             return True
-        if sent.confirmed_at is not None:  # gone since: give it time to come back by itself
+        if sent.confirmed_at is not None:  # it disappeared: give it time to reappear
             sent.written_at, sent.confirmed_at = self.link.clock(), None
         if self.link.clock() - sent.written_at > self.patience:
             self._send_again(pack, self._forms(pack))
         return False
 
     def _is_seen(self, pack: Pack) -> bool:
-        """Whether the place seems to have an object, or must have it."""
+        """Return whether the destination seems to have an object, or must have it."""
         path = self.link.store.objects.path_of(pack.hash)
         forms = (path, path.with_name(path.name + SUFFIX))
         return pack.hash in self.link.named or any(self.size(form) is not None for form in forms)
 
     def _send(self, pack: Pack, is_seen: bool) -> None:
-        """Write an object, unless the place has it: confirmed, or by its size on its way."""
+        """Write an object unless it is confirmed at the destination, or its size is there."""
         forms = self._forms(pack)
         sent, buffers = forms[-1]
         if is_seen:
@@ -239,8 +243,11 @@ class ObjectUpload:
         self.link.sent[pack.hash] = sent
 
     def _send_again(self, pack: Pack, forms: list[Form]) -> None:
-        """Write an object that got lost. What may be in use is not touched: it is written in the
-        form in which it is not there, or where it stays missing; else it is waited for."""
+        """Write a lost object again, without touching a file that may be in use.
+
+        It is written in the form (plain or compressed) that does not exist there, or whose file
+        stays missing. Otherwise it is waited for.
+        """
         now = self.link.sent[pack.hash]
         if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
             packed = compress(_joined(forms[0][1]))
@@ -259,14 +266,14 @@ class ObjectUpload:
         now.written_at = self.link.clock()
 
     def stays_missing(self, path: Path) -> bool:
-        """Whether a file is not to be seen however often one looks."""
+        """Return whether a file is missing in each of several checks."""
         return all(self.size(path) is None for _ in range(NUM_LOOKS))
 
     def _forms(self, pack: Pack) -> list[Form]:
-        """The object plain and, where that is wanted and smaller, compressed; the last is written.
+        """Return the object uncompressed and, if useful, compressed. The last one is written.
 
         Raises:
-            CheckpointError: its bytes are not those of its name.
+            CheckpointError: if its bytes do not match its hash.
         """
         file = self._files[pack.hash]
         plain: Sequence[Buffer] = file
@@ -281,10 +288,13 @@ class ObjectUpload:
         return forms
 
     def _plain(self, pack: Pack, plain: Sequence[Buffer]) -> UploadedFile:
-        """An object as its name says that it is; where the place compares another hash, as that is.
+        """Return the record of an uncompressed object.
+
+        Its content follows from its name, unless the destination compares another hash, which is
+        then computed.
 
         Raises:
-            CheckpointError: its bytes are not those of its name, where they have to be read.
+            CheckpointError: if its bytes had to be read and do not match its hash.
         """
         path = self.link.store.objects.path_of(pack.hash)
         if not isinstance(plain, OpenObject) or [*self.link.place.hashes] != [plain.hash_name]:
@@ -303,14 +313,14 @@ class ObjectUpload:
 
 
 class Upload:
-    """One version on its way. All its files are opened here, before anything is copied.
+    """One version that is being uploaded. All its files are opened first.
 
     Args:
-        before_manifest: called when all objects are confirmed; what it raises ends the upload.
+        before_manifest: called when all objects are confirmed; if it raises, the upload ends.
         on_piece: called after each megabyte.
 
     Raises:
-        CheckpointError: the version is damaged on this machine, or was removed meanwhile.
+        CheckpointError: if the version is damaged on this machine, or was removed meanwhile.
     """
 
     def __init__(
@@ -346,24 +356,25 @@ class Upload:
 
     @property
     def total_bytes(self) -> int:
-        """Of all its objects."""
+        """The size of all its objects."""
         return self.objects.total_bytes
 
     @property
     def done_bytes(self) -> int:
-        """Bytes of objects that are confirmed, or on their way at this moment."""
+        """The number of bytes that are confirmed or being sent."""
         return self.objects.done_bytes
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files.values():
             file.close()
 
     def steps(self) -> Iterator[float]:
-        """As `ObjectUpload.steps`, and then the manifest.
+        """Upload the objects as `ObjectUpload.steps` does, and then the manifest.
 
-        Where nothing is confirmed for long, the manifest is written all the same, so that a place
-        which never confirms holds something; such a version does not count as `is_confirmed`.
+        If nothing is confirmed for a long time, the manifest is written anyway, so that a
+        destination which never confirms has something. Such a version does not count as
+        `is_confirmed`.
 
         Raises:
             OSError, StorageError, CheckpointError: as there.
@@ -373,7 +384,7 @@ class Upload:
         yield from self._put_manifest()
 
     def _put_manifest(self) -> Iterator[float]:
-        """Write the manifest, and wait until it is confirmed."""
+        """Write the manifest and wait until it is confirmed."""
         sent = self._send_manifest()
         wait = FIRST_WAIT_SECONDS
         while not self._is_manifest_confirmed(sent) and not self.objects.is_hopeless():
@@ -387,12 +398,11 @@ class Upload:
         try:
             return self.link.confirms(sent)
         except StorageError:
-            del self.link.sent[self.name]  # and write it anew
+            del self.link.sent[self.name]  # it is written again
             raise
 
     def _send_manifest(self) -> UploadedFile:
-        """Write the manifest, again where it got lost; one that may be in use there is asked for
-        only."""
+        """Write the manifest, again if it got lost. One that may be in use is only checked."""
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
         sent = self.link.sent.get(self.name) or self.objects.sent(path, [self._manifest_bytes])
@@ -420,17 +430,17 @@ def _joined(buffers: Sequence[Buffer]) -> bytes:
 def fetch_version(
     remote: Store, name: str, local: Store, on_progress: Progress, *, run_files: bool = True
 ) -> None:
-    """Write a version of `remote` into `local` under the same name, its manifest last, everything
-    verified and on the disk. What is whole here already is not fetched again.
+    """Write a version of `remote` into `local` under the same name, the manifest last.
 
-    The caller is the one writer of `local`.
+    Everything is verified and on the disk when this returns. Objects that are intact here are not
+    fetched again. The caller must be the only writer of `local`.
 
     Args:
-        run_files: False: what only holds copies of run files is left out where it is damaged.
+        run_files: False: skip a damaged object that only holds copies of run files.
 
     Raises:
-        CheckpointError: the version is damaged there, or cannot be read.
-        StorageError: this machine's disk refuses.
+        CheckpointError: if the version is damaged there, or cannot be read.
+        StorageError: if the local disk fails.
     """
     manifest = remote.read(name)
     data = remote.objects.read_small(remote.manifest_path(name))
@@ -452,11 +462,11 @@ def fetch_objects(
     *,
     run_files: bool = True,
 ) -> None:
-    """Write the objects of a version that are not whole here.
+    """Write the objects of a version that are not intact here.
 
     Raises:
-        CheckpointError: one is damaged there, too.
-        StorageError, OSError: this machine's disk refuses.
+        CheckpointError: if one of them is damaged there, too.
+        StorageError, OSError: if the local disk fails.
     """
     local.prepare()
     missing = [p for p in manifest.packs if not local.objects.is_whole(p, manifest.hash_name)]

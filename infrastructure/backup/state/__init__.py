@@ -1,1 +1,1 @@
-"""The state of a training as tensors and JSON values, and back."""
+"""Conversion of a training state to tensors and JSON values, and back."""

@@ -1,4 +1,7 @@
-"""Any torch model and optimizer as tensors and JSON values, and back; nothing is half-loaded."""
+"""Conversion of any torch model and optimizer to tensors and JSON values, and back.
+
+A state that does not fit is not loaded partially.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,7 +23,7 @@ MAX_LISTED = 10
 
 @dataclass
 class ModelState:
-    """`tensors` by group ("model", "optimizer", "random"), and JSON `values`."""
+    """The `tensors` by group ("model", "optimizer", "random") and the JSON `values` of a state."""
 
     tensors: dict[str, Tensors]
     values: dict[str, Any]
@@ -29,13 +32,15 @@ class ModelState:
 def capture(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, object]
 ) -> ModelState:
-    """The whole state of both and of all random generators; shares memory with them.
+    """Return the state of the model, the optimizer and all random generators.
+
+    The result shares memory with them.
 
     Args:
         others: more JSON values.
 
     Raises:
-        ValueError: a part of the state is neither a tensor nor JSON.
+        ValueError: if a part of the state is neither a tensor nor JSON.
     """
     state = model.state_dict()
     optimizer_tensors, optimizer_values = split_optimizer(optimizer.state_dict())
@@ -58,7 +63,7 @@ def capture(
 
 
 def stored(state: ModelState) -> dict[str, TensorBytes]:
-    """The tensors by full name, as a store takes them."""
+    """Return the tensors by full name, as a store expects them."""
     return {
         f"{group}/{name}": to_bytes(tensor)
         for group, members in state.tensors.items()
@@ -67,10 +72,11 @@ def stored(state: ModelState) -> dict[str, TensorBytes]:
 
 
 def restore(state: ModelState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put `state` into both, and set all random generators back.
+    """Load `state` into the model, the optimizer and all random generators.
 
     Raises:
-        CheckpointError: it does not fit; the text lists what, and nothing was changed.
+        CheckpointError: if it does not fit. The message lists the mismatches, and nothing is
+            changed.
     """
     if state.values.get("writer") != WRITER:
         raise CheckpointError("backup.checkpoint_of_a_run")
@@ -108,7 +114,7 @@ def _model_mismatches(state: ModelState, model: torch.nn.Module) -> Iterator[str
 
 
 def _form(value: object) -> str:
-    """Type and shape."""
+    """Return the type and shape of a value."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"

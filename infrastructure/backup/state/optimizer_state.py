@@ -1,4 +1,4 @@
-"""An optimizer's state as flat tensors and JSON values."""
+"""Conversion of an optimizer state to flat tensors and JSON values, and back."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,10 +9,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, object]]:
-    """An optimizer's state as flat tensors `index/key/…`, and what is not a tensor.
+    """Split an optimizer state into flat tensors `index/key/…` and everything that is not a tensor.
 
-    bitsandbytes nests dictionaries in it, and shares one table of quantisation levels between all
-    parameters; each gets its own copy in the checkpoint.
+    bitsandbytes nests dictionaries in it and shares one table of quantization levels between all
+    parameters; in the checkpoint each parameter gets its own copy.
     """
     tensors: Tensors = {}
     values: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def _leaves(tree: Mapping[object, object], prefix: str = "") -> Iterator[tuple[s
 
 
 def merge_optimizer(tensors: Tensors, values: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `split_optimizer`."""
+    """Undo `split_optimizer`."""
     state: dict[int, dict[str, Any]] = {}
     for path, value in [*tensors.items(), *values["values"].items()]:
         index, *parents, key = path.split("/")

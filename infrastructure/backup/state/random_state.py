@@ -1,4 +1,4 @@
-"""The random state of every generator a training draws from, as tensors."""
+"""The state of every random generator that a training uses, as tensors."""
 
 import random
 
@@ -11,14 +11,14 @@ Tensors = dict[str, torch.Tensor]
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators (all devices)."""
+    """Seed the generators of Python, NumPy and torch (all devices)."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 def capture_random(device: torch.device) -> Tensors:
-    """The states of Python's, NumPy's and torch's generators; on a GPU those of all GPUs too."""
+    """Return the states of the generators of Python, NumPy and torch; on a GPU also of all GPUs."""
     version, words, gauss = random.getstate()
     if version != PYTHON_STATE_VERSION:
         raise RuntimeError(f"unknown state version {version} of Python's random module")
@@ -38,7 +38,7 @@ def capture_random(device: torch.device) -> Tensors:
 
 
 def restore_random(states: Tensors, device: torch.device) -> None:
-    """Set every generator back to what `capture_random` saw."""
+    """Restore every generator to the state that `capture_random` returned."""
     gauss = states["python_gauss"].tolist()
     words = tuple(states["python"].tolist())
     random.setstate((PYTHON_STATE_VERSION, words, gauss[0] if gauss else None))

@@ -1,7 +1,7 @@
-"""The small files of a run, as tensors of bytes in its versions.
+"""The small files of a run, stored as byte tensors in its versions.
 
-So a version holds all that a run directory is made of, and another machine needs nothing else. A
-file is cut into pieces, so that one that only grows is stored once.
+So a version contains everything in a run directory, and another machine needs nothing else. A file
+is cut into pieces, so that the unchanged beginning of a file that only grows is stored once.
 """
 
 import re
@@ -17,9 +17,9 @@ from infrastructure.core.files import atomic_write
 from infrastructure.core.messages import phrase
 
 PIECE_BYTES = 256 * 1024
-LARGEST_BYTES = 64 * 1024**2  # of one file; a run writes no larger one beside its checkpoints
-# What a run writes and needs again. Whatever else lies in its directory is not ours to copy, and a
-# version from elsewhere writes nothing else.
+LARGEST_BYTES = 64 * 1024**2  # of one file; only checkpoints are larger
+# The files that a run writes and needs again. Other files in its directory are not copied, and a
+# version from elsewhere cannot write any other file.
 _PATHS = (
     r"(?:run|before|checks|forecast|quantum|comparison|stackwise)\.json",
     r"(?:metrics|quarantine)\.jsonl",
@@ -33,7 +33,7 @@ _NAME = re.compile(rf"{CLASS}/({'|'.join(_PATHS)})@(\d{{9}})", re.ASCII)
 
 
 def read_run_files(directory: Path) -> dict[str, TensorBytes]:
-    """The files of the run in `directory` as tensors of bytes, named by path and offset."""
+    """Read the files of the run in `directory` as byte tensors, named by path and offset."""
     tensors: dict[str, TensorBytes] = {}
     for path, data in _files(directory):
         for start in range(0, max(1, len(data)), PIECE_BYTES):
@@ -43,14 +43,14 @@ def read_run_files(directory: Path) -> dict[str, TensorBytes]:
 
 
 def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list[str]:
-    """Write the files that a version holds into `directory`, each whole or not at all.
+    """Write the files that a version holds into `directory`, each atomically.
 
     Returns:
-        A sentence for each file whose copy is damaged: it is left out.
+        A message for each file whose copy is damaged. It is not written.
 
     Raises:
-        CheckpointError: the version holds a file that no run has.
-        OSError: the disk refuses.
+        CheckpointError: if the version holds a file that does not belong to a run.
+        OSError: if the disk fails.
     """
     lost = []
     for path, names in pieces_of(manifest).items():
@@ -66,10 +66,10 @@ def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list
 
 
 def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
-    """The run files that a version holds, by path: full names of the tensors that hold each.
+    """Return the run files that a version holds: path → full names of the tensors of its pieces.
 
     Raises:
-        CheckpointError: it holds a file that no run has.
+        CheckpointError: if it holds a file that does not belong to a run.
     """
     pieces: dict[str, list[str]] = {}
     for name in manifest.tensors:
@@ -82,17 +82,17 @@ def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
 
 
 def joined_pieces(path: str, pieces: Mapping[str, bytes]) -> bytes:
-    """The file `path` from its tensors.
+    """Return the contents of the file `path` from its tensors.
 
     Raises:
-        CheckpointError: a piece is missing.
+        CheckpointError: if a piece is missing.
     """
     parts = {int(name.rpartition("@")[2]): data for name, data in pieces.items()}
     return b"".join(_in_order(path, parts))
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
-    """The files and what they hold."""
+    """Yield the files and their contents."""
     for path in sorted(path for pattern in _FOLDERS for path in directory.glob(pattern)):
         if _NAME.fullmatch(_name(directory, path, 0)) and not path.is_symlink():
             data = _read(path)
@@ -101,8 +101,10 @@ def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def _read(path: Path) -> bytes | None:
-    """None of what is no file or too large; a log that is rotated away just now is in the next
-    version."""
+    """Read a file; return None if it is missing, too large, or not a file.
+
+    A log that is being rotated is in the next version.
+    """
     try:
         small = path.is_file() and path.stat().st_size <= LARGEST_BYTES
         return path.read_bytes() if small else None

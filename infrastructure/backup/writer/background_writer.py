@@ -1,9 +1,9 @@
-"""Commits versions in a helper process, so that a training waits only for a copy in memory.
+"""Commits versions in a helper process, so that the training only waits for a copy in memory.
 
-One version is in flight; the next one waits for it. The helper ends when its standard input does,
-so a training that is killed still gets its last version written; until then the helper holds the
-store's lock, and whoever goes on with the training waits for it. A helper that dies costs nothing:
-the bytes are in memory that this process has too, and are written from here.
+One version is in flight at a time. The helper ends when its standard input does, so the last
+version of a killed training is still written; until then the helper holds the lock of the store,
+and a process that resumes the run waits for it. If the helper dies, nothing is lost: this process
+shares the memory with it and writes the version itself.
 """
 
 import json
@@ -26,7 +26,7 @@ from infrastructure.core.messages import phrase
 
 MODULE = "infrastructure.backup.writer.writer_process"
 
-ENDS_SECONDS = 1.0  # between the end of its output and its own
+ENDS_SECONDS = 1.0  # between the end of its output and the end of the process
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ class BackgroundWriter:
     """Writes versions into the store in `root`, and removes what `retention` does not keep.
 
     Args:
-        root: the store's directory.
-        compress: as in `Store`; costs the helper's time, not the training's.
+        root: the directory of the store.
+        compress: as in `Store`; this takes time of the helper, not of the training.
     """
 
     def __init__(self, root: Path, retention: Retention, *, compress: bool = False) -> None:
@@ -48,16 +48,16 @@ class BackgroundWriter:
         self._lock: Lock | None = None
         self._places: list[Place] | None = None
         self._spelled = b"[]"
-        self._in_flight: tuple[int, int] | None = None  # where its message lies, and how long it is
+        self._in_flight: tuple[int, int] | None = None  # offset and length of its message
 
     def begin(self, state: State, values: Mapping[str, object], **facts: object) -> None:
-        """Take a copy and begin to write it; `facts` are `Store.commit`'s keywords.
+        """Copy the state and start writing it. `facts` are the keyword arguments of `Store.commit`.
 
         Call `collect(wait=True)` before: one version is in flight at a time.
 
         Raises:
-            ValueError: a tensor has a type that cannot be stored.
-            StorageError: there is no memory for the copy.
+            ValueError: if a tensor has a type that cannot be stored.
+            StorageError: if there is not enough memory for the copy.
         """
         assert self._in_flight is None, "a version is in flight"
         self._copy.take(state)
@@ -66,10 +66,11 @@ class BackgroundWriter:
         self._hand_over(b"%d %d\n" % self._in_flight)
 
     def collect(self, wait: bool = False) -> str | None:
-        """The name of the version that was in flight, once it is committed; else None.
+        """Return the name of the version in flight if it is committed; None otherwise.
 
         Raises:
-            StorageError: the disk refuses or lies; what was saved before is untouched.
+            StorageError: if the disk fails or does not keep what was written. Earlier versions are
+                not affected.
         """
         if self._in_flight is None or not (wait or self._has_answer()):
             return None
@@ -85,7 +86,7 @@ class BackgroundWriter:
         return str(answer["name"])
 
     def close(self) -> None:
-        """End the helper; what is in flight is finished first."""
+        """End the helper after it has finished the version in flight."""
         try:
             self.collect(wait=True)
         except StorageError as error:
@@ -101,14 +102,14 @@ class BackgroundWriter:
         self._lock = None
 
     def _message(self, rest: Mapping[str, object]) -> bytes:
-        """What the helper needs to know. The places take long to spell, and seldom change."""
+        """Return the message for the helper. The layout is slow to serialize and seldom changes."""
         if self._places is not self._copy.places:
             self._places = self._copy.places
             self._spelled = json.dumps(self._places).encode()
         return b"[%b,%b]" % (self._spelled, json.dumps(rest, allow_nan=False).encode())
 
     def _hand_over(self, message: bytes) -> None:
-        """Tell the helper where the version lies; so short a line never waits for it to be read."""
+        """Send the helper the location of the version. The line is too short to block the pipe."""
         for _ in range(2):  # the second time to a new helper
             if self._helper is None or self._helper.poll() is not None:
                 self._abandon()
@@ -155,7 +156,7 @@ class BackgroundWriter:
         return bool(select.select([self._helper.stdout], [], [], 0)[0])
 
     def _answer(self) -> dict[str, Any] | None:
-        """What the helper says; None if it has died."""
+        """Return the helper's response; None if it has died."""
         if self._helper is None or self._helper.stdout is None:
             return None
         line = self._helper.stdout.readline()

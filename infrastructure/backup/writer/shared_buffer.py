@@ -1,4 +1,4 @@
-"""A copy of a training's tensors in memory that another process sees too; kept between saves."""
+"""A copy of a training's tensors in memory that another process shares; reused between saves."""
 
 import mmap
 import os
@@ -15,20 +15,21 @@ from infrastructure.core.errors import StorageError
 from infrastructure.core.integers import ceil_div
 
 ALIGNMENT_BYTES = 64
-GROWTH_BYTES = 16 * 1024**2  # so that a slightly larger state needs no new mapping
+GROWTH_BYTES = 16 * 1024**2  # so that a slightly larger state does not need a new mapping
 
 State = Mapping[str, torch.Tensor | TensorBytes]
 Place = tuple[str, str, tuple[int, ...], int, int]  # name, type, shape, begin, length
 
 
 class SharedBuffer:
-    """Copies states into one piece of shared memory, which grows and is used again.
+    """Copies states into one piece of shared memory, which grows and is reused.
 
-    Where the tensors are those of the last time, nothing is laid out anew: a copy costs little more
-    than moving the bytes. A tensor on a GPU, or one that is not contiguous, is copied only once.
+    If the tensors have the same names, types and shapes as last time, the layout is reused: a copy
+    takes little longer than moving the bytes. A tensor that is on a GPU or not contiguous is copied
+    only once.
 
     Attributes:
-        places: where the tensors of the last copy lie.
+        places: the locations of the tensors of the last copy.
     """
 
     def __init__(self) -> None:
@@ -40,26 +41,26 @@ class SharedBuffer:
 
     @property
     def descriptor(self) -> int:
-        """Of the memory, for the process that shares it."""
+        """The file descriptor of the memory, for the process that shares it."""
         return self._opened().fileno()
 
     @property
     def memory(self) -> mmap.mmap:
-        """All of it; the last copy is where `places` and `size_bytes` say."""
+        """The whole memory; `places` and `size_bytes` describe the last copy in it."""
         assert self._memory is not None, "nothing was copied yet"
         return self._memory
 
     @property
     def size_bytes(self) -> int:
-        """Where the last copy ends; what comes after it is free."""
+        """The end of the last copy; the memory after it is free."""
         return self.places[-1][3] + self.places[-1][4] if self.places else 0
 
     def take(self, state: State) -> None:
         """Copy `state`.
 
         Raises:
-            ValueError: a tensor has a type that cannot be stored.
-            StorageError: the system has not so much memory.
+            ValueError: if a tensor has a type that cannot be stored.
+            StorageError: if there is not enough memory.
         """
         outlines = [
             (name, tensor.dtype, tensor.shape)
@@ -78,7 +79,7 @@ class SharedBuffer:
                     self._target(place).copy_(tensor)
 
     def append(self, data: bytes) -> int:
-        """Put `data` behind the last copy, and say where it begins.
+        """Write `data` after the last copy and return its offset.
 
         Raises:
             StorageError: as `take`.
@@ -89,7 +90,7 @@ class SharedBuffer:
         return begin
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._targets, self._laid_out, self._memory = {}, [], None
         if self._file is not None:
             self._file.close()
@@ -105,12 +106,12 @@ class SharedBuffer:
         return self._targets[name]
 
     def _reserve(self, size_bytes: int) -> None:
-        """Fresh memory costs more than the copy, so it is kept."""
+        """Grow the memory if necessary and keep it: fresh memory costs more than the copy."""
         if self._memory is not None and len(self._memory) >= size_bytes:
             return
         descriptor, length = self.descriptor, ceil_div(size_bytes, GROWTH_BYTES) * GROWTH_BYTES
         try:
-            os.posix_fallocate(descriptor, 0, length)  # now, not by a signal in the middle of it
+            os.posix_fallocate(descriptor, 0, length)  # fail here, not with SIGBUS during the copy
         except OSError as error:
             raise StorageError(
                 "backup.no_memory_for_checkpoint_copy", size_mib=length / 2**20, error=error
@@ -125,7 +126,7 @@ class SharedBuffer:
 
 
 def size_of_state(state: State) -> int:
-    """Bytes in all tensors."""
+    """Return the total number of bytes of all tensors."""
     return sum(
         len(tensor.data) if isinstance(tensor, TensorBytes) else tensor.nbytes
         for tensor in state.values()
@@ -143,7 +144,7 @@ def _lay_out(outlines: list[tuple[str, str, tuple[int, ...]]]) -> list[Place]:
 
 
 def _anonymous_file() -> BinaryIO:
-    """A file without a name, in memory where the system can do so."""
+    """Return a file without a name, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("checkpoint"), "r+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)

@@ -1,8 +1,8 @@
 """The helper that commits versions: `python -m infrastructure.backup.writer.writer_process`.
 
-One line in for each version: where its description, as JSON, lies in memory that both processes
-have, as its tensors do. One line out when it is committed or refused. Nice, so that it takes only
-what the training leaves.
+Each input line gives the location of a version's JSON description in memory that both processes
+share; the tensors are in the same memory. Each output line reports that a version was committed or
+refused. The process is niced, so that it only uses CPU time that the training leaves.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
 from infrastructure.core.stop_signals import ignore_stop_signals
 
-NICENESS = 10  # of a machine whose cores are all busy it still gets a tenth; at 19 it starves
+NICENESS = 10  # gets a tenth of the CPU if all cores are busy; at 19 it would starve
 LOCK_FILE = "lock"
 
 _STORES: dict[Path, Store] = {}
@@ -30,10 +30,12 @@ _STORES: dict[Path, Store] = {}
 def commit_message(
     root: Path, retention: Retention, memory: mmap.mmap, begin: int, length: int
 ) -> dict[str, str]:
-    """Commit what the message at `begin` of `memory` describes, then prune; the answer has a `name`
-    or an `error`.
+    """Commit the version described by the message at `begin` of `memory`, then prune.
 
-    The caller holds the store's lock; the helper holds the one that it inherited.
+    The caller must hold the lock of the store; the helper holds the one that it inherited.
+
+    Returns:
+        A `name` or an `error`.
     """
     view = memoryview(memory)
     places, rest = json.loads(bytes(view[begin : begin + length]))
@@ -54,8 +56,10 @@ def commit_message(
 
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Wait until no other process writes into this store, nor a helper that outlived its training;
-    inside, none begins to."""
+    """Hold the lock of a store, after waiting until no other process writes into it.
+
+    That includes a helper that outlived its training.
+    """
     make_directory(root)
     lock = Lock(root / LOCK_FILE)
     try:
@@ -71,7 +75,7 @@ def main(root: Path, retention: Retention, descriptor: int) -> None:
     os.nice(NICENESS)
     for line in sys.stdin.buffer:
         answer = commit_message(root, retention, mmap.mmap(descriptor, 0), *map(int, line.split()))
-        with contextlib.suppress(BrokenPipeError):  # nobody is left to be told
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
 
