@@ -1,4 +1,4 @@
-"""`temper config`: every setting, and where it came from."""
+"""`temper config`: show every setting and where it came from."""
 
 import argparse
 
@@ -10,7 +10,7 @@ from infrastructure.core.messages import phrase
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "--changed", action="store_true", help=phrase("commands.help_changed_settings")
     )
@@ -19,6 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show them."""
+    """Show the settings."""
     print(describe(configure(options), only_changed=options.changed))
     return ExitCode.DONE

@@ -64,8 +64,9 @@ class HeldOut:
 
 
 class MeasuredBefore(Observer):
-    """An observer that keeps what the ranks measured together before the first step, for a model
-    that no rank holds as a whole.
+    """An observer that keeps the measurement before the first step of a model that is sharded.
+
+    The ranks measure such a model together, because none of them holds it as a whole.
 
     Args:
         keep: called with the results before the first step.
@@ -171,8 +172,7 @@ def can_answer(trainer: EnhancedTrainer) -> bool:
 
 
 def trained_model(trainer: EnhancedTrainer) -> Trained | None:
-    """Return the model to compare the saved one with; None if it writes no text or is only on
-    disk."""
+    """Return the model to compare the saved one with; None if it writes no text or is on disk."""
     if trainer.adapter.on_disk or not can_answer(trainer):
         return None
     model, data = trainer.initialize_model(), trainer.initialize_data()
@@ -194,8 +194,7 @@ def trained_model(trainer: EnhancedTrainer) -> Trained | None:
 
 
 def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:
-    """Return evenly spaced questions whose expected answers fit into `MAX_ANSWER_TOKENS`
-    together."""
+    """Return evenly spaced questions whose expected answers fit into `MAX_ANSWER_TOKENS`."""
     num_kept = len(questions)
     while num_kept > 1:
         spread = [round(n) for n in np.linspace(0, len(questions) - 1, num_kept)]

@@ -114,8 +114,7 @@ def _known_tasks(request: TaskRequest) -> tuple[list[str], Any]:
 
 @contextmanager
 def _data_explained(names: Sequence[str]) -> Iterator[None]:
-    """Turn any error inside into an InputError that names the tasks whose data or file caused
-    it."""
+    """Turn any error inside into an InputError that names the tasks whose data or file failed."""
     try:
         yield
     except Exception as error:  # datasets, the Hub and a task's own code raise anything

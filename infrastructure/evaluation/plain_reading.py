@@ -228,8 +228,7 @@ class Expected:
     def _difference(
         self, number: int, answers: list[list[int]], logits: list[torch.Tensor], allowed: float
     ) -> str | None:
-        """Return in words how another model's answer differs from the trained model's; None if
-        equal."""
+        """Return how another model's answer differs from the trained model's, in words, or None."""
         prompt = self.trained.questions[number].prompt
         near = num_near(self.logits[number], logits[number], allowed)
         if not self.answers:
@@ -323,8 +322,7 @@ def _differs(folder: Path, how: str) -> CheckpointError:
 
 
 def num_near(ours: torch.Tensor, theirs: torch.Tensor, allowed: float) -> int:
-    """Return how many tokens precede the first whose logits differ by more than rounding
-    explains."""
+    """Return how many tokens precede the first whose logits differ by more than rounding."""
     pairs = zip(ours, theirs, strict=False)  # one answer may be shorter
     are_near = (distance(b[None], a[None]) <= allowed for a, b in pairs)
     return _num_first(are_near)

@@ -52,8 +52,7 @@ def answer_questions(
     device: str = "auto",
     system: str | None = None,
 ) -> list[str]:
-    """Answer questions with an `Answerer`, and print to standard error what it did not read of
-    them."""
+    """Answer questions with an `Answerer`; print to standard error what it did not read of them."""
     if not questions:
         return []
     answerer = Answerer(model, max_tokens, device)
@@ -207,8 +206,7 @@ def positions_of(model: Any) -> int | None:
 
 
 def _precision(model: Path, device: torch.device) -> Precision:
-    """Return the number format of the model's run if it is this device's best, else that of the
-    weights.
+    """Return the number format of the model's run if it is this device's best, else the weights'.
 
     Two likely words can change places between formats.
     """

@@ -236,8 +236,7 @@ def measured(rows: Sequence[MeasuredRow], measure: str) -> Measured | None:
 
 
 def sums_of(rows: Sequence[MeasuredRow], measure: str) -> tuple[Floats, Floats]:
-    """Return the sum and the count of this measure for each row that has it, both of shape
-    (rows,)."""
+    """Return the sum and the count of this measure for each row that has it, both (rows,)."""
     if MEASURES[measure] is Of.ROWS:
         values = [row.scores[measure] for row in rows if measure in row.scores]
         return np.array(values, dtype=np.float64), np.ones(len(values))

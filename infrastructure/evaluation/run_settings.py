@@ -46,8 +46,7 @@ def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
 
 
 def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
-    """Apply the data settings of the model's run, unless the user set them; return the changed
-    ones."""
+    """Apply the data settings of the model's run unless the user set them; return the changes."""
     saved = _data_of_run(config)
     if saved is None:
         return {}
@@ -95,8 +94,7 @@ def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
 
 
 def record_of_run(model: Path) -> JsonObject | None:
-    """Return what run.json of the model's run contains; None if there is no run, or it is
-    unreadable."""
+    """Return what run.json of the model's run contains; None without a readable run."""
     folder = run_folder(model)
     try:
         return None if folder is None else as_object(parse_json((folder / RUN_FILE).read_text()))
