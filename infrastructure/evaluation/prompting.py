@@ -93,7 +93,7 @@ class Answerer:
         quantization: Any = quantization_of_run(Path(model))
         config = ModelConfig(name=str(model), quantization=quantization)
         manager = ModelManager(config, device=chosen_device, seed=0)
-        # layer widths that 4-bit kernels do not support on a CPU
+        # 4-bit kernels on a CPU support only some layer widths
         manager.dequantizes = quantization is not None and chosen_device.type == "cpu"
         source = find_source(str(model))
         is_of_hub = source.kind is SourceKind.HUB
