@@ -1,6 +1,6 @@
-"""Layer 7: the `temper` command, one file a command.
+"""Layer 7: the `temper` command, one file per command.
 
-`main.py` has the table of their names. The file of a command has `add_arguments(parser)`, what it
-takes, and `run(options) -> ExitCode`, what it does; both are loaded when that command is called,
-and what needs torch is imported by what `run` calls, once the input is known to be right.
+`main.py` has the table of commands. The file of a command has `add_arguments(parser)`, which adds
+its arguments, and `run(options) -> ExitCode`, which runs it. Both are loaded when the command is
+called. Whatever needs torch is imported inside `run`, after the input has been validated.
 """

@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments that several commands share."""
 
 import argparse
 
@@ -11,7 +11,7 @@ A_RUN_HELP = "commands.help_run"
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Add DATA, which is `data.path`."""
+    """Add DATA, which sets `data.path`."""
     parser.add_argument(
         "data", nargs="?", metavar="DATA", help=phrase("commands.help_data_or_samples")
     )
@@ -37,12 +37,12 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
 
 
 def accepted(options: argparse.Namespace) -> list[str]:
-    """The names that `--accept` gives, once or several times."""
+    """Return the names given with `--accept`, which can be repeated."""
     return [*options.accept]
 
 
 def names_in(text: str) -> list[str]:
-    """Names between commas."""
+    """Split names at commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -52,10 +52,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_folder_flags(parser: argparse.ArgumentParser, *keys: str) -> None:
-    """Add the flags of a command that looks for runs, and those of settings `keys`."""
+    """Add the flags of a command that looks for runs, and those of the settings `keys`."""
     add_config_flags(parser, ["output_dir", "log_level", *keys])
 
 
 def keys_of(section: str) -> list[str]:
-    """The settings of a section of the configuration."""
+    """Return the keys of the settings in a section of the configuration."""
     return [key for key in schema_of(DeploymentConfig).fields if key.startswith(f"{section}.")]

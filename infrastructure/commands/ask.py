@@ -1,4 +1,4 @@
-"""`temper ask`: questions to a trained model, answered as it was trained to answer."""
+"""`temper ask`: ask a trained model questions, in the format it was trained with."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ LONGEST_ANSWER_TOKENS = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
     parser.add_argument(
         "questions",
@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer what was asked; each question by itself, the model remembers none before it.
+    """Answer each question by itself; the model does not see earlier questions.
 
     Raises:
-        ValueError: nothing was asked, or not of a model that can be.
+        ValueError: there is no question, or the model cannot answer.
     """
     from infrastructure.deployment.given_paths import check_device, check_model
 
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         num_shown = len(answerer.notes)
         answer = written.text.strip()
         num_answered += 1
-        # What an untrained model writes could steer a terminal.
+        # The output of an untrained model could contain control sequences of the terminal.
         lines = [printable(line) for line in answer.strip().splitlines()] or [blank(written.text)]
         if options.questions:
             lines = [question, *(f"  {line}" for line in lines), ""]
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _typed() -> Iterator[str]:
-    """The lines of standard input that are not empty; in a terminal each after a sign to type."""
+    """Yield the non-empty lines of standard input; a terminal shows a prompt before each."""
     is_terminal = sys.stdin.isatty()
     with suppress(EOFError):
         while True:

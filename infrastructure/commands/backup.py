@@ -1,4 +1,4 @@
-"""`temper backup …`: what is at a place, whether it is whole, and bringing it back."""
+"""`temper backup …`: list, verify, restore and manage the backups of runs."""
 
 import argparse
 import shlex
@@ -69,7 +69,7 @@ RESTORE, PLACE = "restore", "backup.place"
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
         run_help = "commands.help_run_or_checkpoint" if action == RESTORE else A_RUN_HELP
@@ -91,10 +91,10 @@ def _add_action_arguments(
 
 
 def run(options: argparse.Namespace) -> int:
-    """What is given now goes before what the run recorded.
+    """Run an action; settings given now take precedence over those recorded in the run.
 
     Raises:
-        ValueError: one version is named, and the action is about a whole run.
+        ValueError: a version is named, but the action works on a whole run.
     """
     if options.action != RESTORE and options.run is not None:
         name, version = split_version(options.run)
@@ -107,16 +107,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Copy the newest version of a run now, and of a finished one model and report too, and wait
-    until all is confirmed; 1 where it is not, 3 where the run is finished. A place that is named
-    now is the run's place from here on, whichever lay there before."""
+    """Back up the newest version of a run now, and wait until it is confirmed.
+
+    Of a finished run, the model and the report are backed up as well. If the backup cannot be
+    confirmed, the exit code is FAILED, or NOT_CONFIRMED for a finished run. A destination given now
+    becomes the run's destination, even if backups of another one are there.
+    """
     run, backup = _backup_of_run(options.run, config)
     if not backup.store.versions():
         raise InputError("commands.nothing_to_back_up", run_id=run.run_id)
     if PLACE in _given(config):
         backup.adopt_place()
     is_finished = run.is_finished()
-    backup.forget_status()  # what was told before does not count
+    backup.forget_status()  # an old status must not count
     try:
         with Report(partial(progress, options.json)).waiting(partial(_waits_for, backup)):
             if is_finished:
@@ -149,7 +152,10 @@ def _waits_for(backup: RunBackup) -> str:
 
 
 def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Show the versions of a run here and at its place; without a run, the runs at the place."""
+    """Show the versions of a run on this machine and at its backup destination.
+
+    Without a run but with a destination, show the runs at the destination.
+    """
     if options.run is None and config.backup.place is not None:
         return _list_runs(options, config.backup.place)
     run_id, backup = _named(options.run, config)
@@ -169,7 +175,7 @@ def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitC
 def _list_runs(
     options: argparse.Namespace, url: str, name: str | None = None, heading: str = ""
 ) -> ExitCode:
-    """Show the runs at a place, or the one of that name."""
+    """Show the runs at a destination, or only the one named `name`."""
     place = open_place(url)
     runs = [named_run(place, name)] if name else answer_of(place, lambda: runs_at(place))
     newest = {run: answer_of(place, partial(_newest, Store(Path(run), place))) for run in runs}
@@ -198,8 +204,14 @@ def _newest(store: Store) -> BackupEntry | None:
 
 
 def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Read every version here and at the place and compare it with its names; 1 where one is
-    damaged, or the place does not answer or holds nothing of the run."""
+    """Read every version on this machine and at the destination, and compare it with its hashes.
+
+    The exit code is FAILED if one is damaged, or if the destination holds nothing of the run.
+
+    Raises:
+        InputError: there is nothing to verify.
+        StorageError: the destination does not respond.
+    """
     run_id, backup = _named(options.run, config)
     chosen: dict[str, list[tuple[Store, str]]] = {"here": _versions(backup.store)}
     if backup.options.place is not None:
@@ -231,7 +243,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_of(run_id: str, place: Place) -> str:
-    """That no copy of a run is at a place, and what is there, in a sentence."""
+    """Return a sentence that a destination has no backup of a run, and what it holds instead."""
     if (missing := _missing_folder(place)) is not None:
         return missing
     runs = answer_of(place, lambda: runs_at(place))
@@ -240,7 +252,7 @@ def _nothing_of(run_id: str, place: Place) -> str:
 
 
 def _others_at(options: argparse.Namespace, place: Place) -> str:
-    """How a run that is at the place is verified, where nobody named one."""
+    """Return how to verify a run that is at the destination, if the user did not name a run."""
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))
@@ -249,13 +261,13 @@ def _others_at(options: argparse.Namespace, place: Place) -> str:
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
-    """The folders that a finished run has at its place, each compared with its SHA256SUMS."""
+    """Yield the folders of a finished run at its destination, each checked with its SHA256SUMS."""
     for name, problem in problems_at(place, Path(run_id)):
         yield {"where": place.url, "name": f"{name}/", "problem": problem}
 
 
 def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Bring a run from the place into `output_dir`, verified."""
+    """Restore a run from the backup destination into `output_dir`, and verify it."""
     name, version = split_version(options.run or "")
     check_version(name, version)
     run_name, backup = _to_restore(name or None, config)
@@ -278,7 +290,10 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Remove what rotation no longer keeps, here and at the place; or with `--dry-run` say what."""
+    """Remove versions that retention no longer keeps, locally and at the destination.
+
+    With `--dry-run`, only list them.
+    """
     run_id, backup = _named(options.run, config)
     if options.dry_run:
         gone = list(_superseded(run_id, backup))
@@ -294,7 +309,7 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
-    """Versions that rotation no longer keeps, here and at the place."""
+    """Yield the versions that retention no longer keeps, locally and at the destination."""
     stores = [("here", backup.store, backup.retention)]
     if backup.options.place is not None:
         place = open_place(backup.options.place)
@@ -312,8 +327,10 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
 
 
 def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Show how the copy of a run stands, and what would be lost now; of what is not on this machine
-    what its place holds."""
+    """Show the state of a run's backup, and what would be lost now.
+
+    For a run that is not on this machine, show what the destination holds.
+    """
     try:
         run, backup = _backup_of_run(options.run, config, must_have_place=False, opens=False)
     except ValueError:
@@ -367,7 +384,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_in_folder(run_id: str, place: Place) -> str | None:
-    """That a folder holds other runs and not this one; None: it holds this one, or none."""
+    """Return a sentence if a folder holds other runs but not this one; else None."""
     if not isinstance(place, FolderPlace):
         return None
     runs = answer_of(place, lambda: runs_at(place))
@@ -375,15 +392,17 @@ def _nothing_in_folder(run_id: str, place: Place) -> str | None:
 
 
 def _missing_folder(place: Place) -> str | None:
-    """That a folder is not there, in a sentence; None: it is, or only its answer would show it."""
+    """Return a sentence if the destination is a folder that does not exist, else None."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None
     return phrase("commands.destination_folder_missing", url=place.url)
 
 
 def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
-    """How a training that no process does any more has ended, and what goes on with it; None: one
-    does, or that cannot be seen from this machine."""
+    """Return how a run that no process trains any more ended, and the command that resumes it.
+
+    None if a process still trains it, or if that cannot be determined from this machine.
+    """
     trainer = read_trainer(run.path)
     is_back = trainer is None and brought_back_from(json_of(run.path / "run.json")) is not None
     if not is_back and (trainer is None or trainer.is_alive is not False):
@@ -419,18 +438,19 @@ ACTIONS: dict[str, tuple[str, Action]] = {
 
 
 def _given(config: DeploymentConfig) -> set[str]:
-    """Keys that were given now, in whatever way; the rest is as the run recorded it."""
+    """Return the keys that were given now, from any source; others are as the run recorded."""
     return {key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT}
 
 
 def _backup_of_run(
     name: str | None, config: DeploymentConfig, must_have_place: bool = True, opens: bool = True
 ) -> tuple[RunDirectory, RunBackup]:
-    """A run of this machine, and its backup as recorded but for what was given now. Where neither
-    names a place, it is the one that the run was copied to last.
+    """Return a run of this machine and its backup: as recorded, changed by what was given now.
+
+    If neither names a destination, the one that the run was last copied to is used.
 
     Args:
-        opens: whether the place is looked into.
+        opens: whether the destination will be opened, which needs its password.
     """
     run = RunDirectory(find_run_path(name, Path(config.output_dir)))
     recorded = run.read_settings()
@@ -459,7 +479,7 @@ def _backup_of_run(
 
 
 def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
-    """A run of this machine; or one that is only at the place, if that was given."""
+    """Return a run of this machine, or one that is only at the destination, if that was given."""
     try:
         run, backup = _backup_of_run(name, config, must_have_place=False)
     except ValueError:
@@ -472,14 +492,17 @@ def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
 
 
 def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None, BackupConfig]:
-    """The run to bring back, and from where; what is left of it here knows its place."""
+    """Return the name of the run to restore, and the backup settings with its destination.
+
+    If a part of the run is still on this machine, it knows its destination.
+    """
     if config.backup.place is not None:
         return name, config.backup
     if name is not None:
         try:
             run, backup = _backup_of_run(name, config)
         except NoSuchRunError:
-            pass  # nothing of it is here
+            pass  # nothing of it is on this machine
         except ValueError as error:
             error.add_note(phrase("commands.place_restores_run"))
             raise
@@ -500,15 +523,14 @@ def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None,
 
 
 def _places_of_runs(output_dir: Path) -> list[str]:
-    """Where the runs of a folder were copied to, the newest first."""
+    """Return the backup destinations of the runs in a folder, those of the newest runs first."""
     runs = map(RunDirectory, reversed(run_folders(output_dir)))
     places = (last_place(run.checkpoints) for run in runs)
     return [*dict.fromkeys(place for place in places if place is not None)][:MAX_NAMED]
 
 
 def _folder_for(name: str, config: DeploymentConfig) -> Path:
-    """The folder of runs that a run comes back into: the one of its path, where that was given and
-    no other one."""
+    """Return the folder to restore a run into: its path's, unless an output folder was given."""
     path = folder_of(name)
     is_path = len(path.parts) > 1 and "output_dir" not in _given(config)
     return path.parent if is_path else Path(config.output_dir)

@@ -16,7 +16,7 @@ from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import run_or_model
 
-# What decides how a model answers; all else is of its training.
+# The settings that affect inference; all others belong to training.
 SETTINGS = (
     *("device", "model.dtype", "model.quantization", "model.attention"),
     *("model.adapter", "model.trust_remote_code", "model.revision"),
@@ -24,7 +24,7 @@ SETTINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
     parser.add_argument("--rows", type=int, default=1, help=phrase("commands.help_inference_rows"))
     parser.add_argument("--length", type=int, default=128, help="in tokens (default: 128)")
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, show the table, save what is asked for."""
+    """Measure, show the table, and save the program if requested."""
     from infrastructure.deployment.given_paths import check_device, check_model
 
     config = configure(options, {"model.name": options.model})

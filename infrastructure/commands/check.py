@@ -1,4 +1,4 @@
-"""`temper check`: every check on the machine, model and data of a configuration."""
+"""`temper check`: run every check on the machine, model and data of a configuration."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ NUM_PREVIEWED = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_data(parser)
     parser.add_argument(
         "--preview",
@@ -45,8 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
-    """Show examples as the training will see them. The model is not loaded; what is prepared of the
-    data is kept for the training."""
+    """Show examples as they will be trained on.
+
+    The model is not loaded. The prepared data is kept for the training run.
+    """
     if options.preview < 1:
         raise InputError("commands.preview_needs_an_example")
     if options.quick or options.strict or options.rebaseline:
@@ -88,14 +90,14 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check, show each result, write the report; the exit code says whether all is well."""
+    """Run the checks, show each result and write the report; return FAILED if a check failed."""
     from infrastructure.deployment.given_paths import check_given
     from infrastructure.training.data.defaults import make_ready
 
     config = configure(options, {"data.path": options.data})
     if options.preview is not None:
         return _show_tokens(config, options)
-    if config.training.method == SFT:  # the checks are of Temper's own loop, and say so
+    if config.training.method == SFT:  # the checks cover Temper's own loop, and report so
         make_ready(config)
         check_given(config)
     with waiting_beside("loading PyTorch"):

@@ -1,4 +1,4 @@
-"""`temper checkpoints list|verify`. Reads a run; changes nothing in it, and needs no torch."""
+"""`temper checkpoints list|verify`: inspect a run without changing it or loading torch."""
 
 import argparse
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ NOTHING = "–"
 
 
 class VersionRow(TypedDict, total=False):
-    """A version; one that cannot be read has no more than its name and what is wrong with it.
+    """A version; if it cannot be read, the row only has its name, its path and the problem.
 
     Attributes:
         problem: what is wrong with it, or None.
-        where: the place that it lies at, where several are shown.
-        best_metric, score: instead of the held-out loss, where another number chooses the best.
+        where: its location, if several are shown.
+        best_metric, score: replace the held-out loss if another metric selects the best version.
     """
 
     name: Required[str]
@@ -47,7 +47,7 @@ class VersionRow(TypedDict, total=False):
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     actions = parser.add_actions()
     for action, text in (
         ("list", phrase("commands.help_checkpoints_list")),
@@ -65,14 +65,14 @@ def _add_action_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List the checkpoints of a run, or of one; FAILED where one that is verified is damaged."""
+    """List or verify the checkpoints of a run, or one of them; return FAILED for a damaged one."""
     run, checkpoint = find_run(options.run, Path(configure(options).output_dir))
     act = {"list": list_checkpoints, "verify": verify_checkpoints}[options.action]
     return act(run, checkpoint, options.json)
 
 
 def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool = False) -> ExitCode:
-    """Show the checkpoints of a run, the newest first; reads manifests only."""
+    """Show the checkpoints of a run, newest first; reads only manifests."""
     rows = [describe(store, name) for store, name in _chosen(run, checkpoint)]
     facts = {"run": run.run_id, "path": str(run.path), "checkpoints": rows}
     if rows:
@@ -86,7 +86,7 @@ def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool =
 def verify_checkpoints(
     run: RunDirectory, checkpoint: Path | None, as_json: bool = False
 ) -> ExitCode:
-    """Compare every byte of a run's checkpoints with what was written."""
+    """Compare every byte of a run's checkpoints with its recorded hash."""
     chosen = list(_chosen(run, checkpoint))
     if not chosen:
         raise InputError("commands.no_checkpoint_to_verify", run_id=run.run_id)
@@ -99,7 +99,7 @@ def verify_checkpoints(
 
 
 def describe(store: Store, name: str) -> VersionRow:
-    """What a version's manifest says; where it cannot be read, why not."""
+    """Return the facts in a version's manifest, or the reason why it cannot be read."""
     path = str(store.manifest_path(name))
     try:
         manifest = store.read(name)
@@ -119,9 +119,9 @@ def describe(store: Store, name: str) -> VersionRow:
 
 
 def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
-    """What the scores of a run's versions are called; those that are no loss get their own value.
+    """Return the label of the scores of a run's versions; in `rows`, rename those that are no loss.
 
-    A store keeps what is lowest, so a number of which more is better is there with a minus.
+    The store keeps the lowest score, so a metric for which greater is better is stored negated.
     """
     try:
         training = run.read_configuration().training
@@ -137,10 +137,10 @@ def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
 
 
 def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
-    """The rows of `describe` as text.
+    """Format rows of `describe` as a table.
 
     Args:
-        label: what the scores are.
+        label: the label of the scores.
     """
     cells = []
     for row in rows:
@@ -162,9 +162,9 @@ def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
 
 
 def verify_versions(chosen: list[tuple[Store, str]]) -> list[VersionRow]:
-    """`describe` of versions whose every byte was read; `problem` says what is wrong, or None.
+    """Read every byte of the versions, and return their `describe` rows with the `problem` found.
 
-    An object that several versions name is read once.
+    An object that several versions share is read once.
     """
     rows = [describe(store, name) for store, name in chosen]
     total_bytes = sum(row.get("size_bytes", 0) for row in rows)
@@ -193,7 +193,7 @@ def _problem(store: Store, manifest: Manifest, pack: Pack) -> str | None:
 
 
 def _name(row: VersionRow) -> str:
-    """One whose manifest cannot be read has no step."""
+    """Return the name of a row; a version whose manifest cannot be read has no step."""
     return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
 
 

@@ -1,7 +1,7 @@
-"""`temper completion`: a script with which a shell completes commands, flags and their values.
+"""`temper completion`: print a script that completes commands, flags and their values in a shell.
 
-All words stand in the script, so that a TAB starts no Python. It is made anew whenever the shell's
-start-up file asks for it.
+The script contains all words, so that pressing TAB does not start Python. It is generated again
+whenever the shell's start-up file runs the command.
 """
 
 import argparse
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from infrastructure.commands.parser import CommandParser, subcommands
 from infrastructure.core.exit_codes import ExitCode
 
-RUN_WORDS = ("RUN", "MODEL")  # positional words for which the folders of runs are offered
+RUN_WORDS = ("RUN", "MODEL")  # positional arguments for which the folders of runs are offered
 
 
 @dataclass(frozen=True)
 class Words:
-    """What may follow a command, which is of no, one or two words.
+    """The words that may follow a command of no, one or two words.
 
     Attributes:
         commands: the words that may come next.
-        flags: flag → what its value may be; None: it takes no value, () : any.
+        flags: flag → its possible values; None: it takes no value; (): any value.
     """
 
     command: str
@@ -30,7 +30,7 @@ class Words:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
     parser.epilog = (
         'for bash, a line in ~/.bashrc: eval "$(temper completion bash)"; for zsh the same with'
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def words_of(parser: CommandParser, command: str = "") -> Iterator[Words]:
-    """The words of a parser, then those of its commands that are for people."""
+    """Yield the words of a parser, then those of its visible commands."""
     inner = subcommands(parser)
     names: tuple[str, ...] = ()
     flags: dict[str, tuple[str, ...] | None] = {}
@@ -112,7 +112,7 @@ compdef _temper temper"""
 
 
 def _continued(tables: list[Words]) -> str:
-    """In a shell's words: `command` grows by `word` where that continues it."""
+    """Return shell code that appends `word` to `command` if the two form a longer command."""
     lines = ['    case "$command|$word" in']
     for table in tables:
         for word in table.commands:
@@ -122,7 +122,7 @@ def _continued(tables: list[Words]) -> str:
 
 
 def _cases(tables: list[Words], runs: str) -> str:
-    """In a shell's words: `offered` becomes what may stand where `current` does."""
+    """Return shell code that sets `offered` to the possible words in place of `current`."""
     values: dict[tuple[str, ...], set[str]] = {}
     for table in tables:
         for flag, choices in table.flags.items():
@@ -143,7 +143,7 @@ def _cases(tables: list[Words], runs: str) -> str:
 
 
 def _fish(tables: list[Words]) -> str:
-    """A line for each word and each flag."""
+    """Return the script for fish, with a line for each word and each flag."""
     lines = ["# for fish, made by: temper completion fish"]
     for table in tables:
         first, _, second = table.command.partition(" ")

@@ -15,7 +15,7 @@ from infrastructure.core.messages import phrase
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "action", nargs="?", choices=("init",), metavar="init", help=phrase("commands.help_init")
     )

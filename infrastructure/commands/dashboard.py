@@ -1,4 +1,4 @@
-"""`temper dashboard`: follow runs on a web page. Loads no torch: looking costs little."""
+"""`temper dashboard`: follow runs on a web page. It does not load torch, so watching is cheap."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from infrastructure.monitoring.records.run_list import find_run_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_run(parser, "commands.help_dashboard_run")
     parser.add_argument("--host", default="127.0.0.1", help=phrase("commands.help_dashboard_host"))
     parser.add_argument(
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_address(server: Dashboard, as_json: bool) -> None:
-    """Where the page is. The token has to be shown: it is what opens the page."""
+    """Show where the page is, including its token, without which the page cannot be opened."""
     if as_json:
         address = {"url": server.url, "port": server.port, "path": server.path}
         print(json.dumps(address), flush=True)

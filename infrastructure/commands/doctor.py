@@ -1,4 +1,4 @@
-"""`temper doctor`: versions, devices, memory and disk of this machine."""
+"""`temper doctor`: show versions, devices, memory and disk of this machine."""
 
 import argparse
 
@@ -7,10 +7,10 @@ from infrastructure.testing.doctor import main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_config_flags(parser, ["log_level"])
 
 
 def run(_options: argparse.Namespace) -> int:
-    """Look, and say what was found."""
+    """Inspect the machine and show the results."""
     return main()

@@ -21,7 +21,7 @@ OF_TASKS = ("tasks_path", "limit", "num_fewshot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
     parser.add_argument("data", nargs="?", metavar="DATA", help=phrase("commands.help_data"))
     parser.add_argument("--against", metavar="OTHER", help=phrase("commands.help_against"))
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was measured; what cannot be is refused before torch is loaded."""
+    """Measure a model and print the results; refuse impossible requests before torch is loaded."""
     config = configure(options, {"model.name": options.model, "data.path": options.data})
     output_dir = Path(config.output_dir)
     config.model.name = resolve_model(config.model.name, output_dir)
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _own_rows(model: Path) -> str:
-    """Where the rows lie that the run of a model has held out, where they have a file."""
+    """Return where the held-out rows of a model's run are, if they are in a file."""
     record = read_run_record(RunDirectory(model.parent if model.name == FINAL else model))
     given = record.get("config", {}).get("data.eval_path")
     held_out = None if given is None else given["value"]

@@ -1,4 +1,4 @@
-"""`temper export`: a checkpoint as a model in the ordinary layout, here or on the Hub."""
+"""`temper export`: write a checkpoint as a standard model folder, locally or on the Hub."""
 
 import argparse
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("run", metavar="RUN", help=phrase("commands.help_export_run"))
     parser.add_argument(
         "folder", nargs="?", metavar="FOLDER", help=phrase("commands.help_export_folder")
@@ -97,12 +97,12 @@ def run(options: argparse.Namespace) -> int:
     if options.push_to_hub is not None:
         run.read_run()
         repository = ModelRepository(options.push_to_hub, options.public)
-        repository.make()  # who may not is told now, and not after minutes
+        repository.make()  # missing permissions show up now, not after minutes of work
     with tempfile.TemporaryDirectory() as scratch:
         is_there = request.is_plain and checkpoint is None and options.folder is None
         step = final_step(run) if is_there else None
         if step is not None:
-            folder = run.final  # the trained model is there already
+            folder = run.final  # the trained model already exists
             facts: JsonObject = {"run": run.run_id, "step": step}
         else:
             folder = Path(options.folder or Path(scratch) / "model")

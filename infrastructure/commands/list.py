@@ -1,4 +1,4 @@
-"""`temper list`: the runs of a folder, a line each, the newest first. Loads no torch."""
+"""`temper list`: show the runs of a folder, one per line, newest first. It does not load torch."""
 
 import argparse
 import shlex
@@ -26,17 +26,17 @@ HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "last written", "trains")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes; a word is understood, so that what was meant can be said."""
+    """Add the arguments of the command; a word is parsed only to explain what to use instead."""
     parser.add_argument("word", nargs="?", help=argparse.SUPPRESS)
     add_json(parser)
     add_folder_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the runs of the output folder, as their files tell.
+    """Show the runs of the output folder, according to their files.
 
     Raises:
-        ValueError: a word is given; says what shows a run, or another folder.
+        ValueError: a word was given; the message says how to show a run or another folder.
     """
     if (word := options.word) is not None:
         raise InputError("commands.list_takes_no_run", word=word, quoted=shlex.quote(word))
@@ -54,13 +54,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _written_at(path: Path) -> float | None:
-    """Unix time of the newest numbers of a run."""
+    """Return the Unix time at which a run last wrote metrics or its summary."""
     moments = [changed_at(path / name) for name in ("summary.json", METRICS_FILE)]
     return max((moment for moment in moments if moment is not None), default=None)
 
 
 def _changed_words(steps: Sequence[int]) -> str:
-    """`, changed after step 3`; nothing of a run that kept its settings."""
+    """Return `, changed after step 3`, or an empty string if the settings did not change."""
     numbers = ", ".join(f"{step:,}" for step in dict.fromkeys(steps))
     return f", changed after step {numbers}" if steps else ""
 

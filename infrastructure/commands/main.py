@@ -1,8 +1,8 @@
-"""The `temper` command: which commands there are, and what becomes of an error.
+"""The `temper` command: the table of commands, and the handling of errors.
 
-A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets; that
-of an error in a run is kept there.
-Nothing heavy is imported before a command needs it, so that `--help` answers at once.
+A traceback is shown only with `--log-level DEBUG`; a failed run keeps one in its log directory.
+Like all output, both contain no secrets. Nothing heavy is imported before a command needs it, so
+that `--help` answers immediately.
 """
 
 import argparse
@@ -82,7 +82,7 @@ SAME_COMMANDS = {
     "optimize": "bench",
     "chat": "ask",
 }
-# What `train --detach` starts: no word for people, so no help names it.
+# The process that `train --detach` starts. It is not meant for users, so no help lists it.
 HIDDEN = "train-detached"
 
 # An agent of ours, torchrun or accelerate may start several of these; the first one leads. Their
@@ -96,28 +96,28 @@ log = logging.getLogger("temper")
 
 
 class Command(Protocol):
-    """What the module of a command has."""
+    """The interface of a command's module."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add what the command takes."""
+        """Add the arguments of the command."""
 
     def run(self, options: argparse.Namespace) -> int:
-        """Do it, and return the exit code.
+        """Run the command, and return its exit code.
 
         Raises:
-            ValueError: wrong input; one sentence.
-            TemperError, OSError: it failed.
+            ValueError: wrong input; the message is one sentence.
+            TemperError, OSError: the command failed.
         """
 
 
 def command(name: str) -> Command:
-    """The module of a command; loaded when it is called, or its flags are asked for."""
+    """Return the module of a command, which is loaded when the command or its flags are needed."""
     module = importlib.import_module(f"infrastructure.commands.{name.replace('-', '_')}")
     return cast(Command, module)
 
 
 def create_parser() -> CommandParser:
-    """The whole command line; what a command takes is added when it is called."""
+    """Create the parser of the whole command line; arguments of a command are added on demand."""
     parser = CommandParser(
         prog=PROGRAM,
         description=phrase("commands.help_temper"),
@@ -147,7 +147,7 @@ def _add_arguments(name: str, parser: CommandParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code, and leaves it for the agent of several processes."""
+    """Run one command, and return its exit code; an agent of several processes gets it as well."""
     with spelled_by(_as_flag):
         code = _run_and_flush(arguments)
     if (agent := agent_folder()) is not None:
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_and_flush(arguments: Sequence[str] | None) -> int:
-    """Run one command; whatever becomes of its output."""
+    """Run one command and flush its output, even if stdout and stderr fail."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     with lossy_output("stderr"):
@@ -194,7 +194,7 @@ def _run(arguments: Sequence[str] | None) -> int:
                 return command(options.command).run(options)
         return command(options.command).run(options)
     except BrokenPipeError as error:
-        if is_reader_gone(sys.stdout):  # as `temper … | head` does: nobody is to be told
+        if is_reader_gone(sys.stdout):  # as in `temper … | head`: nobody is left to read a message
             return ExitCode.READER_GONE
         return _fail(error, ExitCode.FAILED)
     except ProcessLostError as error:
@@ -216,7 +216,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _how_to_go_on(arguments: Sequence[str] | None) -> str:
-    """What a command that trains may be told after it: nothing of it is to be done twice."""
+    """Return how to resume after an interruption; empty if the command cannot resume."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = next(iter(words), "")
     goes_on = SAME_COMMANDS.get(name, name) in GOES_ON or words[:2] == ["queue", "run"]
@@ -226,15 +226,15 @@ def _how_to_go_on(arguments: Sequence[str] | None) -> str:
 
 
 def _start_debugging(options: argparse.Namespace) -> None:
-    """With `--log-level DEBUG`, before anything can go wrong."""
-    from infrastructure.config.sources.flags import flags_given  # the command has loaded it
+    """Start debug logging early if `--log-level DEBUG` was given."""
+    from infrastructure.config.sources.flags import flags_given  # the command has already loaded it
 
     if flags_given(options).get("--log-level", "").upper() == "DEBUG":
         start_console_log("DEBUG")
 
 
 def _train_with_first(process: LaunchedProcess) -> int:
-    """Be another rank than 0, started by a launcher with the same command line."""
+    """Run as a rank other than 0, started by a launcher with the same command line."""
     from infrastructure.training.distributed.members import by_launcher
     from infrastructure.training.rank_process import train_as
 
@@ -242,7 +242,7 @@ def _train_with_first(process: LaunchedProcess) -> int:
 
 
 def _lost(error: ProcessLostError) -> ExitCode:
-    """Another process is gone: the agent says so, with what becomes of it, where there is one."""
+    """Handle the loss of another process; if there is an agent, it reports what happens next."""
     agent = agent_folder()
     if agent is None:
         return _fail(error, ExitCode.PROCESS_LOST)
@@ -253,7 +253,8 @@ def _lost(error: ProcessLostError) -> ExitCode:
 
 def _fail(error: BaseException, code: ExitCode) -> ExitCode:
     shown = _show_traceback(error)
-    is_own = error_place(error) is not None  # raised by somebody's own code: no sentence of ours
+    # Raised by user code: the message is not one of Temper's sentences.
+    is_own = error_place(error) is not None
     if is_own:
         text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
     else:
@@ -263,7 +264,7 @@ def _fail(error: BaseException, code: ExitCode) -> ExitCode:
 
 
 def _sentence(error: BaseException) -> str:
-    """What an error says; where the system refuses a file, which one."""
+    """Return the message of an error; if permission was denied, with the path."""
     if isinstance(error, PermissionError) and error.filename is not None and error.errno:
         return phrase("commands.permission_denied", path=error.filename)
     return str(error)
@@ -274,21 +275,21 @@ def _print_error(text: str) -> None:
 
 
 def _as_flag(key: str, value: str) -> str:
-    """Spell a setting as the command line does; the settings are loaded when one is named."""
+    """Spell a setting as on the command line; the settings are only loaded when one is spelled."""
     from infrastructure.config.sources.spelling import as_flag
 
     return as_flag(key, value)
 
 
 def _fail_unexpectedly(error: Exception) -> ExitCode:
-    """An error that nobody foresaw: its type, whose line raised it, and where to see more."""
+    """Report an unforeseen error: its type, where it was raised, and where to find more."""
     shown = _show_traceback(error)
     _print_error(f"{described(error)}{_notes(error)}{_hint(error, shown)}")
     return ExitCode.FAILED
 
 
 def _hint(error: BaseException, shown: bool) -> str:
-    """Where the traceback is, or how to see it."""
+    """Return where the traceback is, or how to see it."""
     if shown:
         return ""
     path = traceback_file(error)
@@ -309,11 +310,11 @@ def _show_traceback(error: BaseException) -> bool:
 
 
 def main_of_process() -> int:
-    """As `main`, where the process ends with the command."""
+    """Run `main` in a process that ends with the command."""
     own_process()
     try:
         code = main()
-    except KeyboardInterrupt:  # one more, while the command was ending
+    except KeyboardInterrupt:  # another one, while the command was ending
         code = int(ExitCode.INTERRUPTED)
     ignore_stop_signals()
     leave_the_rest()

@@ -1,4 +1,4 @@
-"""What a command prints: lines for a person, or with `--json` one object on standard output."""
+"""The output of commands: lines of text, or with `--json` one object on standard output."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ def show(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
 
 @contextmanager
 def loading_torch(as_json: bool = False) -> Iterator[None]:
-    """Inside, what needs PyTorch is imported, which takes seconds.
+    """Show that PyTorch is loading, which takes seconds; the imports go inside.
 
     Args:
-        as_json: nothing is shown, since a JSON object alone is to be.
+        as_json: show nothing, because the output must be a JSON object only.
     """
     if as_json:
         with importing():
@@ -32,5 +32,5 @@ def loading_torch(as_json: bool = False) -> Iterator[None]:
 
 
 def progress(as_json: bool, line: str) -> None:
-    """Print a line while a command works; beside its result."""
+    """Print a line while a command works; to standard error if the result is JSON."""
     (show_beside if as_json else show_line)(line)

@@ -1,4 +1,4 @@
-"""The parser of the `temper` command. Imports nothing but what every command needs."""
+"""The parser of the `temper` command. Imports only what every command needs."""
 
 import argparse
 import shlex
@@ -14,15 +14,17 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION
 
 PROGRAM = "temper"
-TRUTH = ("true", "false", "yes", "no")  # what other tools want after a switch
-LONGEST_NAME = 255  # of a path that is looked for; more is none
+TRUTH = ("true", "false", "yes", "no")  # values that other tools expect after a switch
+LONGEST_NAME = 255  # no path is longer, so a longer name is not looked up
 NUMBERS = {"int": "a whole number", "float": "a number"}
-SHORT_FLAGS = 60  # of a command with more, `--help` shows those that people use
+SHORT_FLAGS = 60  # above this number of arguments, `--help` only shows the most used flags
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are `ValueError`s, one sentence and no page of usage, and that
-    gets its arguments when it is first used: a command's flags are some two hundred.
+    """An ArgumentParser that raises ValueErrors of one sentence instead of printing its usage.
+
+    Its arguments are added when it is first used, because a command can have about two hundred
+    flags.
 
     Args:
         add_arguments: adds them.
@@ -40,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
         self._add_arguments, self._groups = add_arguments, groups
 
     def complete(self) -> "CommandParser":
-        """Have all arguments added."""
+        """Add all arguments, if that has not happened yet."""
         add_arguments, self._add_arguments = self._add_arguments, None
         if add_arguments is not None:
             add_arguments(self)
@@ -72,17 +74,17 @@ class CommandParser(argparse.ArgumentParser):
         return "\n".join([*lines, "", f"Flags: {', '.join(flags)}", str(self.epilog), ""])
 
     def format_full_help(self) -> str:
-        """What `--help-all` prints."""
+        """Return the text of `--help-all`."""
         return super().format_help()
 
     def parse_known_args(
         self, *args: object, **kwargs: object
-    ) -> Any:  # how a command is parsed, too
+    ) -> Any:  # argparse parses subcommands with it, too
         self.complete()
         return super().parse_known_args(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        for kind, name in NUMBERS.items():  # argparse names Python's types
+        for kind, name in NUMBERS.items():  # argparse uses the names of Python's types
             message = message.replace(f"invalid {kind} value:", f"must be {name}, not")
         message = message.replace("ignored explicit argument", "it takes no value, not")
         words = self.prog.removeprefix(PROGRAM).strip()
@@ -95,7 +97,7 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Of a word that is no command; argparse would name those too that are for no person."""
+        """Refuse unknown commands and values; argparse's own message would list hidden commands."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from infrastructure.commands.unknown_words import unknown_command
 
@@ -119,7 +121,7 @@ class CommandParser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _refuse_value_of_another(self, action: argparse.Action, value: object) -> None:
-        """Name the flag that `value` is for, where there is one."""
+        """Raise an error with the flag that `value` belongs to, if there is one."""
         for other in self._actions:
             if other.option_strings and other.choices is not None and value in other.choices:
                 flag, given = other.option_strings[-1], action.option_strings[-1]
@@ -128,24 +130,24 @@ class CommandParser(argparse.ArgumentParser):
                 )
 
     def add_actions(self) -> Any:
-        """Let the command take a second word, such as `verify` in `temper checkpoints verify`."""
+        """Add a second word to the command, such as `verify` in `temper checkpoints verify`."""
         return self.add_subparsers(
             dest="action", metavar="ACTION", required=True, parser_class=CommandParser
         )
 
 
 def as_sentence(text: str) -> str:
-    """What a list of commands says of one, as its own help says it."""
+    """Turn the entry of a command in the list of commands into the description in its own help."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _is_a_run(word: str) -> bool:
-    """Whether a word that is no command is the path or, with its date first, the id of a run."""
+    """Return whether an unknown command looks like a run: its path, or its ID (date first)."""
     return "/" in word or "@" in word or word[:8].isdecimal()
 
 
 class ShowAll(argparse.Action):
-    """`--help-all`."""
+    """The action of `--help-all`."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -157,7 +159,7 @@ class ShowAll(argparse.Action):
 
 
 class ShowVersion(argparse.Action):
-    """`--version`: looks it up when somebody wants it, which costs a search of the path."""
+    """The action of `--version`; the version is looked up on request, as this searches the path."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -167,17 +169,17 @@ class ShowVersion(argparse.Action):
 
         try:
             number = version(DISTRIBUTION)
-        except PackageNotFoundError:  # a checkout that is on the path and not installed
+        except PackageNotFoundError:  # a checkout that is on the path but not installed
             number = "not installed"
         print(f"{PROGRAM} {number}")
         parser.exit()
 
 
 def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; an unknown flag gets the nearest one that exists.
+    """Parse the command line; the error for an unknown flag suggests the nearest existing one.
 
     Raises:
-        ValueError: it cannot be understood.
+        ValueError: the command line cannot be parsed.
     """
     words = sys.argv[1:] if arguments is None else arguments
     words = [_with_dashes(word) for word in words]
@@ -205,10 +207,10 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
 def _refuse_value_of_switch(
     parser: CommandParser, words: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """Refuse `--lora true`, of which `true` would be taken for DATA.
+    """Refuse `--lora true`, in which `true` would be taken for DATA.
 
     Raises:
-        ValueError: says how the flag is switched on and off.
+        ValueError: the message says how to switch the flag on and off.
     """
     pairs = [pair for pair in pairwise(words) if pair[1].lower() in TRUTH]
     if not any(flag.startswith("--") for flag, _ in pairs):
@@ -226,7 +228,7 @@ def _refuse_value_of_switch(
 
 
 def _name_with_spaces(words: Sequence[str]) -> str | None:
-    """Words one after the other that are together the name of something here."""
+    """Return consecutive words that together are the name of an existing file or folder."""
     for first, last in combinations(range(len(words) + 1), 2):
         name = " ".join(words[first:last])
         if last - first > 1 and len(name) < LONGEST_NAME and Path(name).exists():
@@ -237,15 +239,17 @@ def _name_with_spaces(words: Sequence[str]) -> str | None:
 def _words_before_flags(
     words: Sequence[str], unknown: Sequence[str], options: argparse.Namespace
 ) -> list[str] | None:
-    """The command line with its words together, as argparse wants them: `RUN --flag FOLDER` becomes
-    `RUN FOLDER --flag`. None: what is unknown is a flag, or it is not clear where a word belongs.
+    """Return the command line with its positional words together, as argparse expects them.
+
+    `RUN --flag FOLDER` becomes `RUN FOLDER --flag`. None if the unknown word is a flag, or if it is
+    not clear where a word belongs.
     """
     first_flag = next((i for i, word in enumerate(words) if word.startswith("-")), 0)
     num_commands = 1 + (getattr(options, "action", None) is not None)
     if first_flag <= num_commands or any(word.startswith("-") for word in unknown):
         return None
     if {*words[:first_flag]} & {*unknown}:
-        return None  # no flag stands between it and the others: it is one too many
+        return None  # no flag is between it and the others, so it is one too many
     rest = list(words)
     for word in unknown:
         del rest[len(rest) - 1 - rest[::-1].index(word)]
@@ -253,20 +257,20 @@ def _words_before_flags(
 
 
 def _with_dashes(word: str) -> str:
-    """`--learning_rate=1e-4` as it is called here: `--learning-rate=1e-4`."""
+    """Turn underscores in a flag into dashes: `--learning_rate=1e-4` → `--learning-rate=1e-4`."""
     flag, is_given, value = word.partition("=")
     return flag.replace("_", "-") + is_given + value if flag.startswith("--") else word
 
 
 def known_flags(parser: CommandParser, *words: str) -> list[str]:
-    """All flags of a command, which may be of two words."""
+    """Return all flags of a command, which may consist of two words."""
     for word in words:
         parser = subcommands(parser)[word]
     return [flag for action in parser.complete()._actions for flag in action.option_strings]
 
 
 def subcommands(parser: CommandParser) -> dict[str, CommandParser]:
-    """The parsers of a command's second words, or of all commands; empty where it takes none."""
+    """Return the parsers of a command's second words, or of all commands; empty without any."""
     actions = parser.complete()._actions
     choices = [a.choices for a in actions if isinstance(a, argparse._SubParsersAction)]
     return dict(choices[0]) if choices else {}

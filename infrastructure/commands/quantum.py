@@ -1,4 +1,4 @@
-"""`temper quantum …`: one problem by itself, and what the quantum step is worth in a training."""
+"""`temper quantum …`: solve one problem, or measure what the quantum step contributes to a run."""
 
 import argparse
 from functools import partial
@@ -25,7 +25,7 @@ MOST_NAMED = 20
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     actions = parser.add_actions()
     actions.add_parser(
         "compare",
@@ -62,7 +62,7 @@ def _add_solve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, or solve."""
+    """Compare runs with and without the quantum step, or solve a problem."""
     if options.action == "solve":
         configure(options)
         return solve(options)
@@ -75,10 +75,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
-    """Train, show a line for each training, and print the table; see `exit_code_of_training`.
+    """Train the runs of the comparison, with progress lines, and print the table.
+
+    The exit code of a stopped comparison is that of its run; see `exit_code_of_training`.
 
     Raises:
-        ValueError: the training cannot be started as it is configured.
+        ValueError: a run cannot be started with this configuration.
     """
     from infrastructure.deployment.quantum_compare import compared, table_of
     from infrastructure.training.distributed.members import others_dismissed
@@ -93,11 +95,11 @@ def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
 
 
 def solve(options: argparse.Namespace) -> ExitCode:
-    """Read a problem, ask a sampler, and print the best answer.
+    """Read a problem, solve it with a sampler, and print the best solution.
 
     Raises:
-        ValueError: the file holds no model, or the sampler cannot take what is asked.
-        SamplerError: the sampler failed, or had no answer in time.
+        ValueError: the file contains no model, or the sampler does not support the request.
+        SamplerError: the sampler failed, or had no solution in time.
     """
     _refuse_wrong_numbers(options)
     from infrastructure.quantum.solve_file import solve_file

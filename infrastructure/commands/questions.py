@@ -1,10 +1,10 @@
-"""Questions to a person at a terminal; where nobody sits there, the answer is no."""
+"""Questions to the user at a terminal; without a terminal, the answer is no."""
 
 import sys
 
 
 def confirmed(question: str) -> bool:
-    """Whether a person at the terminal answers with yes."""
+    """Ask the user at the terminal, and return whether the answer is yes."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:

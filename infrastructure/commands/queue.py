@@ -1,4 +1,4 @@
-"""`temper queue add|run|list|remove`: trainings one after another, over a night."""
+"""`temper queue add|run|list|remove`: train several runs one after another, such as overnight."""
 
 import argparse
 import time
@@ -25,7 +25,7 @@ from infrastructure.training.data.defaults import make_ready
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     actions = parser.add_actions()
     for action, text, add in (
         ("add", phrase("commands.help_queue_add"), _add_training),
@@ -56,15 +56,19 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Of `run`, FAILED where a training failed; NOT_CONFIRMED or that of a signal, as of one."""
+    """Run an action, and return its exit code.
+
+    The action `run` returns FAILED if a run failed. Otherwise it returns NOT_CONFIRMED, or the exit
+    code of a signal, as a single run does.
+    """
     act = {"add": add, "run": run_queue, "list": list_jobs, "remove": remove}[options.action]
     return act(options)
 
 
 def add(options: argparse.Namespace) -> int:
-    """What cannot be carried out is refused now, and not in the night."""
+    """Add a job; a configuration that cannot work is refused now, not when its turn comes."""
     given = options.data, flags_given(options), accepted(options), options.config
-    new_job(*given)  # a secret is refused before anything else, which might show it
+    new_job(*given)  # secrets are refused first, because any other message might show them
     config = configure(options, {"data.path": options.data})
     make_ready(config)
     check_given(config, accepted(options))
@@ -77,7 +81,7 @@ def add(options: argparse.Namespace) -> int:
 
 
 def run_queue(options: argparse.Namespace) -> int:
-    """Train what is to be done."""
+    """Train the waiting jobs."""
     queue = _queue_of(options)
     jobs = queue.run(lambda line: progress(options.json, line))
     _show(options.json, jobs, phrase("commands.no_job_waits"))
@@ -95,7 +99,7 @@ def list_jobs(options: argparse.Namespace) -> int:
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Take jobs out of the queue."""
+    """Remove jobs from the queue."""
     jobs = _queue_of(options).remove(options.numbers)
     lines = [f"Removed job {job.number}: {job.line}" for job in jobs]
     show(options.json, {"removed": [job.to_dict() for job in jobs]}, *lines)
@@ -107,7 +111,7 @@ def _queue_of(options: argparse.Namespace) -> TrainingQueue:
 
 
 def _show(as_json: bool, jobs: Sequence[Job], empty: str, runner: str | None = None) -> None:
-    """The jobs, a few lines each, or as one object."""
+    """Show the jobs, a few lines each, or as one object."""
     facts = {"jobs": [job.to_dict() for job in jobs], "run_by": runner}
     if not jobs:
         show(as_json, facts, empty)
@@ -117,7 +121,7 @@ def _show(as_json: bool, jobs: Sequence[Job], empty: str, runner: str | None = N
 
 
 def job_lines(job: Job) -> list[str]:
-    """A job as text: how it stands, and below that its run and why it is not finished."""
+    """Return the lines of a job: its state, its run, and why it did not finish."""
     lines = [f"{job.number:>3}  {job.state:<11}  {_time_taken(job):>10}  {job.line}"]
     more = [f"run {job.run}"] if job.run else []
     more += [job.reason] if job.reason else []
@@ -125,7 +129,7 @@ def job_lines(job: Job) -> list[str]:
 
 
 def _time_taken(job: Job) -> str:
-    """Of its last process."""
+    """Return the duration of the job's last process."""
     if job.began is None or job.state is JobState.WAITING:
         return ""
     return format_duration(max(0.0, (job.ended or time.time()) - job.began))

@@ -1,4 +1,4 @@
-"""A training on several processes: the command's own process is then the agent that starts them."""
+"""Training on several processes: the command's own process becomes the agent that starts them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,19 +16,19 @@ def on_several_processes(
     stdin: bytes | None = None,
     before_line: Callable[[Path], None] = do_nothing,
 ) -> int | None:
-    """Train on as many processes as the configuration says, each of which gets this command line.
+    """Train on as many processes as configured, each of which gets this command line.
 
     Args:
-        words: of the command line.
+        words: the command line.
         stdin, before_line: see `Agent`.
 
     Returns:
-        The exit code; None: nothing was done, because one process trains, or a launcher has
+        The exit code. None: nothing was done, because one process is enough, or because a launcher
         started this one.
 
     Raises:
-        ConfigurationError: there are not so many GPUs.
-        StopSignal: a signal came before the training could stop in order.
+        ConfigurationError: there are fewer GPUs than processes.
+        StopSignal: a signal came before the run could stop in order.
     """
     if config.num_processes == 1 or config.training.method != SFT or is_launched():
         return None

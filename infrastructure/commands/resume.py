@@ -14,20 +14,20 @@ from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.console import show
 from infrastructure.core.errors import InputError
 
-# What a run that goes on is told anew by file and environment too; the rest by flags alone.
+# A resumed run takes these from the file and the environment as well; others only from flags.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes", "process_timeout")
 PLACE = "backup.place"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_run(parser)
     add_accept(parser)
     add_config_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Go on with what was recorded, but for what is given now."""
+    """Resume with the recorded settings, changed by those given now."""
     config = configure(options)
     if config.new_run and config.source("new_run").layer is Layer.FLAG:
         raise InputError("commands.train_resume_with_new_run")
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
             or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)
         )
     ]
-    place = place_options(config).place  # where a run that is not here may lie
+    place = place_options(config).place  # where a run that is not on this machine may be
     return resume(
         options.run,
         config.output_dir,
@@ -59,11 +59,12 @@ def resume(
     words: Sequence[str] = (),
     place: Setting | None = None,
 ) -> int:
-    """As `resume_with` of `infrastructure.deployment.one_call`; the exit code. A run that cannot go
-    on is refused before torch is loaded.
+    """Resume a run as `deployment.one_call.resume_with` does, and return the exit code.
+
+    A run that cannot be resumed is refused before torch is loaded.
 
     Args:
-        words: of the command line, for each of several processes.
+        words: the command line, for each of several processes.
         place: see `find_to_resume`.
     """
     from infrastructure.deployment.resuming import find_to_resume

@@ -14,11 +14,11 @@ from infrastructure.monitoring.records.run_list import names_version, run_or_mod
 def configure(
     options: argparse.Namespace, arguments: Mapping[str, object] | None = None
 ) -> DeploymentConfig:
-    """Merge flags, environment and file; what must be set before torch is imported is set here.
+    """Merge flags, environment and file, and apply what must be set before torch is imported.
 
     Args:
-        arguments: settings, by key, that have no flag but a place on the command line; None where
-            nothing stood there.
+        arguments: settings, by key, that are positional arguments instead of flags; None if not
+            given.
 
     Raises:
         ConfigurationError: a value is wrong.
@@ -30,8 +30,10 @@ def configure(
 
 
 def resolve_model(name: str, output_dir: Path) -> str:
-    """Return a model's folder or Hub name as `named_model` does; torch is loaded only for a version
-    of a run, whose model is written first."""
+    """Return a model's folder or Hub name as `named_model` does.
+
+    Torch is loaded only for a version of a run, whose model is exported first.
+    """
     if not names_version(name):
         return run_or_model(name, output_dir)
     from infrastructure.deployment.version_model import named_model
@@ -40,7 +42,7 @@ def resolve_model(name: str, output_dir: Path) -> str:
 
 
 def use_versions(config: DeploymentConfig) -> None:
-    """Let a training begin with the model of a version of a run; torch is loaded only for that."""
+    """Resolve a model or teacher that is a version of a run; torch is loaded only in that case."""
     if names_version(config.model.name) or names_version(config.training.teacher or ""):
         from infrastructure.deployment import version_model
 
@@ -48,7 +50,7 @@ def use_versions(config: DeploymentConfig) -> None:
 
 
 def training_words(options: argparse.Namespace, without: Collection[str] = ()) -> list[str]:
-    """The words of `temper train` that say what was typed: the data, the flags, the file.
+    """Return a `temper train` command, as words, with the same data, flags and configuration file.
 
     Args:
         without: keys of settings whose flags are left out.

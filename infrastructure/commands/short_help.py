@@ -1,4 +1,4 @@
-"""What `--help` shows of a command that takes every setting: the flags that people use.
+"""The `--help` text of a command that has a flag for every setting: the most used flags.
 
 `--help-all` shows all of them.
 """
@@ -13,11 +13,11 @@ from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import flag_names
 
 FLAG_WIDTH = 27
-DEFAULT = "{default}"  # stands for the setting's own, so that no text can be wrong about it
+DEFAULT = "{default}"  # is replaced by the setting's default, so that no text can be wrong about it
 
 QUANTIZED = "of the base weights; with --lora this is QLoRA"
 
-# By title: a setting's key, how its value is called, and what it is.
+# By title: the key of a setting, the placeholder of its value, and its description.
 FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     "the model": {
         "model.name": ("NAME", "a folder, or a name of the hub (default: a small one, new)"),
@@ -50,8 +50,8 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "new_run": ("", "begin anew; otherwise an unfinished run goes on"),
     },
 }
-# Where some of them have no effect: of a measurement, those that have; of a run that goes on, all
-# but one.
+# Commands for which some of these have no effect, with those that do. An evaluation uses few; a
+# resumed run all but two.
 _SETTINGS = frozenset(key for settings in FAMILIAR.values() for key in settings)
 OF_COMMAND = {
     "temper eval": frozenset(
@@ -86,7 +86,7 @@ EXAMPLES = {
 
 
 def short_help(parser: argparse.ArgumentParser) -> str:
-    """The text of `--help` for a parser that has a flag for every setting."""
+    """Return the `--help` text of a parser that has a flag for every setting."""
     fields = schema_of(DeploymentConfig).fields
     useful = OF_COMMAND.get(parser.prog, _SETTINGS)
     flags_of_settings = {flag for key in fields for flag in flag_names(key)}
@@ -129,7 +129,7 @@ def short_help(parser: argparse.ArgumentParser) -> str:
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """A flag and what it is, indented; on a narrow terminal over several lines."""
+    """Format a flag and its description, indented; on a narrow terminal on several lines."""
     width = max(40, min(shutil.get_terminal_size().columns, 100))
     lines = textwrap.wrap(text, width - FLAG_WIDTH - 2) or [""]
     first, *rest = lines

@@ -1,4 +1,4 @@
-"""`temper stop`: let a training save and stop, wherever it runs on this machine."""
+"""`temper stop`: make any run on this machine save a checkpoint and stop."""
 
 import argparse
 from pathlib import Path
@@ -11,13 +11,13 @@ from infrastructure.monitoring.records.run_list import find_run_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_run(parser, A_RUN_HELP)
     add_folder_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """FAILED where it has not stopped within some minutes."""
+    """Stop a run, or one that is being prepared; return FAILED if this takes more than minutes."""
     output_dir = Path(configure(options).output_dir)
     waiting = detached.preparing(output_dir) if options.run is None else []
     if waiting:

@@ -1,4 +1,4 @@
-"""`temper sweep`: trainings that look for the best settings, with Optuna."""
+"""`temper sweep`: search for the best settings with Optuna, one run per trial."""
 
 import argparse
 import shlex
@@ -35,7 +35,7 @@ NUM_TRIALS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_data(parser)
     parser.add_argument(
         "--search",
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """DONE when a best trial is found, INTERRUPTED when there is more to train, or FAILED."""
+    """Run the sweep; return DONE with a best trial, INTERRUPTED if trials are left, else FAILED."""
     from infrastructure.deployment.given_paths import check_given
 
     dimensions = parse_search(options.search)
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def goal_of(options: argparse.Namespace, config: DeploymentConfig) -> Goal:
-    """What decides which trial is best: what decides which checkpoint is."""
+    """Return the goal of the sweep, which is the metric that also selects the best checkpoint."""
     training = config.training
     direction = "maximize" if training.best_is_greater else "minimize"
     return Goal(training.best_metric_key, direction, options.sampler, options.pruner)
@@ -112,10 +112,10 @@ def goal_of(options: argparse.Namespace, config: DeploymentConfig) -> Goal:
 def check(
     dimensions: list[Dimension], config: DeploymentConfig, goal: Goal, num_trials: int
 ) -> None:
-    """Refuse what could not be searched, before anything takes time.
+    """Refuse a search that cannot work, before anything takes time.
 
     Raises:
-        ConfigurationError: says what, and what to do.
+        ConfigurationError: with what is wrong and what to do.
     """
     if num_trials < 1:
         raise ConfigurationError("commands.too_few_trials", count=num_trials)
@@ -129,7 +129,7 @@ def check(
     first = {one.name: one.choices[0] if one.choices else one.low for one in dimensions}
     try:
         tried = config.changed(settings_of(dimensions, first, config))
-    except ConfigurationError:  # these do not go together, and others may
+    except ConfigurationError:  # these values do not go together, but others may
         return
     keys = {one.key for one in dimensions}
     if in_vain := [*refused_without_effect(tried, tried.source, keys)]:
@@ -139,7 +139,7 @@ def check(
 def table(
     results: list[TrialResult], best: TrialResult | None, dimensions: list[Dimension], goal: Goal
 ) -> str:
-    """All trials, a line each; the best one is marked."""
+    """Format all trials as a table, one per line; the best one is marked."""
     names = [one.name for one in dimensions]
     rows = []
     for one in results:
@@ -155,7 +155,7 @@ def table(
 
 
 def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> str:
-    """The command that trains with the best values."""
+    """Return the command that trains with the best values."""
     best_values = {setting.key: setting.value for setting in sweep.settings_of(best)}
     given = training_words(options, without={"run_name", "training.deadline", *best_values})
     return shlex.join([*given, *flag_words(best_values)])

@@ -1,4 +1,4 @@
-"""`temper train`: train a model, here or in a process of its own."""
+"""`temper train`: train a model, in this process or in a detached one."""
 
 import argparse
 from collections.abc import Collection
@@ -22,7 +22,7 @@ from infrastructure.training.data.preparation.doubts import UnconfirmedDataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_data(parser)
     parser.add_argument("--detach", action="store_true", help=phrase("commands.help_detach"))
     add_accept(parser)
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """What cannot be carried out is refused before torch is loaded, which takes a while."""
+    """Train a model; a configuration that cannot work is refused before torch is loaded."""
     from infrastructure.deployment.given_paths import check_given
 
     config = configure(options, {"data.path": options.data})
@@ -46,11 +46,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
-    """Ask a person at the terminal about data that is hardly what was meant, as long as torch is
-    not loaded; a run that goes on has been asked about.
+    """Ask the user at the terminal about data that is probably not what was meant.
+
+    This happens before torch is loaded, and not for a run that resumes.
 
     Raises:
-        UnconfirmedDataError: it was not meant, or nobody sits there.
+        UnconfirmedDataError: the user declined, or there is no terminal.
     """
     try:
         check_meant(config.data)
@@ -63,7 +64,7 @@ def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None
 
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
-    """Go on with the run of this purpose, or start one; see `exit_code_of_training`."""
+    """Resume the run with the same purpose, or start one; see `exit_code_of_training`."""
     from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
 
     with rows_encoded_ahead(config):
@@ -73,8 +74,11 @@ def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
 
 
 def exit_code_of_training(summary: Summary) -> ExitCode:
-    """That of a run's `summary`: of the signal which stopped it, or INTERRUPTED; NOT_CONFIRMED when
-    it is finished, and its copy is not confirmed."""
+    """Return the exit code for the `summary` of a run.
+
+    For a stopped run it is that of the signal, or INTERRUPTED; for a finished one whose backup is
+    not confirmed it is NOT_CONFIRMED.
+    """
     if summary["status"] == "stopped":
         name = summary["signal"]
         return exit_code_of_signal(name) if name else ExitCode.INTERRUPTED
@@ -83,13 +87,13 @@ def exit_code_of_training(summary: Summary) -> ExitCode:
 
 
 def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
-    """Start a training that outlives this shell, and show what it says until it has a run.
+    """Start a run that outlives this shell, and show its output until it has a run directory.
 
     Returns:
-        DONE as soon as it trains; the exit code of the process where it ended before.
+        DONE as soon as it trains; the exit code of the process if it ended before that.
 
     Raises:
-        ValueError: the configuration cannot be carried out, or the same is prepared already.
+        ValueError: the configuration cannot work, or the same run is already being prepared.
     """
     from infrastructure.deployment import detached
 
@@ -100,7 +104,7 @@ def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     training = detached.start(config, accept)
     try:
         run_path = detached.follow(training)
-    except RunFailedError:  # its last line has told why
+    except RunFailedError:  # the last line of its output gives the reason
         return training.exit_code()
     except KeyboardInterrupt:
         print(phrase("commands.preparation_continues", process=training.trainer))

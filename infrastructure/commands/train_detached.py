@@ -1,4 +1,4 @@
-"""What the process does that `temper train --detach` starts: see `deployment.detached`."""
+"""The process that `temper train --detach` starts; see `deployment.detached`."""
 
 import argparse
 import json
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("folder")
 
 
 def run(options: argparse.Namespace) -> int:
-    """What to train is on standard input."""
+    """Train what standard input describes."""
     text = sys.stdin.read()
     given = json.loads(text)
     config = DeploymentConfig.from_dict(given["configuration"])
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     take_effect(config)
     run_path = None if given["run"] is None else Path(given["run"])
     folder = Path(options.folder)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it outlives the terminal, that is what it is for
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a detached run must outlive the terminal
     code = on_several_processes(
         config,
         options.words_given,
@@ -58,11 +58,13 @@ def train(
     run_path: Path | None = None,
     trial: Mapping[str, object] | None = None,
 ) -> int:
-    """Train, or go on with the run in `run_path`; `folder` is told which run it is, and what is
-    said goes to that run's directory.
+    """Start a run, or resume the one in `run_path`.
+
+    The path of the run is written to `folder`, and the output of this process moves to the run's
+    directory.
 
     Args:
-        trial: which trial of a sweep it is; None: of none.
+        trial: the trial of a sweep that this run is; None: it belongs to no sweep.
     """
     from infrastructure.deployment.deploy_training import TrainingDeployment
     from infrastructure.deployment.sweep_trial import trial_observer
@@ -80,24 +82,25 @@ def train(
         deployment = TrainingDeployment(config, show, accept, begun, observers=observers)
         summary = deployment.run() if run_path is None else deployment.go_on(RunDirectory(run_path))
     if not is_begun:
-        write_text(folder / FINISHED_BEFORE_NAME, "")  # first, as who looks on waits for the other
+        # First, because a follower waits for the file below.
+        write_text(folder / FINISHED_BEFORE_NAME, "")
     write_text(folder / RUN_NAME, str(Path(summary["paths"]["run"]).absolute()))
     return exit_code_of_training(summary)
 
 
 def _move_output(before: Path, after: Path) -> None:
-    """From here on what this process says is added to `after`; what it has said comes first."""
+    """Append the output of this process to `after` from now on, after what it printed so far."""
     try:
         after.parent.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         sys.stderr.flush()
         with after.open("ab") as output:
-            if before.exists():  # another process that had it may have moved it
+            if before.exists():  # another process that used it may have moved it
                 with before.open("rb") as earlier_output:
                     shutil.copyfileobj(earlier_output, output)
                 output.flush()
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(output.fileno(), stream.fileno())
         before.unlink(missing_ok=True)
-    except OSError as error:  # it goes on where it went until now
+    except OSError as error:  # output continues to go to the old file
         log.warning(phrase("commands.output_not_moved", path=before, error=error))

@@ -1,4 +1,4 @@
-"""`temper tune`: measure which settings make this training fastest on this machine."""
+"""`temper tune`: measure which settings make a run fastest on this machine."""
 
 import argparse
 import shlex
@@ -14,7 +14,7 @@ from infrastructure.core.messages import phrase
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_data(parser)
     parser.add_argument(
         "--learning-rate-test",
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, show each result, and print the command of the fastest training."""
+    """Measure, show each result, and print the command of the fastest run."""
     from infrastructure.deployment.given_paths import check_paths
     from infrastructure.training.data.defaults import make_ready
 

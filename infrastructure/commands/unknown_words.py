@@ -1,4 +1,4 @@
-"""What is said of a word or flag that `temper` does not know."""
+"""Messages about a word or flag that `temper` does not know."""
 
 from collections.abc import Collection
 
@@ -7,7 +7,7 @@ from infrastructure.config.sources.flags import as_flags
 from infrastructure.core.lookup import nearest
 from infrastructure.core.messages import phrase
 
-# What other tools call a command.
+# Names that other tools use for a command.
 COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("finetune", "fine-tune", "fit", "sft", "run"), "train"),
     "continue": "resume",
@@ -19,7 +19,7 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("restore", "sync", "copy"), "backup"),
     **dict.fromkeys(("plan", "estimate", "forecast", "preview", "validate", "dry-run"), "check"),
 }
-# What needs no command: the message that says so.
+# Words that need no command, and the message that explains it.
 NO_COMMAND = {
     "report": "commands.report_is_a_file",
     **dict.fromkeys(("compare", "diff"), "commands.compare_models"),
@@ -27,8 +27,7 @@ NO_COMMAND = {
 
 
 def flag_hint(flag: str, known: Collection[str], command: str) -> str:
-    """What it is called here, what to do if it is not here, or the nearest of the flags `known` to
-    `command`."""
+    """Return how Temper spells or replaces a flag of other tools, or the nearest `known` flag."""
     name = plain_name(flag)
     is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
     if name in ABSENT or is_taken:
@@ -40,7 +39,7 @@ def flag_hint(flag: str, known: Collection[str], command: str) -> str:
 
 
 def unknown_command(command: str, word: str, known: Collection[str]) -> tuple[str, bool]:
-    """The sentence for a word that `command` does not take, and whether it says what to do."""
+    """Return the message for a word that `command` does not know, and whether it has advice."""
     if plain_name(word) in ABSENT and word not in COMMANDS_ELSEWHERE:
         advice = known_elsewhere(word)
         return phrase("commands.unknown_command_advice", word=word, advice=advice), True

@@ -1,4 +1,4 @@
-"""`temper watch`: follow a run in the terminal. Loads no torch: looking costs little."""
+"""`temper watch`: follow a run in the terminal. It does not load torch, so watching is cheap."""
 
 import argparse
 import os
@@ -20,12 +20,12 @@ from infrastructure.monitoring.records.run_owner import (
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.watch import LOOK_SECONDS, check_interval, watch
 
-STARTING_SECONDS = 300.0  # by then a training has its run, or has it in another folder
-NICENESS = 10  # whoever trains on this machine comes first
+STARTING_SECONDS = 300.0  # by then a run has its directory, or has it in another folder
+NICENESS = 10  # training on this machine takes precedence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Add the arguments of the command."""
     add_run(parser, A_RUN_HELP)
     parser.add_argument("--once", action="store_true", help=phrase("commands.help_watch_once"))
     parser.add_argument(
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a run until it ends; FAILED where it failed."""
+    """Show a run until it ends; the exit code is FAILED if the run failed."""
     check_interval(options.every)
     output_dir = Path(configure(options).output_dir)
     if options.run is None and not (options.once or options.json):
@@ -63,8 +63,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
-    """The run of a training that was started in this folder just now, once it has one: until then
-    it loads PyTorch. None: there is no such training, or it has ended before."""
+    """Wait for the run of a process that was started in this folder and is still loading PyTorch.
+
+    Return its path; None if there is no such process, or if it ended before it had a run.
+    """
     for process in started_trainings(Path.cwd()):
         if _run_of(process.pid, output_dir) is None:
             pid = process.pid
@@ -78,7 +80,7 @@ def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
 
 
 def _run_of(pid: int, output_dir: Path) -> Path | None:
-    """The run that a process of this machine trains now."""
+    """Return the run that a process of this machine currently trains."""
     for path in runs_in(output_dir):
         trainer = read_trainer(path)
         if trainer is not None and trainer.is_alive and trainer.pid == pid:
@@ -87,7 +89,7 @@ def _run_of(pid: int, output_dir: Path) -> Path | None:
 
 
 def _wait_for_run(output_dir: Path, interval_seconds: float) -> None:
-    """It may be opened before the first training."""
+    """Wait until there is a run; `temper watch` may be started before the first one."""
     if not runs_in(output_dir):
         print(phrase("commands.waiting_for_first_run", output_dir=output_dir), flush=True)
     while not runs_in(output_dir):

@@ -1,1 +1,1 @@
-"""Layer 6: putting a whole run together."""
+"""Layer 6: assembly of whole runs."""

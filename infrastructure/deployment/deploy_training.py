@@ -1,6 +1,6 @@
-"""One whole run: prepare, measure, train, measure again, save, report.
+"""A whole run: prepare, measure, train, measure again, save, report.
 
-`TrainingDeployment(config).run()` is what the command line and the notebooks call.
+The command line and the notebooks call `TrainingDeployment(config).run()`.
 """
 
 import contextlib
@@ -115,28 +115,29 @@ from infrastructure.training.strategies.curriculum_strategy import CurriculumStr
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 
-MOST_NAMED = 4  # settings in one line
+MOST_NAMED = 4  # settings named in one line
 
 
 log = logging.getLogger(__name__)
 
 
 class TrainingDeployment:
-    """A run from configuration to report.
+    """A run from its configuration to its report.
 
     Args:
-        config: everything the run is told.
-        say: shows a line to a person.
-        accept: what may be different when a run goes on although it changes the result, such as
+        config: the whole configuration of the run.
+        say: shows a line to the user.
+        accept: names of what may differ when a run resumes although it changes the result, such as
             `["learning_rate", "data"]`.
-        begun: is told the run's directory as soon as run.json lies in it.
-        make_progress: makes what shows each step, from the total steps, the step that it begins
-            at, and what gives a further note.
-        shown_elsewhere: what that shows already: sinks of metrics ("console"), or the RESULT.
-        observers: further ones of this training, such as that of a sweep.
+        begun: called with the run's directory as soon as it contains run.json.
+        make_progress: creates the display of each step, from the total number of steps, the first
+            step, and a function that returns a further note.
+        shown_elsewhere: what another display already shows: metric sinks ("console"), or the
+            RESULT.
+        observers: further observers of this run, such as that of a sweep.
 
     Raises:
-        ValueError: `accept` holds an unknown name.
+        ValueError: `accept` contains an unknown name.
     """
 
     def __init__(
@@ -157,31 +158,32 @@ class TrainingDeployment:
         self.accepted = frozenset(map(canonical_name, accept))
         self.checks: list[CheckResult] = []
         self.by_product: ProductChoice | None = None  # of a new run
-        self.is_place_missing: bool | None = None  # None: nobody has looked
+        self.is_place_missing: bool | None = None  # None: not checked yet
         self._place_id: str | None = None
         self.stages = Stages()
         self._beginning: Beginning | None = None
-        self._how_to_begin_anew = ""  # of a run that nobody has named
-        self._how_to_train_again = ""  # the same, of one that is finished
+        self._how_to_begin_anew = ""  # for a run that was not named explicitly
+        self._how_to_train_again = ""  # the same for a finished one
 
     def run(self) -> Summary:
-        """Train to the end: go on with the newest run of this purpose if it is not finished, or
-        start one.
+        """Train to the end: resume the newest unfinished run of this purpose, or start one.
 
-        A finished run is not trained again: its closing lines are shown. `new_run` starts afresh.
+        A finished run is not trained again; its closing lines are shown. `new_run` starts a new
+        one.
 
         Returns:
-            What summary.json holds.
+            The content of summary.json.
 
         Raises:
-            ValueError, TemperError: the run cannot be started as it is; nothing was trained.
-            Exception: the training failed; the finished steps are in a checkpoint.
+            ValueError, TemperError: the run cannot start with this configuration; nothing was
+                trained.
+            Exception: the run failed; the finished steps are in a checkpoint.
         """
         quiet_libraries()
         make_ready(self.config)
         check_spelling(Path(self.config.output_dir))
         agent = agent_folder()
-        if agent is not None and agent.run is not None:  # its processes were started again
+        if agent is not None and agent.run is not None:  # its processes were restarted
             return self.go_on(RunDirectory(agent.run))
         with (
             lossy_output(),
@@ -206,14 +208,14 @@ class TrainingDeployment:
             training, model = self.config.training, self.config.model
             name = self.config.run_name or default_name(model.name, training.method)
             return self._begin(plan_run(Path(self.config.output_dir), name))
-        self._others_may_begin()  # they find this run
+        self._others_may_begin()  # they will find this run
         if self.config.run_name and not is_called(run, self.config.run_name):
             self.report(phrase("deployment.run_name_without_effect", run_id=run.run_id))
         self._how_to_train_again = phrase("deployment.new_run_trains_again")
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
-        """As `run`, with this very run, whatever others there are of its purpose."""
+        """Continue as `run` does, but with this run, even if there are others of its purpose."""
         make_ready(self.config)
         with lossy_output(), threads_restored(), searching_rarely():
             return self._go_on(run)
@@ -229,20 +231,21 @@ class TrainingDeployment:
         if not self._has_version(run):
             self.report(phrase("deployment.run_starts_over", run_id=run.run_id))
             return self._begin(run)
-        choose_device(self.config.device)  # what is wrong with it, or the place, is told first
+        # Problems with the device or the destination are reported first.
+        choose_device(self.config.device)
         self._check_place(run)
         self._how_to_begin_anew = phrase(
             "deployment.new_run_starts_another"
-        )  # told when it is certain that it can go on
+        )  # shown once it is certain that the run can resume
         return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
-        """Go on with `run` from `checkpoint`, or from its newest that verifies.
+        """Resume `run` from `checkpoint`, or from its newest checkpoint that verifies.
 
         Raises:
-            ValueError: another process trains it.
-            CheckpointError: it is damaged, or what decides the result has changed and was not
-                accepted.
+            ValueError: another process trains the run.
+            CheckpointError: the checkpoint is damaged, or something that determines the result has
+                changed and was not accepted.
         """
         make_ready(self.config)
         if self.config.training.method != SFT:
@@ -277,7 +280,7 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._before(run, trainer), checkpoint)
 
     def _newest(self, run: RunDirectory) -> Path:
-        """The newest version that is whole: here, or else at the place."""
+        """Return the newest intact version: a local one, or else one from the destination."""
         try:
             return CheckpointManager(run.checkpoints).newest()
         except CheckpointError as error:
@@ -289,7 +292,7 @@ class TrainingDeployment:
             return checkpoint
 
     def _has_version(self, run: RunDirectory) -> bool:
-        """Whether there is anything to go on from: here, or at the place, where it comes from."""
+        """Return whether there is a version to resume from; restore one if necessary."""
         if CheckpointManager(run.checkpoints).checkpoints():
             return True
         self._check_place(run)
@@ -316,8 +319,10 @@ class TrainingDeployment:
         return run or self._run_from_place()
 
     def _name_changed(self) -> bool:
-        """A new run begins although one has these settings, which was changed under way; whether
-        there is one."""
+        """Report a run with these settings that was changed while it trained, if there is one.
+
+        Such a run does not prevent a new one from starting. Return whether there is one.
+        """
         changed = changed_under_way(self.config, self.accepted)
         if changed is None:
             return False
@@ -333,7 +338,7 @@ class TrainingDeployment:
         return True
 
     def _name_unfinished(self) -> None:
-        """A new run begins beside one that may have been meant: another setting is another run."""
+        """Report an unfinished run with similar settings, which the user may have meant."""
         unfinished = unfinished_beside(self.config)
         if unfinished is None:
             return
@@ -350,13 +355,13 @@ class TrainingDeployment:
         )
 
     def _run_from_place(self) -> RunDirectory | None:
-        """A run of this purpose that lies at `backup.place`, brought back."""
+        """Restore a run of this purpose from `backup.place`; return None if there is none."""
         options = place_options(self.config)
         if options.place is None:
             return None
         self._check_place(RunDirectory(Path(self.config.output_dir) / "no run yet"))
         if self.is_place_missing:
-            return None  # which was told
+            return None  # this was already reported
         try:
             run_id = run_at_place(self.config, self.accepted)
         except StorageError as error:
@@ -375,7 +380,7 @@ class TrainingDeployment:
         return run
 
     def _check_place(self, run: RunDirectory) -> None:
-        """Whatever is wrong with `backup.place` is told before anything takes time, once.
+        """Report any problem with `backup.place` once, before anything takes time.
 
         Raises:
             StorageError: it cannot be used; says what to do.
@@ -390,15 +395,14 @@ class TrainingDeployment:
     def complete(
         self, run: RunDirectory, is_result_shown: bool = False, *, was_finished: bool = True
     ) -> Summary:
-        """Have all of a finished run confirmed at `backup.place`, and tell of it; nothing is
-        trained.
+        """Confirm all of a finished run at `backup.place`, and report the result; train nothing.
 
         Args:
-            is_result_shown: somebody else shows a person the result.
-            was_finished: it was before anybody looked; False: while a person looked on.
+            is_result_shown: another display shows the result.
+            was_finished: the run had finished earlier; False: it finished while the user watched.
 
         Returns:
-            What summary.json holds; `backup` says how the copies stand now.
+            The content of summary.json; `backup` has the current state of the backups.
         """
         self.config.adopt_plugins()
         copies = RunReplication(run, self.config, self.report)
@@ -413,8 +417,11 @@ class TrainingDeployment:
         return summary
 
     def _begin(self, run: RunDirectory) -> Summary:
-        """Train `run` from its first step; its directory is there if it was begun before. A new one
-        is made when model and data are in order."""
+        """Train `run` from its first step.
+
+        Its directory exists if it was begun before. A new one is created once model and data are
+        valid.
+        """
         if not run.path.is_dir():
             check_meant(self.config.data)
         if self.config.training.method != SFT:
@@ -438,7 +445,7 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._measure(run, trainer))
 
     def _train_by_method(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
-        """Train `run` by a trainer of TRL, which begins or goes on with its newest version."""
+        """Train `run` with a trainer of TRL, which starts, or resumes from its newest version."""
         if checkpoint is not None:
             raise InputError(
                 "deployment.method_resumes_newest_only",
@@ -465,25 +472,30 @@ class TrainingDeployment:
             ).train()
 
     def _before(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
-        """What was measured before the first step of a run that resumes, on the rows that are held
-        out now: `trainer` still has the model that the run began with."""
+        """Return the measurement before the first step of a run that resumes.
+
+        If other rows are held out now, it is repeated on these: `trainer` still has the initial
+        model.
+        """
         before, rows = measured_before(run), trainer.held_out_identity()
         if before.measured_on == rows or None in (before.measured_on, rows):
             return before
         self.report(phrase("deployment.held_out_rows_changed"))
-        if trainer.adapter.on_disk:  # no process holds it; nothing is compared
+        if trainer.adapter.on_disk:  # no process holds it, so nothing is compared
             return HeldOut({})
         return self._measured(run, trainer)
 
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
-        """What the model can do before the first step, kept in the run; nothing yet of one
-        that no process can hold."""
+        """Measure the model before the first step, and store the result in the run.
+
+        A model that is on disk is not measured yet.
+        """
         if trainer.adapter.on_disk:
             return measure(trainer)
         try:
             return self._measured(run, trainer)
         except KeyboardInterrupt:
-            shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
+            shutil.rmtree(run.path)  # nothing was trained, so there is nothing to resume
             raise
 
     def _measured(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
@@ -495,12 +507,12 @@ class TrainingDeployment:
 
     @contextmanager
     def _stage(self, name: str, what: str | Callable[[], str]) -> Iterator[None]:
-        """A stage in which nobody waits long without a word."""
+        """Time a stage, and show that it is in progress if it takes long."""
         with self.stages.stage(name), self.report.waiting(what):
             yield
 
     def _note_begun(self, run: RunDirectory) -> None:
-        """Whoever wants to know gets to know which run it is."""
+        """Pass the run's directory to the agent and to `begun`."""
         if (agent := agent_folder()) is not None:
             agent.note_run(run.path, _newest_version(run))
         self.begun(run.path)
@@ -517,10 +529,10 @@ class TrainingDeployment:
         *,
         has_begun: bool = False,
     ) -> EnhancedTrainer:
-        """Model and data, read and checked, so that whatever is wrong with them is told now.
+        """Load and check model and data, so that any problem is reported now.
 
         Args:
-            precision: the number format that the run began with; None: it is a new one.
+            precision: the number format that the run started with; None: it is a new run.
         """
         check_watching(self.config)
         check_sinks(self.config.training.metrics_sinks)
@@ -600,7 +612,7 @@ class TrainingDeployment:
     def _train_to_end(
         self, finalizer: RunFinalizer, state: TrainingState, loop: TrainingLoop
     ) -> Summary:
-        """From the first step until no helper is left."""
+        """Train from the first step, end the run, and stop all helpers."""
         run, trainer = finalizer.run, finalizer.trainer
         try:
             stopping = stop_on_signals(state, lambda: loop.may_break_off, run.path)
@@ -611,7 +623,7 @@ class TrainingDeployment:
             return finalizer.stopped(error)
         except BaseException as error:
             full = full_disk(error, run.path, state.step)
-            with contextlib.suppress(OSError):  # of the same disk: the error below says it
+            with contextlib.suppress(OSError):  # the same disk may fail; the error below reports it
                 finalizer.failed(full or error)
             if full is not None:
                 raise full from error
@@ -622,7 +634,7 @@ class TrainingDeployment:
     def _make_ready(
         self, finalizer: RunFinalizer, checkpoint: Path | None
     ) -> tuple[TrainingLoop, TrainingState]:
-        """Everything between a model with data and the first step."""
+        """Do everything between loading the model and data and the first step."""
         run, trainer, copies, forecast = (
             finalizer.run,
             finalizer.trainer,
@@ -685,11 +697,12 @@ class TrainingDeployment:
         before = saves.history
         saves.history = extend_history(run, {HISTORY: before}, agreed, step, describe)
         is_other = brought_other_data(saves.history[len(before) :])
-        if is_other or trained_rows(run) is None:  # no version holds them: they can be made anew
+        # No version contains them; they are computed again.
+        if is_other or trained_rows(run) is None:
             record_rows(run, trainer, self.config)
 
     def _note_without_effect(self, agreed: Sequence[Difference]) -> None:
-        """What was accepted changes nothing where no step is left, and is not recorded."""
+        """Report that accepted changes have no effect and are not recorded: no step is left."""
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
             self.report(phrase("deployment.accepted_change_without_effect", names=", ".join(names)))
@@ -709,13 +722,15 @@ class TrainingDeployment:
 
 
 def _newest_version(run: RunDirectory) -> str:
-    """Its name; "" where there is none."""
+    """Return the name of the newest version; "" if there is none."""
     return next(iter(Store(run.checkpoints).versions()), "")
 
 
 def _has_gone_on(run: RunDirectory) -> bool:
-    """Whether this command has saved something in `run` before its processes were started again:
-    then that is gone on from, not the checkpoint that the command line names."""
+    """Return whether this command saved a version of `run` before its processes were restarted.
+
+    If so, the run resumes from that version, not from the checkpoint named on the command line.
+    """
     agent = agent_folder()
     if agent is None or agent.run != run.path.absolute():
         return False
@@ -723,8 +738,10 @@ def _has_gone_on(run: RunDirectory) -> bool:
 
 
 def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
-    """A note where the training ends before `training.max_steps`, or fewer steps warm up than
-    somebody wants: at most half of all do."""
+    """Return notes if the run ends before `training.max_steps`, or if the warmup is shortened.
+
+    The warmup takes at most half of all steps.
+    """
     most, notes = config.training.max_steps, config.short_warmup(total_steps)
     is_typed = config.source("training.max_steps").layer in (Layer.FLAG, Layer.KEYWORD)
     if most is not None and total_steps < most and is_typed:
@@ -736,7 +753,7 @@ def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
 
 @contextmanager
 def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
-    """Inside, the other processes of a training start beside what comes before the first step."""
+    """Run the other processes of a distributed run; they start while the body prepares it."""
     if trainer.ranks is None:
         yield
         return
@@ -749,7 +766,7 @@ def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
 
 @contextmanager
 def errors_and_output_kept(run: RunDirectory) -> Iterator[None]:
-    """Inside, what a closed terminal is not told and why an error came about stay in the run."""
+    """Store in the run an error's traceback, and output that a closed terminal cannot show."""
     with (
         lost_output_kept_in(run.path / OUTPUT_FILE),
         traceback_kept_in(run.path / TRACEBACK_FILE),
@@ -758,7 +775,7 @@ def errors_and_output_kept(run: RunDirectory) -> Iterator[None]:
 
 
 def measured_before(run: RunDirectory) -> HeldOut:
-    """What was measured before the first step; nothing, if that file is gone: it is only shown."""
+    """Return the measurement before the first step; empty if its file is lost (only shown)."""
     try:
         return HeldOut.from_dict(read_record(run.before_file))
     except (OSError, DamagedFileError, TypeError, KeyError, AttributeError) as error:

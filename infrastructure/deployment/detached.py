@@ -1,12 +1,12 @@
-"""A training in a process of its own, which outlives the shell or the kernel that started it.
+"""A run in a process of its own that outlives the shell or the kernel that started it.
 
-    <output_dir>/.detached/<token>/trained_by     who prepares or trains it
-                                  /purpose.json   what it trains, for who would start the same
-                                  /output.txt     what it says, until its run has a directory
-                                  /run            then: the path of that directory
-                                  /finished_before    only where there was nothing to train
+    <output_dir>/.detached/<token>/trained_by     the process that prepares or trains it
+                                  /purpose.json   what it trains, to detect an identical run
+                                  /output.txt     its output until its run has a directory
+                                  /run            from then on: the path of that directory
+                                  /finished_before    only if there was nothing to train
 
-From then on what it says goes to `logs/output.txt` in the run's directory. Loads no torch.
+From then on its output goes to `logs/output.txt` in the run's directory. Does not load torch.
 """
 
 import json
@@ -50,19 +50,19 @@ from infrastructure.training.data.defaults import make_ready
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
 FINISHED_BEFORE_NAME = "finished_before"
 LOOK_SECONDS = 0.1
-STOP_SECONDS = 300.0  # saving, and copying to the place, may take long
+STOP_SECONDS = 300.0  # saving, and copying to the backup destination, may take long
 MAX_LINES_OF_FAILURE = 3
-LAST_BYTES = 4096  # of an output, where its last line stands
+LAST_BYTES = 4096  # of an output file, which contain its last line
 
 ReportLine = Callable[[str], None]
 
-# Of this process; a thread waits for the end of each, so that none stays behind as a zombie.
+# Children of this process; a thread waits for the end of each, so that none stays a zombie.
 _STARTED: dict[Path, HelperProcess] = {}
 
 
 @dataclass(frozen=True)
 class DetachedTraining:
-    """A training that was started in a process of its own; `folder` is where it tells of itself."""
+    """A run that was started in its own process; that process writes its status to `folder`."""
 
     folder: Path
 
@@ -84,11 +84,11 @@ class DetachedTraining:
 
     @property
     def was_finished_before(self) -> bool:
-        """Whether its run, once known, was finished already when the process began."""
+        """Whether its run, once known, was already finished when the process started."""
         return (self.folder / FINISHED_BEFORE_NAME).exists()
 
     def exit_code(self) -> int:
-        """Of the process, which has ended; FAILED where another process had started it."""
+        """Return the exit code of the ended process; FAILED if it is not a child of this one."""
         process = _STARTED.get(self.folder)
         return ExitCode.FAILED if process is None else process.wait()
 
@@ -100,17 +100,17 @@ def start(
     run_path: Path | None = None,
     trial: Mapping[str, object] | None = None,
 ) -> DetachedTraining:
-    """Begin to train in a process of its own, as `TrainingDeployment(config, accept).run()` does.
+    """Start training in a separate process, as `TrainingDeployment(config, accept).run()` does.
 
-    What the configuration holds is handed over in memory, so that no secret comes onto the disk.
+    The configuration is passed through a pipe, so that no secret is written to disk.
 
     Args:
-        folder: where it tells of itself, which its caller keeps; None: a new one.
-        run_path: go on with this very run; None: as `temper train` decides.
-        trial: which trial of a sweep it is (see `sweep_trial`); None: of none.
+        folder: the folder for its status, which the caller keeps; None: a new one.
+        run_path: resume this run; None: decide as `temper train` does.
+        trial: the trial of a sweep (see `sweep_trial`) that it is; None: none.
 
     Raises:
-        ValueError: the configuration cannot be carried out, or the output folder not be written to.
+        ValueError: the configuration cannot work, or the output folder is not writable.
     """
     make_ready(config)
     require_shareable(config)
@@ -139,27 +139,27 @@ def start(
         "environment_notes": config.environment_notes,
     }
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as pipe:  # where it died, its output says why
+    with suppress(BrokenPipeError), process.stdin as pipe:  # if it died, its output says why
         pipe.write(json.dumps(message).encode())
     return training
 
 
 @contextmanager
 def waiting_for(training: DetachedTraining) -> Iterator[None]:
-    """Inside, a person who waits for a training sees how far it is."""
+    """Show the progress of a run to the user while the body waits for it."""
     with closing(_Progress(training)) as progress, waiting_beside(progress.words):
         yield
 
 
 class _Progress:
-    """How far a training is, in words for a line that is drawn again."""
+    """The progress of a run, as text for a line that is updated."""
 
     def __init__(self, training: DetachedTraining) -> None:
         self.training = training
         self._run: LiveRun | None = None
 
     def words(self) -> str:
-        """`training, step 120 of 500 · 24.0 %; temper watch shows it`."""
+        """Return text such as `training, step 120 of 500 · 24.0 %; temper watch shows it`."""
         return phrase("deployment.detached_progress", steps=self._steps())
 
     def _steps(self) -> str:
@@ -169,7 +169,7 @@ class _Progress:
                 self._run = LiveRun(path)
             elif self._run is not None:
                 self._run.refresh()
-        except (ValueError, OSError):  # it is not there yet, or no more
+        except (ValueError, OSError):  # it does not exist yet, or not any more
             return ""
         return "" if self._run is None else f", {progress_words(self._run)}"
 
@@ -179,7 +179,7 @@ class _Progress:
 
 
 def _as_it_stands(config: DeploymentConfig) -> dict[str, object]:
-    """What `DeploymentConfig.from_dict` reads, with nothing masked: for a pipe, never a file."""
+    """Return the input of `DeploymentConfig.from_dict`, with secrets: for a pipe, never a file."""
     sources = {key: s for key, s in config.sources().items() if s.layer is not Layer.DEFAULT}
     return {
         "values": config.model_dump(mode="json"),
@@ -208,17 +208,17 @@ def _all_in(output_dir: Path) -> list[DetachedTraining]:
 
 
 def preparing(output_dir: Path) -> list[DetachedTraining]:
-    """The living trainings that have no run directory yet."""
+    """Return the running processes whose run has no directory yet."""
     return [one for one in _all_in(output_dir) if one.run_path is None and one.is_alive]
 
 
 def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
-    """A living training that has no run directory yet and was told to train what `config` says."""
+    """Return a running process without a run directory that will train what `config` describes."""
     wanted = result_settings(config)
     for training in preparing(Path(config.output_dir)):
         try:
             recorded = as_object(parse_json((training.folder / PURPOSE_NAME).read_text()))
-        except (OSError, ValueError, TypeError):  # it is being written or removed right now
+        except (OSError, ValueError, TypeError):  # it is being written or removed
             continue
         if not any(differing_keys(recorded, wanted)):
             return training
@@ -230,11 +230,11 @@ def follow(
     report: ReportLine = print,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Say what the process says until it has a run; return the directory of that.
+    """Report the output of the process until it has a run; return the directory of the run.
 
     Raises:
-        RunFailedError: it ended before; the text is the end of what it said.
-        KeyboardInterrupt: whoever waits has waited enough; the process goes on.
+        RunFailedError: the process ended before that; the message is the end of its output.
+        KeyboardInterrupt: the user stopped waiting; the process continues.
     """
     lines: list[str] = []
     for line in _lines_until_known(training, sleep):
@@ -247,7 +247,7 @@ def follow(
 
 
 def _lines_until_known(training: DetachedTraining, sleep: Callable[[float], None]) -> Iterator[str]:
-    """The lines of the output; the file stays readable when the process lets go of its name."""
+    """Yield the lines of the output; the open file stays readable after the process removes it."""
     path = training.folder / OUTPUT_NAME
     if not path.exists():
         return
@@ -267,13 +267,13 @@ def _lines_until_known(training: DetachedTraining, sleep: Callable[[float], None
 def stop(
     run_path: Path, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
 ) -> bool:
-    """Ask whoever trains the run to save and stop, and wait until that is done.
+    """Make the process that trains the run save and stop, and wait for it.
 
     Returns:
-        Whether it trains no more.
+        Whether the run is not training any more.
 
     Raises:
-        ValueError: it is trained on another machine, or by another user's process.
+        ValueError: the run is trained on another machine, or by another user's process.
     """
     trainer = read_trainer(run_path)
     if trainer is None or trainer.is_alive is False:
@@ -284,7 +284,8 @@ def stop(
         return False
     saved = SavedSteps(run_path).newest()
     if saved is None:
-        announce_stop(run_path, trainer.pid)  # taken, and nothing else says how it ended
+        # In case the process took the first announcement: nothing else records how it ended.
+        announce_stop(run_path, trainer.pid)
         report(phrase("deployment.stopped_without_checkpoint", process=trainer, run=run_path.name))
     else:
         report(
@@ -301,18 +302,18 @@ def stop(
 def stop_preparing(
     training: DetachedTraining, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
 ) -> bool:
-    """End a training that has no run yet; nothing was trained."""
+    """Stop a process that has no run yet; nothing was trained."""
     trainer = training.trainer
     if trainer is not None and trainer.is_alive:
         _end(training.folder, trainer, patience_seconds)
-    if training.run_path is not None:  # it had begun in the meantime, and has saved
+    if training.run_path is not None:  # it began in the meantime, and has saved
         return stop(training.run_path, report, patience_seconds)
     report(phrase("deployment.stopped_before_training"))
     return not training.is_alive
 
 
 def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool:
-    """Send SIGTERM, which saves and stops, and wait; whether the process trains no more."""
+    """Send SIGTERM, so that the process saves and stops; return whether it did so in time."""
     if trainer.is_alive is None:
         raise InputError("deployment.run_trained_elsewhere", process=trainer)
     announce_stop(folder, trainer.pid)
@@ -332,7 +333,7 @@ def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool
 
 
 def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> bool:
-    """Have a training saved and stopped, wherever it stands; whether its process is gone."""
+    """Make a run save and stop, whatever its state; return whether its process is gone."""
     trainer = training.trainer
     if trainer is None or trainer.is_alive is False:
         return True
@@ -340,14 +341,16 @@ def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> b
 
 
 def fate(training: DetachedTraining) -> str | None:
-    """How the process ended that this one has started, in words; None: it lives, or another process
-    has started it."""
+    """Return in words how a child of this process ended; None if it lives or is not a child."""
     process = _STARTED.get(training.folder)
     return None if process is None else process.fate()
 
 
 def last_line(training: DetachedTraining) -> str:
-    """The last that a process said, which is why it failed: before it had a run, or in that."""
+    """Return the last line of output, which gives the reason of a failure.
+
+    It is the line before the process had a run, or else the last one in the run.
+    """
     outputs = [training.folder / OUTPUT_NAME]
     outputs += [training.run_path / OUTPUT_FILE] if training.run_path is not None else []
     for output in outputs:
@@ -355,7 +358,7 @@ def last_line(training: DetachedTraining) -> str:
             with output.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
                 lines = file.read().decode(errors="replace").split("\n")
-        except OSError:  # it has moved to the run, or the run was removed
+        except OSError:  # it moved to the run, or the run was removed
             continue
         if words := [line.strip() for line in lines if line.strip()]:
             return redact(words[-1].removeprefix("temper: "))
@@ -363,7 +366,7 @@ def last_line(training: DetachedTraining) -> str:
 
 
 def how_to_look_on(run_path: Path) -> list[str]:
-    """What a person can do about a training that goes on by itself."""
+    """Return the commands with which the user can watch or stop a detached run."""
     return [
         phrase("deployment.watch_command", path=run_path),
         f"  stop      temper stop {run_path}",

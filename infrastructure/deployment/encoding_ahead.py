@@ -1,9 +1,9 @@
-"""Rows encoded in a process of its own, while this one loads PyTorch.
+"""Encoding of rows in a separate process while this one loads PyTorch.
 
-Loading takes seconds, in which other cores have nothing to do. The tokenizer of the sample tasks is
-known before, so that process encodes their rows meanwhile. They go into the cache of prepared data,
-where the training finds them, or waits for them. Nothing depends on it: where the process fails,
-the training encodes the rows itself.
+Loading takes seconds, during which the other cores are idle. The tokenizer of the sample tasks is
+known beforehand, so a separate process encodes their rows in the meantime. It writes them to the
+cache of prepared data, where the run finds them or waits for them. Nothing depends on this process:
+if it fails, the run encodes the rows itself.
 """
 
 import json
@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def rows_encoded_ahead(config: DeploymentConfig) -> Iterator[None]:
-    """Inside, another process encodes the rows of a training, where that saves time.
+    """Encode the rows of a run in another process while the body runs, if that saves time.
 
     Args:
-        config: made ready.
+        config: after `make_ready`.
     """
     tokenizer = _tokenizer_of(config) if _saves_time() else None
     process = None if tokenizer is None else _start(config, tokenizer)
@@ -48,17 +48,17 @@ def rows_encoded_ahead(config: DeploymentConfig) -> Iterator[None]:
         yield
     finally:
         if process is not None:
-            process.terminate()  # it has ended long ago, unless the training was given up
+            process.terminate()  # it ended long ago, unless the run was abandoned
             process.wait()
 
 
 def _saves_time() -> bool:
-    """Whether PyTorch is still to be loaded, and a core is free meanwhile."""
+    """Return whether PyTorch is not loaded yet and another core is free."""
     return "torch" not in sys.modules and processor().num_cores > 1
 
 
 def _tokenizer_of(config: DeploymentConfig) -> Path | None:
-    """The file of the tokenizer that the rows are encoded with; None: it is not known yet."""
+    """Return the file of the tokenizer that encodes the rows; None if it is not known yet."""
     is_usual = config.training.method == SFT and not config.training.time_step_masking
     if not is_usual or not trains_from_scratch(config.model):
         return None
@@ -66,33 +66,36 @@ def _tokenizer_of(config: DeploymentConfig) -> Path | None:
 
 
 def _start(config: DeploymentConfig, tokenizer: Path) -> HelperProcess | None:
-    """The process, which has got what it is to encode; None where none can be started."""
+    """Start the process and send it what to encode; return None if it cannot be started."""
     sections = {"data": config.data, "cache": config.cache}
     text = json.dumps({name: each.model_dump(mode="json") for name, each in sections.items()})
     try:
         process = HelperProcess(MODULE, str(tokenizer), stdin=subprocess.PIPE)
-    except OSError as error:  # no memory, too many processes
+    except OSError as error:  # no memory, or too many processes
         log.debug("no rows are encoded ahead: %s", error)
         return None
     threading.Thread(target=_note_end, args=(process,), daemon=True, name="temper-ahead").start()
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as pipe:  # where it died, `_note_end` tells
+    # If the process died, `_note_end` logs it.
+    with suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(text.encode())
     return process
 
 
 def _note_end(process: HelperProcess) -> None:
-    """Wait for it, so that it does not stay as a zombie for as long as the training takes."""
+    """Wait for the process, so that it does not stay a zombie for the duration of the run."""
     if process.wait() != 0:
         log.debug("no rows were encoded ahead: %s", process.fate())
 
 
 def main() -> None:
-    """Encode the rows that standard input names with the tokenizer that the command line names;
-    what is half done when a signal comes is deleted."""
+    """Encode the rows described on standard input with the tokenizer named on the command line.
+
+    If a signal arrives, unfinished files are deleted.
+    """
     own_process()
     do_without_torch()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores are the training's
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the run needs the other cores
     given = json.load(sys.stdin)
     data, cache = DataConfig(**given["data"]), CacheConfig(**given["cache"])
     with interrupt_on_signals():

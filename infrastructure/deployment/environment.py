@@ -1,9 +1,10 @@
-"""Makes the environment that `launch_training.sh` and `make` use, and finds it ready the next time.
+"""Create the environment that `launch_training.sh` and `make` use, and detect if it is ready.
 
-Standard library only: it runs before anything is installed, under any Python from 3.11 on. What is
-installed is recorded part by part, after the part is done, in a file of the environment, so a
-killed installation is recognised and goes on where it stopped. Nothing outside the environment's
-folder is changed but `temper_train.egg-info` (setuptools writes it for an editable install).
+Standard library only: this runs before anything is installed, with any Python from 3.11 on. What is
+installed is recorded part by part, after each part is complete, in a file in the environment, so an
+installation that was killed is detected and continues where it stopped. Nothing outside the
+environment's folder is changed except `temper_train.egg-info`, which setuptools writes for an
+editable install.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from infrastructure.deployment.installers import (
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD_NAME = "temper-environment.json"
-PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where pytorch.org publishes them
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # the index of pytorch.org
 TorchBuild = Literal["cpu", "cuda"]
 OPTIONAL_FILES = tuple(f"requirements-{extra}.txt" for extra in ("quantum", "export", "sweep"))
 COLAB_FILES = ("requirements-colab.txt", "constraints-colab.txt", "requirements-colab-kernel.txt")
@@ -46,10 +47,10 @@ DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 @dataclass(frozen=True)
 class Part:
-    """One step of the installation: done when the record holds `fingerprint` under `name`.
+    """A step of the installation; it is complete if the record has its `fingerprint` under `name`.
 
     Attributes:
-        left_out: packages of the files that are not installed.
+        left_out: packages in the files that are not installed.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the environment should hold."""
+    """What the environment should contain."""
 
     root: Path
     folder: Path
@@ -77,7 +78,7 @@ class Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the environment as asked; 0 when it is ready, 1 when it cannot be made."""
+    """Create the environment; return 0 if it is ready, 1 if it cannot be created."""
     options = parse(arguments)
     try:
         plan = make_plan(ROOT, options)
@@ -86,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(not ready)
         signal.signal(signal.SIGTERM, _stop)
         with only_one_installer():
-            if not is_ready(plan):  # the one that we waited for may have made it so
+            if not is_ready(plan):  # the process that held the lock may have finished it
                 install(plan)
-                if not options.without_torch:  # nobody will train with this one
+                if not options.without_torch:  # it is not for training
                     show_machine(plan)
     except InstallError as error:
         report(f"temper: {error}")
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line of this module."""
+    """Parse the command line of this module."""
     parser = argparse.ArgumentParser(prog="environment.sh", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="only tell (0: ready), install nothing"
@@ -127,7 +128,7 @@ def _stop(*_: object) -> NoReturn:
 
 
 def make_plan(root: Path, options: argparse.Namespace) -> Plan:
-    """The parts for these options on this machine, in the order in which they are installed."""
+    """Return the parts for these options on this machine, in the order of installation."""
     folder = root / _folder_name(options)
     driver = nvidia_driver_present()
     build = _torch_build(driver, read_record(folder))
@@ -151,7 +152,7 @@ def _folder_name(options: argparse.Namespace) -> str:
 
 
 def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
-    """A CUDA build that is there already stays: machines that share a folder may differ."""
+    """Return the build of PyTorch; an existing CUDA build stays, as machines may share a folder."""
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
 
 
@@ -160,7 +161,10 @@ def _base_files(colab: bool) -> tuple[str, ...]:
 
 
 def _dev_files(colab: bool) -> tuple[str, ...]:
-    """The tests use every optional package; a Colab runtime has none of those."""
+    """Return the requirement files for development; the tests use every optional package.
+
+    A Colab runtime has none of the optional packages.
+    """
     return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
 
@@ -177,7 +181,7 @@ def _hash(files: Sequence[Path]) -> str:
 
 
 def torch_version(root: Path) -> str:
-    """The version that requirements.txt pins, such as `2.13.0`."""
+    """Return the version that requirements.txt pins, such as `2.13.0`."""
     for line in (root / "requirements.txt").read_text().splitlines():
         if line.startswith("torch=="):
             return line.removeprefix("torch==").strip()
@@ -188,7 +192,7 @@ def torch_version(root: Path) -> str:
 
 
 def read_record(folder: Path) -> dict[str, str]:
-    """What the environment's record says; empty if there is none (or a damaged one)."""
+    """Return the environment's record; empty if there is none, or a damaged one."""
     try:
         record = parse_json((folder / RECORD_NAME).read_text())
     except (OSError, ValueError):
@@ -199,30 +203,30 @@ def read_record(folder: Path) -> dict[str, str]:
 
 
 def is_ready(plan: Plan) -> bool:
-    """Whether nothing is to be done. Reads a few small files and starts no process."""
+    """Return whether nothing is left to do. Reads a few small files and starts no process."""
     record = read_record(plan.folder)
     in_place = record.get("location") == str(plan.folder) and python_of(plan.folder).exists()
     return in_place and not pending(plan, record)
 
 
 def pending(plan: Plan, record: dict[str, str]) -> list[Part]:
-    """The parts that are not installed, or not as they should be."""
+    """Return the parts that are missing or outdated."""
     return [part for part in plan.parts if record.get(part.name) != part.fingerprint]
 
 
 def python_of(folder: Path) -> Path:
-    """The environment's own Python."""
+    """Return the path of the environment's own Python."""
     return folder / "bin" / "python"
 
 
-# The way from one to the other
+# How to get from one to the other
 
 
 def install(plan: Plan) -> None:
-    """Do what is to be done, a line a step.
+    """Install the missing parts, with a line for each step.
 
     Raises:
-        InstallError: a step failed; the text says which, and what was said last.
+        InstallError: a step failed; the message names it and contains the last lines of output.
     """
     started = time.monotonic()
     record = read_record(plan.folder)
@@ -255,13 +259,13 @@ def install(plan: Plan) -> None:
 
 
 def is_usable(folder: Path, record: dict[str, str]) -> bool:
-    """Whether `folder` is an environment to build on: made to its end, by us or by hand.
+    """Return whether `folder` is a complete environment, created by Temper or by the user.
 
     Raises:
-        InstallError: it is somebody's environment of a Python that is too old.
+        InstallError: it is a user's environment with a Python that is too old.
     """
     if record and record.get("location") != str(folder):
-        return False  # the folder was moved: its programs start with the old place's Python
+        return False  # the folder was moved: its scripts start the Python of the old path
     probe = "import sys, importlib.metadata as m; m.distribution('pip').read_text('RECORD') or 1/0"
     probe += "; print(*sys.version_info[:2], sep='.')"
     if not python_of(folder).exists():
@@ -280,10 +284,11 @@ def is_usable(folder: Path, record: dict[str, str]) -> bool:
 
 
 def make_virtual_environment(folder: Path) -> None:
-    """A new, empty environment in `folder`; what was there goes.
+    """Create a new, empty environment in `folder`, and delete an existing one.
 
-    The base interpreter makes it, also when this runs in some other active environment; not uv,
-    because pip comes with Python's own, needs no network, and installs what uv cannot.
+    The base interpreter creates it, even if this runs in another active environment. uv is not
+    used, because Python's own module includes pip without a network, and pip can install what uv
+    cannot.
     """
     base = getattr(sys, "_base_executable", sys.executable)
     command = [base, "-I", "-m", "venv", "--clear", str(folder)]
@@ -299,11 +304,11 @@ def make_virtual_environment(folder: Path) -> None:
 def remove_half_installed(packages: Path, since: float = 0.0) -> list[str]:
     """Remove what a killed installer left in a folder of packages, so that it is installed again.
 
-    pip writes a package's RECORD last; it renames what it is replacing to `~name` first. uv puts
-    the RECORD among the other files, so each of those is looked at.
+    pip writes a package's RECORD last, and first renames what it replaces to `~name`. uv writes the
+    RECORD among the other files, so the files in each RECORD are checked.
 
     Args:
-        since: unix time; of what is older, no files are looked at.
+        since: Unix time; the files of older packages are not checked.
 
     Returns:
         The names of what was removed.
@@ -319,8 +324,11 @@ def remove_half_installed(packages: Path, since: float = 0.0) -> list[str]:
 
 
 def is_whole(dist_info: Path) -> bool:
-    """Whether an installed package has the files that its RECORD lists beside it, by their size.
-    Its programs, which lie elsewhere, are written by the installer for each environment."""
+    """Return whether an installed package has the files in its RECORD, with the right sizes.
+
+    Its scripts, which are in another folder, are not checked: the installer writes them for each
+    environment.
+    """
     try:
         with (dist_info / "RECORD").open(newline="") as record:
             rows = [row for row in csv.reader(record) if len(row) == 3]
@@ -329,12 +337,12 @@ def is_whole(dist_info: Path) -> bool:
             for path, _, size in rows
             if size and not path.startswith(("..", "/"))
         )
-    except (OSError, ValueError):  # a file is not there; the record is cut off
+    except (OSError, ValueError):  # a file is missing, or the record is incomplete
         return False
 
 
 def install_part(plan: Plan, part: Part, installer: Installer) -> None:
-    """Install what one part asks for."""
+    """Install one part."""
     if part.name == "torch":
         install_torch(installer, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
@@ -347,20 +355,23 @@ def install_part(plan: Plan, part: Part, installer: Installer) -> None:
 
 
 def remove_earlier_name(folder: Path, installer: Installer) -> None:
-    """Up to 0.1.0 the project was installed as `temper`, whose command would stand in the way."""
+    """Remove the project's earlier package `temper` (up to 0.1.0), whose command would conflict."""
     if any(folder.glob("lib/python*/site-packages/temper-0.1.*.dist-info")):
         installer.uninstall("temper 0.1, as it was called before", "temper")
 
 
 def remove_triton(folder: Path, installer: Installer) -> None:
-    """The default PyTorch brings it; TRL's and unsloth's kernels fail at it without a GPU."""
+    """Remove triton, which the default PyTorch includes.
+
+    Without a GPU, the kernels of TRL and unsloth fail with it.
+    """
     if any(folder.glob("lib/python*/site-packages/triton-*.dist-info")):
         title = "without triton, at which kernels fail where there is no GPU"
         installer.uninstall(title, "triton")
 
 
 def to_install(plan: Plan, part: Part) -> Sequence[Path]:
-    """The part's files, or one with the lines that are not left out."""
+    """Return the part's files, or one file without the lines that are left out."""
     if not part.left_out:
         return part.files
     lines = [line for file in part.files for line in file.read_text().splitlines()]
@@ -371,18 +382,18 @@ def to_install(plan: Plan, part: Part) -> Sequence[Path]:
 
 
 def hold_torch(plan: Plan) -> Path:
-    """A constraints file that keeps pip from putting another PyTorch in place of the chosen one."""
+    """Write a constraints file that keeps pip from replacing the chosen PyTorch."""
     file = plan.folder / "held.txt"
     file.write_text(f"torch=={torch_version(plan.root)}\n")
     return file
 
 
 def install_torch(installer: Installer, version: str, build: TorchBuild) -> None:
-    """PyTorch in the build that fits the machine, from the first source that has it.
+    """Install the build of PyTorch that fits the machine, from the first source that has it.
 
-    With a driver it is the CUDA build, which is what the default index serves on Linux (`===`
-    keeps a CPU build from being taken for it). Without, it is a build marked `+cpu` where pip's
-    configuration offers one, then PyTorch's CPU index, and only then the default build.
+    With a driver this is the CUDA build, which the default index serves on Linux (`===` excludes a
+    CPU build). Without a driver it is a `+cpu` build from pip's configured indexes, else from
+    PyTorch's CPU index, and only then the default build.
     """
     if build == "cuda":
         installer.install(
@@ -402,7 +413,7 @@ def install_torch(installer: Installer, version: str, build: TorchBuild) -> None
 
 
 def show_machine(plan: Plan) -> None:
-    """Print what `temper doctor` finds; its verdict is for the reader, the command goes on."""
+    """Print the report of `temper doctor`; the command continues whatever the verdict is."""
     python = str(python_of(plan.folder))
     command = [python, "-P", "-m", "infrastructure.testing.doctor"]
     subprocess.run(command, stdout=sys.stderr, check=False)
@@ -424,7 +435,7 @@ def _check_disk(plan: Plan, todo: list[Part]) -> None:
 
 @contextmanager
 def only_one_installer() -> Iterator[None]:
-    """Wait for another installation of this checkout, also for a pip that outlived its parent."""
+    """Wait for other installations of this checkout, including a pip that outlived its parent."""
     with Path(__file__).open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Makes the environment in .venv ready, or finds it so (then it says nothing and takes no time).
+# Create the environment in .venv; if it is ready, print nothing and take no time.
 #   environment.sh [--with-unsloth] [--with-dev] [--colab [--without-torch]] [--check]
-# It finds a Python of version 3.11 or newer; TEMPER_PYTHON names one. uv installs where it is found,
-# else pip; TEMPER_INSTALLER names one. The rest is environment.py.
+# It uses a Python of version 3.11 or newer (TEMPER_PYTHON selects one), and installs with uv if it
+# is available, else with pip (TEMPER_INSTALLER selects one). environment.py does the rest.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
 
-run_installer() { # PYTHON ARGUMENTS…; -P and -S: nothing of this folder or of site-packages is seen
+run_installer() { # PYTHON ARGUMENTS…; -P and -S hide this folder and site-packages
     local python="$1"
     shift
     PYTHONPATH="$root" PYTHONDONTWRITEBYTECODE=1 \
         "$python" -P -S -m infrastructure.deployment.environment "$@"
 }
 
-find_python() { # prints the first that can make environments; says why none could
+find_python() { # print the first that can create environments, or the reasons why none can
     local seen="" answer candidate
     local candidates=(python3.13 python3.12 python3.11 python3 python)
     if [ -n "${TEMPER_PYTHON:-}" ]; then candidates=("$TEMPER_PYTHON"); fi
@@ -30,7 +30,7 @@ else:
         print("good")
     except ImportError:
         print("has no venv module (Debian: apt install python%d.%d-venv)" % version)' 2>/dev/null)" ||
-            continue # a name without a program behind it, as version managers leave them
+            continue # a stub without a program, as version managers create them
         if [ "$answer" = good ]; then
             echo "$candidate"
             return

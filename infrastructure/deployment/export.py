@@ -1,4 +1,4 @@
-"""A checkpoint as a model in the ordinary layout. Needs no GPU and none of the training data."""
+"""Export of a checkpoint as a standard model folder; needs no GPU and none of the training data."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,8 +65,8 @@ from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 EXPORT_FILE = "export.json"
 
 
-TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run trained with
-MORE_TEMPLATES = "additional_chat_templates"  # such as tool_use.jinja, beside it
+TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run used
+MORE_TEMPLATES = "additional_chat_templates"  # such as tool_use.jinja, in the same folder
 
 
 def export_model(
@@ -76,21 +76,23 @@ def export_model(
     request: ExportRequest,
     report: ShowLine = do_nothing,
 ) -> dict[str, Any]:
-    """As `export_checkpoint`, in another format or with smaller weights, and compared.
+    """Export a checkpoint as `export_checkpoint` does, in any format or precision, and compare it.
 
-    The folder appears when everything in it was read back and gives what the trained model gives;
-    a process that is killed leaves nothing that looks like it.
+    The folder appears only after everything in it was read back and matches the trained model. A
+    killed process leaves nothing that looks like a finished export.
 
     Args:
-        report: shows a line while it works.
+        report: shows a line while the export works.
 
     Returns:
-        run, step, checkpoint, folder, what was requested, `compared` and `notes`.
+        run, step, checkpoint, folder, what was requested, `compared`, `history`, `lines` and
+        `notes`.
 
     Raises:
-        ValueError: `folder` holds something, or the run, the model or this machine cannot.
-        StorageError: the disk has too little space; nothing was begun.
-        CheckpointError: the checkpoint is damaged, or what was written is another model.
+        ValueError: `folder` is not empty, or the run, the model or this machine does not support
+            it.
+        StorageError: the disk has too little space; nothing was written.
+        CheckpointError: the checkpoint is damaged, or the export differs from the model.
     """
     refuse_what_is_there(folder)
     converter = check_possible(run, folder, request)
@@ -101,7 +103,7 @@ def export_model(
     model = trained.loaded.model
     seeing = None if trained.processor is None else PictureTokens(trained.processor, run.run_id)
     reference = Reference.of(model, trained.loaded.tokenizer, seeing, trained.end_ids)
-    # What is rounded as the training has rounded is that model, to the last bits.
+    # Weights rounded as in training give the trained model up to the last bits.
     compare = Comparer(reference, request.least_bits if rounding is None else None)
     if hasattr(model, "peft_config") and request.is_merged:
         model = merge_lora(model)
@@ -120,7 +122,7 @@ def export_model(
         rounding,
     )
     del model
-    trained.loaded.model = torch.nn.Module()  # its memory is the work's to free
+    trained.loaded.model = torch.nn.Module()  # `work` decides when its memory is freed
     report(f"Writing {request.form}")
     with whole_directory(folder.resolve()) as part:
         write_format(work, part)
@@ -139,7 +141,7 @@ def export_model(
 
 
 def _base_elsewhere(folder: Path) -> list[str]:
-    """A note where a LoRA was written whose base is a folder of this machine."""
+    """Return a note if a LoRA was exported whose base is a folder on this machine."""
     settings = folder / "adapter_config.json"
     base = read_json(settings).get("base_model_name_or_path") if settings.is_file() else None
     if not isinstance(base, str) or not Path(base).is_dir():
@@ -150,23 +152,23 @@ def _base_elsewhere(folder: Path) -> list[str]:
 def _write_card(
     run: RunDirectory, folder: Path, name: str, step: int, lines: Sequence[str]
 ) -> None:
-    """A README.md with the facts of the run, and how near the export is to what was trained."""
+    """Write a README.md with the facts of the run, and how close the export is to the model."""
     card = folder / CARD
     text = card.read_text() if card.is_file() else f"---\ntags: [temper]\n---\n# {name}\n"
-    text, *_ = text.partition("\n```python")  # of a LoRA by itself: how it is used is told below
+    text, *_ = text.partition("\n```python")  # a LoRA's usage is described below
     exported = "\n".join(f"- {line}" for line in lines)
     facts = written_by(run, HERE, folder, step)
     write_text(card, f"{text}\n{BEGIN}\n{facts}\n{END}\n\n## Exported\n\n{exported}\n")
 
 
 def _in_half(model: torch.nn.Module) -> torch.nn.Module:
-    """Weights of 16 bits; those that have them stay as they are."""
+    """Convert weights to bf16, unless they are fp16 already."""
     weights = next(p for p in model.parameters() if p.is_floating_point())
     return model if weights.dtype is torch.float16 else model.to(torch.bfloat16)
 
 
 def _ends(run: RunDirectory) -> list[str]:
-    """What the run's answers ended with."""
+    """Return the tokens that ended the run's answers."""
     data: Any = run.read_run().get("data") or {}
     return list(data.get("end_tokens") or {})
 
@@ -185,15 +187,15 @@ class _Trained:
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
-    """Write the model of `checkpoint` (None: the newest that verifies) into `folder`.
+    """Write the model of `checkpoint` (None: the newest that verifies) to `folder`.
 
     Returns:
         run, step, checkpoint and folder.
 
     Raises:
-        ValueError: `folder` holds something, or the run's record or base model is not there.
-        CheckpointError: the checkpoint is damaged, or its base model is not what it was.
-        OSError: the disk refuses; nothing is left in `folder`.
+        ValueError: `folder` is not empty, or the run's record or base model is missing.
+        CheckpointError: the checkpoint is damaged, or its base model has changed.
+        OSError: the disk refuses to write; nothing is left in `folder`.
     """
     refuse_what_is_there(folder)
     trained = _load(run, checkpoint)
@@ -220,13 +222,13 @@ def _load(
     is_rounded: bool = False,
     is_merged: bool = False,
 ) -> _Trained:
-    """The model of a checkpoint.
+    """Load the model of a checkpoint.
 
     Args:
-        is_rounded: of a run that rounds while it trains, as that computes; otherwise with its
-            weights as they are.
-        is_merged: a LoRA that is going to be merged: its base is what it was trained beside, also
-            where that was quantised.
+        is_rounded: for a quantization-aware run, round the weights as in training; otherwise they
+            are loaded as stored.
+        is_merged: the model is a LoRA that will be merged, so its base must be the one it was
+            trained on, even if that was quantized.
     """
     if checkpoint is None:
         checkpoint = version_of_model(run)
@@ -258,7 +260,7 @@ def _load(
         end_ids = answer_end_ids(loaded.tokenizer)
     prepare_saving(loaded.model, end_ids)
     if manager.processor is not None and loaded.tokenizer is not None:
-        if manager.vision is not None:  # its template is one of texts
+        if manager.vision is not None:  # the vision encoder was added to a text model
             loaded.tokenizer.chat_template = template_for_parts(
                 loaded.tokenizer.chat_template, manager.processor.image_token
             )
@@ -295,7 +297,7 @@ def version_of_model(run: RunDirectory) -> Path:
     """Return the version that a run's name stands for: that of `final/`, or else the newest.
 
     Raises:
-        CheckpointError: there is none that verifies.
+        CheckpointError: no version verifies.
     """
     newest = CheckpointManager(run.checkpoints).newest()
     step = final_step(run)
@@ -307,7 +309,7 @@ def version_of_model(run: RunDirectory) -> Path:
 
 
 def _saved_template(folder: Path) -> str | dict[str, str] | None:
-    """The chat template of a saved tokenizer, or several by their names; None: it has none."""
+    """Return the chat template of a saved tokenizer, or several by name; None if it has none."""
     file = folder / TEMPLATE_FILE
     default = file.read_text(encoding="utf-8") if file.is_file() else None
     files = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
@@ -321,15 +323,18 @@ def _saved_template(folder: Path) -> str | dict[str, str] | None:
 def _form_of_phase(
     config: DeploymentConfig, model: torch.nn.Module, values: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Inside, the model has the form that a stack-wise training gave it when it was saved, with
-    quantised layers and low-rank matrices; afterwards it is a plain one."""
+    """Give the model the form that block-wise training had given it when the checkpoint was saved.
+
+    The form has quantized layers and low-rank matrices; after the body, the model is a plain one.
+    """
     name = config.training.strategy_for(config.model)
     if name not in STACKWISE:
         yield
         return
     strategy = get_training_strategy(name, config.training)
     strategy.prepare_model(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # a form is an optimizer's, too
+    # The form is attached to an optimizer, too.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     strategy.take_form(model, optimizer, values["loop"].get("entered", NOT_ENTERED))
     yield
     strategy.close(is_over=True)
@@ -338,7 +343,7 @@ def _form_of_phase(
 def _manager_of(
     run: RunDirectory, config: DeploymentConfig, is_rounded: bool, is_merged: bool
 ) -> ModelManager:
-    """What loads the run's model as it was before its first step, into memory of the CPU."""
+    """Return the manager that loads the run's model on the CPU as it was before the first step."""
     revision = commit_of_base(run, config) or config.model.revision
     rounding = config.model.quantization_aware
     plain = config.model.copy_with(
@@ -364,7 +369,7 @@ def _manager_of(
 
 
 def _short_dtype(run: RunDirectory) -> str:
-    """The format of the weights that were quantised, as a setting has it."""
+    """Return the format that the weights had before they were quantized, as a setting spells it."""
     recorded = str(recorded_model(run).get("dtype"))
     return next((name for name, dtype in DTYPES.items() if recorded in str(dtype)), "auto")
 

@@ -1,8 +1,8 @@
-"""An exported model read back as others read it, and compared with what it was made of.
+"""Comparison of an exported model, loaded as others load it, with the model it was made from.
 
-Compared are the logits of three questions, written as in training, and these written questions
-themselves. The distance is relative: of the logits less their mean, the norm of the difference over
-the norm. A random other model is about 1.4 away from any; weights of fewer bits are allowed more.
+Both get three questions, formatted as in training. Their token ids and their logits are compared.
+The distance is relative: the norm of the difference between mean-centered logits, divided by their
+norm. An unrelated model has a distance of about 1.4; weights of fewer bits have a higher tolerance.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,13 +43,13 @@ LogitsOf = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class Reference:
-    """What the trained model gives.
+    """The outputs of the trained model.
 
     Attributes:
         prompts: token ids, (1, tokens) each.
-        logits: (tokens, vocabulary) of each prompt, fp32.
-        tolerance: of the same weights in the same format.
-        expected: what it answers; None: it writes no text.
+        logits: (tokens, vocabulary) for each prompt, fp32.
+        tolerance: for the same weights in the same format.
+        expected: its answers; None: it generates no text.
     """
 
     prompts: list[torch.Tensor]
@@ -65,17 +65,17 @@ class Reference:
         pictures: PictureTokens | None = None,
         end_ids: Sequence[int] = (),
     ) -> "Reference":
-        """Measure a model; it is in evaluation mode afterwards.
+        """Measure a model, and leave it in evaluation mode.
 
         Args:
-            end_ids: what ends its answers.
+            end_ids: the tokens that end its answers.
         """
         model.eval()
         prompts = prompts_of(model, tokenizer, pictures)
         weights = next(p for p in model.parameters() if p.is_floating_point())
         tolerance = TOLERANCES[16] if weights.dtype in HALF else PLAIN_TOLERANCE
         expected = None
-        # Plain transformers does not compute with the weights of extensions.
+        # Plain transformers does not use the weights that extensions add.
         is_plain = hasattr(model, "generate") and not added_modules(model)
         if tokenizer is not None and is_plain and end_ids:
             questions = fixed_questions(tokenizer, pictures=pictures)
@@ -87,16 +87,16 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How near the export is.
+    """How close the export is to the trained model.
 
     Attributes:
-        by: what read it.
+        by: what loaded the export.
         distance: the largest over the questions.
-        same_choice: share of tokens after which both would write the same one.
-        same_answers: of `NUM_QUESTIONS`, as plain transformers gives them, token for token with
-            their ends; None: it cannot be asked.
-        same_prompt: whether its tokenizer writes the questions to the same tokens; None: the format
-            brings no tokenizer.
+        same_choice: the share of positions at which both choose the same next token.
+        same_answers: how many of the `NUM_QUESTIONS` answers of plain transformers are the same
+            token for token, including their ends; None: not available.
+        same_prompt: whether its tokenizer encodes the questions in the same way; None: the format
+            contains no tokenizer.
     """
 
     by: str
@@ -106,7 +106,7 @@ class Comparison:
     same_answers: int | None = None
 
     def facts(self) -> dict[str, object]:
-        """As they are written beside the model."""
+        """Return the facts that are written next to the model."""
         return {
             "read_by": self.by,
             "logits_distance": float(f"{self.distance:.2g}"),
@@ -116,7 +116,7 @@ class Comparison:
         }
 
     def words(self) -> str:
-        """For a person."""
+        """Return the result as text for the user."""
         prompt = {True: "the same prompts", False: "other prompts", None: "no tokenizer"}
         same = (
             "" if self.same_answers is None else f", {self.same_answers} of {NUM_QUESTIONS} answers"
@@ -133,10 +133,10 @@ class Comparison:
 
 @dataclass
 class Comparer:
-    """Compares exports with one reference.
+    """A comparison of exports with one reference.
 
     Raises:
-        CheckpointError: an export is too far away, or writes prompts otherwise.
+        CheckpointError: an export is too far from the reference, or encodes prompts differently.
     """
 
     reference: Reference
@@ -150,12 +150,13 @@ class Comparer:
         prompts: Sequence[torch.Tensor] | None = None,
         folder: Path | None = None,
     ) -> Comparison:
-        """Compare what `logits` gives, and refuse what is not the model.
+        """Compare what `logits` returns with the reference, and refuse a different model.
 
         Args:
-            by: what reads the export.
-            prompts: as the export's own tokenizer writes the questions; None: it has none.
-            folder: where plain transformers reads it and asks; None: it does not read this format.
+            by: what loads the export.
+            prompts: the questions, encoded by the export's own tokenizer; None: it has none.
+            folder: from which plain transformers loads and answers; None: it does not support the
+                format.
         """
         distances, choices = [], []
         for ids, expected in zip(self.reference.prompts, self.reference.logits, strict=True):
@@ -188,8 +189,10 @@ class Comparer:
 def prompts_of(
     model: Any, tokenizer: "PreTrainedTokenizerBase | None", pictures: PictureTokens | None = None
 ) -> list[torch.Tensor]:
-    """The questions as tokens, (1, tokens) each; of a model without text, some tokens. A model that
-    sees is asked the first one once more, about a picture."""
+    """Return the questions as tokens, (1, tokens) each; without a tokenizer, some tokens.
+
+    A vision-language model gets the first question once more, with an image.
+    """
     if tokenizer is None:
         return [torch.arange(8).unsqueeze(0)]
     encoder = ConversationEncoder(tokenizer, max_length=MAX_TOKENS, pictures=pictures)
@@ -204,7 +207,7 @@ def prompts_of(
 
 
 def logits_of(model: Any, pictures: PictureTokens | None = None) -> LogitsOf:
-    """Of a language model of transformers, or of one that sees."""
+    """Return a function that computes the logits of a language model or vision-language model."""
 
     @torch.no_grad()
     def logits(ids: torch.Tensor) -> torch.Tensor:

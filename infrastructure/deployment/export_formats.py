@@ -1,7 +1,7 @@
-"""The files of an export, format by format: each is written, read back and compared.
+"""The files of an export, by format: each is written, read back and compared.
 
-Read back by: transformers and PEFT (safetensors, also of bitsandbytes), onnxruntime (ONNX), torch
-(torch.export), transformers' `gguf_file=` and, where it is installed, llama-cpp-python (GGUF).
+They are read back by transformers and PEFT (safetensors, also with bitsandbytes), onnxruntime
+(ONNX), torch (torch.export), transformers' `gguf_file=` and, if installed, llama-cpp-python (GGUF).
 """
 
 import gc
@@ -44,7 +44,7 @@ from infrastructure.training.models.source import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-WHOLE = ".whole"  # in the folder until it is done: what an exporter of another kind reads
+WHOLE = ".whole"  # a temporary model folder, the input of exporters that need one
 GGUF_FILE, ONNX_FILE, PROGRAM_FILE, MODELFILE = (
     "model.gguf",
     "model.onnx",
@@ -56,13 +56,13 @@ INPUT, OUTPUT = "input_ids", "logits"
 
 @dataclass
 class Work:
-    """One export as it is made.
+    """One export in progress.
 
     Attributes:
-        model: on the CPU; merged or not as the request wants.
-        ends: what answers end with.
-        notes: for a person.
-        rounding: how the training has rounded, where the weights are to be written so.
+        model: on the CPU; merged or not, according to the request.
+        ends: the tokens that end answers.
+        notes: for the user.
+        rounding: how the run rounded its weights, if they are to be written like that.
     """
 
     model: Any
@@ -78,11 +78,11 @@ class Work:
 
 
 def write_format(work: Work, folder: Path) -> None:
-    """Write the files of the request's format into `folder`, and compare what they give.
+    """Write the files of the requested format to `folder`, and compare what they compute.
 
     Raises:
-        ValueError: the model cannot be written so; in the exporter's words.
-        CheckpointError: what was written is another model.
+        ValueError: the model cannot be written in this format; gives the exporter's message.
+        CheckpointError: what was written differs from the model.
     """
     if work.rounding is not None:
         _write_rounded(work, folder, work.rounding)
@@ -105,14 +105,14 @@ def _write_safetensors(work: Work, folder: Path) -> None:
 
 
 def _write_rounded(work: Work, folder: Path, kind: str) -> None:
-    """As the training has computed: rounded by torchao."""
+    """Write the model with the weights that training computed with, rounded by torchao."""
     with _whole_model(work, folder) as whole:
         write_rounded(whole, folder, kind, work.tokenizer)
     _compare_as_loaded(work, folder)
 
 
 def _compare_as_loaded(work: Work, folder: Path) -> None:
-    """Compare what transformers, or PEFT, reads in the folder."""
+    """Compare the model that transformers, or PEFT, loads from the folder."""
     config = ModelConfig(name=str(folder), backend="transformers")
     manager = ModelManager(config, device=torch.device("cpu"), seed=0)
     manager.sees = work.processor is not None
@@ -127,10 +127,10 @@ def _compare_as_loaded(work: Work, folder: Path) -> None:
 
 
 def _write_small(work: Work, folder: Path) -> None:
-    """In 8 or 4 bits by bitsandbytes."""
+    """Write the model in 8 or 4 bits with bitsandbytes."""
     kind = type(work.model)
     odd = layers_not_in_blocks(work.model) if work.request.bits == 4 else []
-    skipped = [*odd, *_output_layer(work.model)] if odd else None  # None: as bitsandbytes has it
+    skipped = [*odd, *_output_layer(work.model)] if odd else None  # None: bitsandbytes' default
     with _whole_model(work, folder, torch.bfloat16) as whole:
         small: Any = quantization_config(f"{work.request.bits}bit", torch.bfloat16)
         if odd:
@@ -151,7 +151,7 @@ def _write_small(work: Work, folder: Path) -> None:
 
 
 def _output_layer(model: Any) -> list[str]:
-    """The name of the layer that bitsandbytes leaves out by itself, where no others are named."""
+    """Return the name of the layer that bitsandbytes skips by default, unless others are listed."""
     head = model.get_output_embeddings()
     return [name for name, module in model.named_modules() if module is head]
 
@@ -171,7 +171,7 @@ def _write_torch_export(work: Work, folder: Path) -> None:
 
 def _write_onnx(work: Work, folder: Path) -> None:
     file = folder / ONNX_FILE
-    # It warns of each of torchvision's operations, which no language model uses.
+    # torch warns about each operation of torchvision, none of which a language model uses.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with _in_its_words("torch.onnx"), torch.no_grad():
         torch.onnx.export(
@@ -218,8 +218,10 @@ def _write_gguf(work: Work, folder: Path) -> None:
 
 
 def _add_first_token(whole: Path, begins: bool) -> None:
-    """Say in the tokenizer's settings whether a text begins with the BOS token, as in training:
-    llama.cpp takes its kind's usual otherwise."""
+    """Write to the tokenizer's settings whether a text begins with the BOS token, as in training.
+
+    Without this, llama.cpp uses the default of the model's architecture.
+    """
     file = whole / "tokenizer_config.json"
     write_json(file, {**read_json(file), "add_bos_token": begins, "add_eos_token": False})
 
@@ -234,7 +236,7 @@ def _compare_in_llama_cpp(work: Work, file: Path) -> None:
         model.eval(ids[0].tolist())
         return torch.tensor(model.scores[: ids.shape[1]].copy()).float()
 
-    # What begins every text is added by llama.cpp itself, where the file says so.
+    # llama.cpp itself adds the token that begins every text, if the file says so.
     prompts = [
         torch.tensor([model.tokenize(text.encode(), add_bos=True, special=True)])
         for text in map(_as_text(work), [[Turn("user", question)] for question in QUESTIONS])
@@ -246,7 +248,7 @@ def _compare_in_llama_cpp(work: Work, file: Path) -> None:
 
 
 def _as_text(work: Work) -> Callable[[Sequence[Turn]], str]:
-    """What writes messages down as in training, without the token that begins every text."""
+    """Return a function that formats messages as in training, without the initial BOS token."""
     tokenizer = work.tokenizer
     assert tokenizer is not None
     written = TemplateFormat(tokenizer) if tokenizer.chat_template else PlainFormat(tokenizer)
@@ -268,14 +270,14 @@ def _write_modelfile(work: Work, folder: Path) -> None:
 
 
 def _save_beside(work: Work, folder: Path) -> None:
-    """The tokenizer, and the configuration that says what the model is."""
+    """Save the tokenizer and the model's configuration to the folder."""
     work.model.config.save_pretrained(folder)
     if work.tokenizer is not None:
         save_tokenizer(work.tokenizer, folder)
 
 
 def _prompts_in(folder: Path, model: Any) -> list[torch.Tensor] | None:
-    """The questions as the tokenizer in a folder writes them; None where there is none."""
+    """Return the questions encoded by the tokenizer in a folder; None if it has no tokenizer."""
     if not (folder / "tokenizer_config.json").is_file():
         return None
     transformers: Any = require("transformers", "reading a tokenizer back")
@@ -284,8 +286,7 @@ def _prompts_in(folder: Path, model: Any) -> list[torch.Tensor] | None:
 
 @contextmanager
 def _whole_model(work: Work, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
-    """Inside, the model as an ordinary folder, in its own format or in another one; its memory is
-    free then."""
+    """Yield a temporary folder with the model, in its own format or in `dtype`; free its memory."""
     whole = folder / WHOLE
     whole.mkdir()
     try:
@@ -301,7 +302,7 @@ def _whole_model(work: Work, folder: Path, dtype: torch.dtype | None = None) -> 
 
 @contextmanager
 def _in_its_words(who: str) -> Iterator[None]:
-    """Inside, what a library raises is a ValueError that says whose it is."""
+    """Turn an error of a library inside into an InputError that names the library."""
     try:
         yield
     except Exception as error:
@@ -315,7 +316,7 @@ def _in_its_words(who: str) -> Iterator[None]:
 
 
 def _sample(work: Work) -> torch.Tensor:
-    """Tokens to trace with, (2, 8): a size of 1 would be taken for a constant."""
+    """Return tokens for tracing, (2, 8): a size of 1 would be treated as a constant."""
     return torch.arange(16).reshape(2, 8) % int(work.model.config.vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""What an export is to be, and what of it cannot work: refused before a model is loaded."""
+"""The request of an export; what cannot work is refused before a model is loaded."""
 
 import shutil
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ FREE_AFTERWARDS_BYTES = 100_000_000
 
 
 class Form(StrEnum):
-    """The files that an export consists of."""
+    """The file format of an export."""
 
     SAFETENSORS = "safetensors"
     GGUF = "gguf"
@@ -30,7 +30,7 @@ class Form(StrEnum):
 
 
 class Part(StrEnum):
-    """Which weights: as the run has them, the LoRA matrices alone, or added to their base."""
+    """Which weights are exported: as in the run, only the LoRA matrices, or a merged LoRA."""
 
     AUTO = "auto"
     LORA = "lora"
@@ -38,7 +38,7 @@ class Part(StrEnum):
 
 
 BITS = (16, 8, 4)
-BITS_OF_ROUNDING = 4  # of int4 and of int8_int4
+BITS_OF_ROUNDING = 4  # of int4 and int8_int4
 PACKAGES = {
     Form.SAFETENSORS: (),
     Form.GGUF: ("gguf",),
@@ -49,18 +49,17 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What is to be written.
+    """What to export.
 
     Attributes:
-        bits: of each weight: 16, or 8 and 4 (bitsandbytes; in GGUF llama.cpp's q8_0 and q4_k_m; of
-            a run that was trained to be rounded, 4 are those that it has computed with); None: as
-            trained.
-        converter: llama.cpp's convert_hf_to_gguf.py, or the folder that it lies in; None: it is
-            looked for.
+        bits: of each weight: 16, or 8 and 4 (bitsandbytes; in GGUF llama.cpp's q8_0 and q4_k_m; for
+            a quantization-aware run, 4 gives the rounded weights that training computed with);
+            None: as trained.
+        converter: llama.cpp's convert_hf_to_gguf.py, or its folder; None: search for it.
 
     Raises:
-        ValueError: these do not go together.
-        MissingPackageError: a package that it needs is not installed.
+        ValueError: the options cannot be combined.
+        MissingPackageError: a required package is not installed.
     """
 
     part: Part = Part.AUTO
@@ -88,30 +87,30 @@ class ExportRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model stays as it was trained."""
+        """Whether the model is exported as it was trained."""
         return self == ExportRequest()
 
     @property
     def is_merged(self) -> bool:
-        """Whether a LoRA is added to its base: where that is said, and where whole weights are
-        needed."""
+        """Whether a LoRA is merged: on request, or because the export needs whole weights."""
         is_whole = self.form is not Form.SAFETENSORS or self.bits in (8, 4)
         return self.part is Part.MERGED or is_whole
 
     @property
     def least_bits(self) -> int | None:
-        """Of each weight of what is written; None: as trained. GGUF has 16 where nothing is
-        said."""
+        """The bits of each exported weight; None: as trained. The default of GGUF is 16."""
         return 16 if self.bits is None and self.form is Form.GGUF else self.bits
 
     @property
     def is_small(self) -> bool:
-        """Whether the weights are made smaller, as transformers reads them: by bitsandbytes, or, of
-        a run that has trained for it, by torchao."""
+        """Whether the weights are quantized for transformers.
+
+        This is done by bitsandbytes, or by torchao for a run that trained for it.
+        """
         return self.form is Form.SAFETENSORS and self.bits in (8, 4)
 
     def words(self) -> str:
-        """For a person."""
+        """Return the request as text for the user."""
         bits = (
             phrase("deployment.export_weights_unchanged")
             if self.bits is None
@@ -120,18 +119,18 @@ class ExportRequest:
         return phrase("deployment.export_description", format=self.form, bits=bits)
 
     def facts(self) -> dict[str, object]:
-        """As they are written beside the model."""
+        """Return the facts that are written next to the model."""
         return {"as": str(self.part), "bits": self.bits, "format": str(self.form)}
 
 
 def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> Converter | None:
-    """Refuse what this run, this machine or its disk cannot do; loads nothing.
+    """Refuse an export that this run, this machine or its disk does not support; loads nothing.
 
     Returns:
-        llama.cpp's converter, where one is needed.
+        llama.cpp's converter, if one is needed.
 
     Raises:
-        ValueError: says why it cannot be, and what can.
+        ValueError: says why it is not possible, and what is.
         StorageError: the disk has too little space.
     """
     model = recorded_model(run)
@@ -173,24 +172,26 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
 
 
 def rounding_of(run: RunDirectory, request: ExportRequest) -> str | None:
-    """How the run has rounded its weights while it trained, where they are to be written so; None:
-    they are written plain, or as another library rounds them."""
+    """Return how the run rounded its weights in training, if they are to be exported like that.
+
+    None if they are exported unrounded, or rounded by another library.
+    """
     is_rounded = request.is_small and request.bits == BITS_OF_ROUNDING
     return run.read_configuration().model.quantization_aware if is_rounded else None
 
 
 def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
-    """Refuse to make another model of one that scores answers and writes none.
+    """Refuse to export a model that scores answers and generates none.
 
     Raises:
-        ValueError: says where the trained model lies.
+        ValueError: says where the trained model is.
     """
     if config.training.method == "reward":
         raise InputError("deployment.export_reward_model", run_id=run.run_id, path=run.final)
 
 
 def check_publishable(run: RunDirectory) -> None:
-    """Refuse to publish a model that those who download it could not load whole.
+    """Refuse to publish a model that others could not load completely.
 
     Raises:
         ValueError: extensions have added weights to it.
@@ -205,13 +206,13 @@ def check_publishable(run: RunDirectory) -> None:
 
 
 def needed_bytes(model: dict[str, Any], request: ExportRequest) -> int:
-    """About what is written, with what lies beside it until it is done."""
+    """Estimate the size of the export, including temporary files next to it."""
     total, trained = int(model.get("num_parameters") or 0), int(model.get("num_trainable") or 0)
     width = 2 if request.bits is not None or str(model.get("dtype")) in HALF else 4
     if model.get("lora") and not request.is_merged:
         return trained * 4
     size = total * width
-    if request.is_small or request.form is Form.GGUF:  # made of a whole model beside it
+    if request.is_small or request.form is Form.GGUF:  # made from a whole model next to it
         return (
             total * (2 if request.is_small else width)
             + total * (request.bits or 16) // 8

@@ -1,8 +1,8 @@
-"""What a run will take, told before its first step and compared with the truth at its end.
+"""Forecast of a run before its first step, which is compared with the actual values at its end.
 
-Memory and time are measured with a few of the run's own micro-batches; disk and backup follow from
-what a checkpoint takes. A run that cannot fit into the memory does not start; one that fits only in
-smaller pieces is trained in smaller pieces, with the same result.
+Memory and time are measured with a few of the run's own micro-batches. Disk and backup follow from
+the size of a checkpoint. A run that cannot fit in memory is rejected before it starts. If it fits
+only in smaller pieces, it is trained in smaller pieces, with the same result.
 """
 
 import logging
@@ -49,18 +49,18 @@ from infrastructure.training.setup.stack_outputs import (
 from infrastructure.training.sizing.cost_measurement import StepCosts
 from infrastructure.training.sizing.spread_costs import spread_costs
 
-BUSY_SHARE = 0.2  # of the processors, that others take
-MAX_PLAN_LINES = 24  # phases that differ in their layers alone share one
+BUSY_SHARE = 0.2  # of the processors, used by other programs
+MAX_PLAN_LINES = 24  # phases that differ only in their layers share one
 SMALL_BYTES = 100_000  # of a version: random states, run files, manifest
 
 log = logging.getLogger(__name__)
 
 FILE = "forecast.json"
-USUAL_SAVE_SECONDS = 120.0  # between two checkpoints by the clock
-# How long saving holds the training up: measured on two cores, with versions of 8 and 150 MB.
+USUAL_SAVE_SECONDS = 120.0  # between two checkpoints by time
+# How long saving pauses training: measured on two cores, with versions of 8 and 150 MB.
 SAVE_SECONDS, SAVE_SECONDS_PER_BYTE = 0.08, 6e-9
 SMALL_FILES_BYTES = 200_000  # report, settings, logs
-STEP_BYTES = 800  # of its metrics: as JSON, in the table, for TensorBoard
+STEP_BYTES = 800  # a step's metrics: as JSON, in the table, for TensorBoard
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,23 @@ class Forecast:
     """What the rest of a run will take.
 
     Attributes:
-        num_steps: optimizer steps that are left.
-        seconds: until everything is done, the measurement of the trained model included.
-        peak_memory_bytes, memory_bytes: of the process (on a GPU: there); what it may take.
-        disk_bytes: the run directory at its end, where the best checkpoint is among the newest.
-        most_disk_bytes: at any time: the best one is old, and one more is being written.
-        disk_free_bytes: what is free for it now.
-        backup_bytes: what lies at the place at the end; None: no place.
-        session_seconds: after so long the session ends; None: nobody knows of an end.
-        measure_seconds: of the measurement before the training; the one after takes about as long.
-        num_processes: that share each step; how long their exchange takes is not foretold.
-        price_per_hour: of this machine; None: nobody gave one.
-        has_smaller_pieces: a micro-batch that does not fit is done in smaller pieces.
-        others_share: of the processors, that other programs took during the measurement; None: not
-            of a training on a CPU.
-        has_growing_answers: steps write answers, which may become longer than the measured ones.
+        num_steps: the remaining optimizer steps.
+        seconds: until everything is done, including the measurement of the trained model.
+        peak_memory_bytes, memory_bytes: the need of the process (on a GPU: its memory there), and
+            its limit.
+        disk_bytes: the run directory at its end, if the best checkpoint is among the newest.
+        most_disk_bytes: the maximum at any time, with an older best checkpoint and one being
+            written.
+        disk_free_bytes: the space that is free for it now.
+        backup_bytes: the size at the backup destination at the end; None: no destination.
+        session_seconds: when the session ends; None: unknown.
+        measure_seconds: of the measurement before training; the one after takes about as long.
+        num_processes: that share each step; the time of their communication is not predicted.
+        price_per_hour: of this machine; None: not given.
+        has_smaller_pieces: a micro-batch that does not fit is computed in smaller pieces.
+        others_share: of the processors, used by other programs during the measurement; None: the
+            run is not on a CPU, or has several processes.
+        has_growing_answers: steps generate answers, which may become longer than the measured ones.
     """
 
     num_steps: int
@@ -103,7 +105,7 @@ class Forecast:
     others_share: float | None = None
 
     def lines(self) -> list[str]:
-        """For people: what it takes, and whether that fits."""
+        """Return lines for the user: what the run takes, and whether that fits."""
         memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
         most_disk = format_bytes(max(self.most_disk_bytes, self.disk_bytes))
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
@@ -147,7 +149,7 @@ class Forecast:
         return [summary, phrase("deployment.forecast_fits", time=format_duration(until))]
 
     def problems(self) -> list[str]:
-        """What does not fit, with what to do; empty where all does."""
+        """Return what does not fit and what to do; empty if everything fits."""
         problems = []
         if self.session_seconds is not None and self.seconds > self.session_seconds:
             problems.append(
@@ -180,8 +182,8 @@ class RunForecast:
     """The forecast of one run, from before its first step to the comparison in its report.
 
     Args:
-        report: shows a line to a person.
-        measure_seconds: of the measurement before; None: as the run's last forecast knew it.
+        report: shows a line to the user.
+        measure_seconds: of the measurement before training; None: as in the run's last forecast.
     """
 
     def __init__(
@@ -196,16 +198,17 @@ class RunForecast:
         known = _read(self.path).get("measure_seconds", 0.0)
         self.measure_seconds = known if measure_seconds is None else measure_seconds
         self.forecast: Forecast | None = None
-        self.first_step = 0  # that it was made at: the time is of what was left then
+        self.first_step = 0  # at which it was made: the time is for the steps left then
         self.peak = PeakObserver()
 
     def measure(self, trainer: EnhancedTrainer) -> None:
-        """Measure, and say what comes; then nothing of the training has changed but, where memory
-        asks for it, the size of its pieces.
+        """Measure, and show the forecast.
+
+        The run stays unchanged, except that the size of its pieces may be reduced to fit in memory.
 
         Raises:
-            DoesNotFitError: not even one example fits into the memory, and
-                `enable_memory_optimization` is on; a line says so otherwise.
+            DoesNotFitError: not even one example fits in memory, and `enable_memory_optimization`
+                is on; otherwise a line reports this.
         """
         first_step = trainer.state.step if trainer.state is not None else 0
         try:
@@ -226,21 +229,21 @@ class RunForecast:
             return
         self._report_plan(plan_lines(trainer, costs.step_seconds))
         quantum_step = quantum_extension_of(trainer.hooks.hooks)
-        if quantum_step is not None:  # what it may cost is a share of this
+        if quantum_step is not None:  # its cost limit is a share of this
             quantum_step.session.cost.forecast_step_seconds = costs.step_seconds
         self.keep(forecast, first_step)
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
             self._keep_within(trainer, costs)
 
     def keep(self, forecast: Forecast, first_step: int) -> None:
-        """Show a forecast that was made at `first_step`, and keep it with the run."""
+        """Show a forecast that was made at `first_step`, and store it in the run."""
         self.forecast, self.first_step = forecast, first_step
         for line in forecast.lines():
             self.report(line)
         write_record(self.path, asdict(forecast))
 
     def compared(self, seconds: float) -> list[ForecastRow]:
-        """Rows of forecast and truth, for summary.json; none where nothing was foretold."""
+        """Return rows of predicted and actual values for summary.json; empty without a forecast."""
         if self.forecast is None:
             return []
         truth = {
@@ -262,13 +265,13 @@ class RunForecast:
         ]
 
     def _report_plan(self, lines: list[str]) -> None:
-        """What is trained when, phase by phase; of a very long table the line above it."""
+        """Show the phases; of a very long table, only the first line outside of verbose output."""
         is_long = len(lines) > MAX_PLAN_LINES
         for index, line in enumerate(lines):
             (details(self.report) if is_long and index else self.report)(line)
 
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
-        """On a CPU a process that takes too much is killed; nobody could answer afterwards."""
+        """Reduce the micro-batch to fit: on a CPU, a process that needs too much is killed."""
         state = trainer.state
         assert state is not None
         size = costs.largest_that_fits(state.micro_batch_size)
@@ -294,13 +297,13 @@ class RunForecast:
 
 
 def log_without_forecast(error: Exception) -> None:
-    """A measurement has failed: the training itself will meet what is wrong, and say so."""
+    """Log that the measurement failed; the run itself will meet and report the problem."""
     at = f" at {where}" if (where := caller_place(error)) else ""
     log.warning(phrase("deployment.no_forecast", error=error, at=at))
 
 
 class Space(TypedDict):
-    """What of a forecast is about space; see `Forecast`."""
+    """The entries of a forecast about space; see `Forecast`."""
 
     disk_bytes: int
     most_disk_bytes: int
@@ -320,26 +323,26 @@ def space_of(
     passing_bytes: int = 0,
     first_bytes: int | None = None,
 ) -> Space:
-    """What a run's versions and its trained model take, here and at its place.
+    """Return the size of a run's versions and its trained model, here and at its destination.
 
     Args:
-        folder: where the run lies, or will.
+        folder: where the run is or will be.
         num_steps, num_saves: of the whole run.
-        other_bytes: what lies beside them at its end.
-        passing_bytes: what lies there until then.
-        first_bytes: of a version that is saved before the first step, which has no state of an
-            optimizer; None: none is.
+        other_bytes: other files at the end of the run.
+        passing_bytes: other files until then.
+        first_bytes: the size of a version that is saved before the first step, without optimizer
+            state; None: there is none.
     """
     options = place_options(config)
     kept = min(newest_kept(config.training, num_steps), num_saves)
     most = min(versions_kept(config.training, num_steps), num_saves) + 1
     tokenizer_bytes = 2 * _bytes_in(
         RunDirectory(folder).tokenizer
-    )  # it is beside the model once more
+    )  # the model's folder has a second copy of it
     beside = final_bytes + other_bytes + tokenizer_bytes
     beside += SMALL_FILES_BYTES + num_steps * STEP_BYTES
     versions_bytes = kept * version_bytes
-    if first_bytes is not None and kept == num_saves:  # the first one is still there
+    if first_bytes is not None and kept == num_saves:  # the first one is kept
         versions_bytes += first_bytes - version_bytes
     at_place = options.keep * version_bytes + final_bytes
     return {
@@ -358,12 +361,12 @@ def made_of(
     measure_seconds: float,
     others: OtherPrograms,
 ) -> Forecast:
-    """The forecast of a training that is put together.
+    """Return the forecast of a trainer that is ready.
 
     Args:
-        folder: where the run lies, or will.
-        measure_seconds: of the measurement before the training.
-        others: watched since before a step was measured.
+        folder: where the run is or will be.
+        measure_seconds: of the measurement before training.
+        others: started before a step was measured.
     """
     loop, state = trainer.prepare(), trainer.state
     assert state is not None
@@ -371,7 +374,7 @@ def made_of(
     evaluations = evaluations_left(loop, state.step)
     held_out = getattr(getattr(loop.data, "report", None), "num_evaluation", 0)
     training_seconds, peak_bytes = left * costs.step_seconds, costs.peak_bytes
-    if plan := known_plan(trainer):  # other phases take other times than the one that was measured
+    if plan := known_plan(trainer):  # other phases take other times than the measured one
         measured = measured_phase(trainer)
         training_seconds = plan.seconds_left(state.step, measured, costs.step_seconds)
         value_bytes = 4 if trainer.strategy.precision.name == "fp32" else 2
@@ -412,7 +415,7 @@ def made_of(
 
 
 class PeakObserver(Observer):
-    """The highest memory from the training's start to its end."""
+    """An observer of the highest memory use during training."""
 
     def __init__(self) -> None:
         self.highest_bytes = 0
@@ -423,7 +426,7 @@ class PeakObserver(Observer):
         self._peak.start()
 
     def phase_end(self, state: TrainingState) -> None:
-        """A Trainer's summary is written before its end."""
+        """Read the peak here as well, because a Trainer writes its summary before it ends."""
         if self._peak is not None:
             self.highest_bytes = self._peak.read()
 
@@ -434,10 +437,10 @@ class PeakObserver(Observer):
 
 
 def costs_of(trainer: EnhancedTrainer) -> StepCosts:
-    """What a step costs here: this process's share of it, and of the memory.
+    """Return the cost of a step here: this process's share of its time and memory.
 
-    On a CPU several processes share cores and memory of one machine, so that a step takes as long
-    as with one process.
+    On a CPU, several processes share the cores and the memory of one machine, so a step takes as
+    long as with one process.
 
     Raises:
         DoesNotFitError: not even weights, gradients and optimizer fit.
@@ -446,7 +449,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     plan = trainer.batch_plan().of_one_process(count)
     has_optimizer = bool(
         loop.optimizer_step.optimizer.state
-    )  # of a checkpoint that it goes on from
+    )  # of the checkpoint that it resumes from
     if trainer.sharding is not None:
         return spread_costs(
             trainer.cost_measurement(),
@@ -465,7 +468,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
 
 
 def evaluations_left(loop: TrainingLoop, step: int) -> int:
-    """How often the held-out loss is measured in the steps that are left."""
+    """Return how often the held-out loss will be measured in the remaining steps."""
     config, last = loop.config, loop.total_steps
     per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
     interval = config.validation_interval
@@ -475,18 +478,19 @@ def evaluations_left(loop: TrainingLoop, step: int) -> int:
 
 
 def saves_left(loop: TrainingLoop, seconds: float) -> int:
-    """About how many checkpoints will be saved: at the end, by their rhythm, and by the clock."""
+    """Estimate how many checkpoints will be saved: by steps, by time, and at the end."""
     config = loop.config
     per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
     interval = config.checkpoint_interval
     every = config.checkpoint_frequency or (interval * per_epoch if interval else None)
-    by_rhythm = (loop.total_steps - 1) // every if every else 0  # the last one is that at the end
+    # The last step is saved at the end anyway.
+    by_rhythm = (loop.total_steps - 1) // every if every else 0
     by_clock = int(seconds // USUAL_SAVE_SECONDS) if config.checkpoint_seconds else 0
     return 1 + by_rhythm + by_clock
 
 
 def bytes_of_model(model: torch.nn.Module, *, is_lora: bool) -> int:
-    """Of `final/`: a LoRA's own weights, or all."""
+    """Return the size of `final/`: the weights of a LoRA, or all of them."""
     weights = (p for p in model.parameters() if p.requires_grad or not is_lora)
     return sum(p.numel() * p.element_size() for p in weights)
 
@@ -494,7 +498,7 @@ def bytes_of_model(model: torch.nn.Module, *, is_lora: bool) -> int:
 def _bytes_in(folder: Path) -> int:
     total = 0
     for path in paths_below(folder):
-        with suppress(FileNotFoundError):  # a copier still tidies up
+        with suppress(FileNotFoundError):  # a copier is still cleaning up
             total += path.lstat().st_size if path.is_file() else 0
     return total
 
@@ -508,15 +512,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) -> int:
-    """About what a checkpoint of this training takes, before there is one.
+    """Estimate the size of a checkpoint of this run before there is one.
 
     Args:
-        create_optimizer: makes the training's optimizer for a module.
+        create_optimizer: creates the run's optimizer for a module.
     """
     return bytes_of_first_version(model) + optimizer_state_bytes(create_optimizer, model)
 
 
 def bytes_of_first_version(model: torch.nn.Module) -> int:
-    """As `bytes_of_version`, before the first step."""
+    """Estimate the size of a checkpoint before the first step, which has no optimizer state."""
     weights = sum(t.numel() * t.element_size() for t in trainable_state(model).values())
     return weights + SMALL_BYTES

@@ -1,4 +1,4 @@
-"""What a run will take, measured before there is a run: of Temper's own loop, or of TRL's."""
+"""Forecast of a run that does not exist yet, with Temper's own loop or with TRL's."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 
 def forecast(config: DeploymentConfig) -> Forecast:
-    """What a run of `config` will take, measured now with a few of its own micro-batches.
+    """Forecast a run of `config`, measured now with a few of its own micro-batches.
 
-    Trains nothing and makes no run; prepared data stays in the cache, where the run finds it. The
-    measuring before and after the training, by answering held-out prompts, is not in its time.
+    Trains nothing and creates no run. Prepared data stays in the cache, where the run will find it.
+    The forecast time does not include answering held-out prompts before and after training.
 
     Raises:
-        ValueError, TemperError: the run could not be started like this, or does not fit.
+        ValueError, TemperError: the run could not start with this configuration, or does not fit.
     """
     measured = _measured if config.training.method == SFT else forecast_of_method
     try:
-        return measured(config.changed([]))  # what is found out about it is not the caller's
+        return measured(config.changed([]))  # a copy: what is resolved stays internal
     finally:
         free_memory(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
 

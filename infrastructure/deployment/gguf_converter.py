@@ -1,8 +1,8 @@
-"""llama.cpp's converter to GGUF: where it lies, what it can, and running it.
+"""llama.cpp's converter to GGUF: how it is found, what it supports, and how it is run.
 
-It is a program of llama.cpp's sources and no package, so it is looked for: where `--converter`
-says, in the folder that LLAMA_CPP_DIR names, on PATH, and in the usual folders of llama.cpp and of
-Unsloth. Nothing is downloaded. Weights of 4 bits are made by llama.cpp's llama-quantize.
+It is a script in llama.cpp's sources and not a package. It is searched at the path of
+`--converter`, in the folder of LLAMA_CPP_DIR, on PATH, and in the usual folders of llama.cpp and
+Unsloth. Nothing is downloaded. 4-bit weights are made by llama.cpp's llama-quantize.
 """
 
 import os
@@ -31,13 +31,13 @@ FOUR_BITS = "Q4_K_M"
 
 @dataclass(frozen=True)
 class Converter:
-    """The converter, and what makes 4 bits where it is there."""
+    """The converter, and the program that quantizes to 4 bits if it is available."""
 
     script: Path
     quantizer: Path | None
 
     def check(self, architecture: str, bits: int | None) -> None:
-        """Try whether the converter runs here and knows this kind of model.
+        """Check that the converter runs here and supports this model architecture.
 
         Raises:
             ValueError: it does not; says why, and what to do.
@@ -63,7 +63,7 @@ class Converter:
         """Write `file` from the Hugging Face folder `model`.
 
         Raises:
-            ValueError: the converter refuses; in its own words.
+            ValueError: the converter fails; gives its message.
         """
         plain = file.with_suffix(".plain.gguf") if bits == 4 else file
         done = self._run(str(model), "--outfile", str(plain), "--outtype", OUT_TYPES[bits])
@@ -89,13 +89,13 @@ class Converter:
 
 
 def find_converter(named: Path | None = None) -> Converter:
-    """The converter of this machine.
+    """Find the converter on this machine.
 
     Args:
-        named: the script, or the folder that it lies in; None: it is looked for.
+        named: the script, or its folder; None: search for it.
 
     Raises:
-        ValueError: there is none; says where it was looked for, and how to get it.
+        ValueError: it was not found; says where it was searched, and how to get it.
     """
     if named is not None:
         script = named / SCRIPT if named.is_dir() else named
@@ -142,7 +142,7 @@ def _execute(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What a program ended with, in its own words."""
+    """Return the last line that a program printed."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return (
         lines[-1] if lines else phrase("deployment.program_failed_silently", code=done.returncode)

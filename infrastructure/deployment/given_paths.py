@@ -1,7 +1,7 @@
-"""What is wrong with what a person has given, as far as it shows before torch is loaded.
+"""Validation of the user's input, as far as it is possible before torch is loaded.
 
-Torch takes seconds to load; a slip is told in less than one. Each of these is looked at again where
-it is used: what shows later, or has changed meanwhile, is told there.
+Loading torch takes seconds; a mistake is reported in less than one. Everything is checked again
+where it is used: problems that appear later, or changes in the meantime, are reported there.
 """
 
 import shlex
@@ -87,14 +87,14 @@ from infrastructure.training.models.saved_model import (
 )
 from infrastructure.training.models.tower_folder import check_tower
 
-PLAIN_ADAPTERS = ("standard", "auto")  # every other one has checks of its own
+PLAIN_ADAPTERS = ("standard", "auto")  # every other adapter has its own checks
 
 
 def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
-    """Refuse, of a training, what could not be read, written to or understood.
+    """Refuse a run whose input cannot be read, written to or understood.
 
     Args:
-        accept: what may be different when a run goes on.
+        accept: names of what may differ when a run resumes.
 
     Raises:
         ValueError, TemperError: says what is wrong, and what to do.
@@ -106,9 +106,10 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
         writable(output_dir)
     if config.backup.place is not None:
         require_backend(config.backup.place)
-        url = open_place(config.backup.place).url  # which connects to nothing
+        url = open_place(config.backup.place).url  # connects to nothing
         places = (last_place(RunDirectory(run).checkpoints) for run in runs_in(output_dir))
-        if url not in places:  # else that run may be finished, and is shown without its place
+        # Otherwise that run may be finished, and is shown without the destination.
+        if url not in places:
             refuse_unreachable_place(place_options(config))
     if config.enable_monitoring:
         check_alert_sinks(config.monitor.alert_sinks)
@@ -119,7 +120,7 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
 
 
 def check_device(config: DeploymentConfig) -> None:
-    """Refuse what needs a GPU where there is certainly none.
+    """Refuse settings that need a GPU if there certainly is none.
 
     Raises:
         ValueError: says what to use instead.
@@ -141,20 +142,20 @@ def check_device(config: DeploymentConfig) -> None:
 
 
 def check_measured(config: DeploymentConfig, against: str | None = None) -> None:
-    """Refuse a measurement of models that are not there, or on data that cannot be read.
+    """Refuse to evaluate models that do not exist, or on data that cannot be read.
 
     Args:
         against: a second model.
 
     Raises:
-        ValueError: says what is there instead.
+        ValueError: says what exists instead.
     """
     check_device(config)
     with naming_runs(Path(config.output_dir)):
         for name in (*([] if against is None else [against]), config.model.name):
             check_model(name)
     measured = config.model_copy(deep=True)
-    inherit_from_run(measured)  # the columns that the run was trained on, where the data has them
+    inherit_from_run(measured)  # the columns of the run, if the data has them
     try:
         _check_rows(_files_here(measured.data, "data"), measured)
     except ValueError as error:
@@ -166,10 +167,10 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
 
 
 def check_model(name: str) -> None:
-    """Refuse a model to be used where nothing lies, or a run that is not finished.
+    """Refuse a model that does not exist, or a run that is not finished.
 
     Raises:
-        ValueError: says what is there instead.
+        ValueError: says what exists instead.
     """
     name = finished_model(name)
     path = Path(name).expanduser()
@@ -177,28 +178,29 @@ def check_model(name: str) -> None:
         refuse_missing(name)
         refuse_missing_on_hub(name)
     elif (path / RUN_FILE).is_file() and not is_there(path / FINAL):
-        look_into(path)  # which says how to finish it
+        look_into(path)  # its error says how to finish the run
     else:
         refuse_file(path)
 
 
 def check_paths(config: DeploymentConfig) -> None:
-    """Refuse a GPU that is certainly not there, and model and data where nothing lies, or nothing
-    that can be read and understood, or that do not go with `training.method`.
+    """Refuse a GPU that certainly does not exist, and a model or data that cannot be used.
+
+    They must exist, be readable and valid, and fit `training.method`.
 
     Raises:
-        ValueError: says what is there instead.
+        ValueError: says what exists instead.
     """
     path = Path(config.model.name).expanduser()
     if not path.exists():
-        recover_directory(path)  # a saved model whose replacement was killed half-way
+        recover_directory(path)  # a saved model whose replacement was killed midway
     if not path.is_dir():
         _refuse_checkpoint(config)
     if path.exists():
         refuse_file(path)
     else:
         refuse_missing(config.model.name)
-        if config.model.adapter in ("auto", *ADAPTERS.built_in):  # one's own may load otherwise
+        if config.model.adapter in ("auto", *ADAPTERS.built_in):  # custom ones may load differently
             _refuse_name_of_run(config)
             with naming_runs(Path(config.output_dir)):
                 refuse_missing_on_hub(config.model.name, config.model.revision)
@@ -207,19 +209,20 @@ def check_paths(config: DeploymentConfig) -> None:
     check_method(config)
     check_device(config)
     if config.training.enables(MULTIMODAL):
-        if config.training.multimodal.vision_tower is not None:  # else a sentence is there
+        # Otherwise another check reports it.
+        if config.training.multimodal.vision_tower is not None:
             check_tower(config.training.multimodal.vision_tower)
         if sources and not pictures_in(config.data):
-            first_rows(config.data)  # what is wrong with the rows themselves comes first
+            first_rows(config.data)  # problems of the rows themselves come first
             raise ValueError(no_pictures(str(config.data.path)))
     if config.model.adapter in PLAIN_ADAPTERS:
         _check_settings(config, path)
-    if config.training.method == SFT:  # of another method, its own rows have been looked at
+    if config.training.method == SFT:  # other methods have checked their own rows
         _check_rows(sources, config)
 
 
 def _refuse_lora_without(config: DeploymentConfig) -> None:
-    """Refuse a LoRA as the model of a training that is to have none."""
+    """Refuse a LoRA as the model of a run that is explicitly configured without one."""
     model, key = config.model, "model.lora_config"
     is_given = config.source(key).layer is not Layer.DEFAULT
     if model.lora_config is None and is_given and is_lora_folder(model.name):
@@ -229,7 +232,7 @@ def _refuse_lora_without(config: DeploymentConfig) -> None:
 
 
 def _refuse_checkpoint(config: DeploymentConfig) -> None:
-    """A checkpoint of a run is no model yet."""
+    """Refuse a checkpoint of a run, which is not a model yet."""
     name, version = split_version(config.model.name)
     if version is None:
         return
@@ -244,7 +247,7 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
 
 
 def _refuse_name_of_run(config: DeploymentConfig) -> None:
-    """A run of somebody's own Trainer is called as a model of the Hub may be, too."""
+    """Refuse the name of a Trainer's run, which might be that of a model on the Hub as well."""
     for run in _runs_called(config.model.name, Path(config.output_dir)):
         if not (run / FINAL).is_dir():
             continue
@@ -257,13 +260,13 @@ def _refuse_name_of_run(config: DeploymentConfig) -> None:
 
 
 def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:
-    """The run that a path or an id names, or that a person has called so."""
+    """Yield the run at a path, or with this ID or name."""
     places = (Path(name).expanduser(), output_dir / name, run_named(name, output_dir))
     yield from (run for run in places if run is not None and (run / RUN_FILE).is_file())
 
 
 def _check_settings(config: DeploymentConfig, path: Path) -> None:
-    """Refuse a folder without a model, and settings that cannot be with the model that is given."""
+    """Refuse a folder without a model, and settings that the given model does not support."""
     model, is_lora = config.model, (path / "adapter_config.json").is_file()
     if path.is_dir():
         check_folder(path)
@@ -285,7 +288,7 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
 
 
 def _check_rounding(model: ModelConfig, path: Path) -> None:
-    """Refuse to round while it trains what torchao cannot round."""
+    """Refuse quantization-aware training of a model that torchao cannot round."""
     refuse_missing_package("torchao", "model.quantization_aware")
     if model.name == EMBEDDED:
         refuse_odd_width_of_embedded(model.embedded)
@@ -295,13 +298,13 @@ def _check_rounding(model: ModelConfig, path: Path) -> None:
 
 
 def _files_here(data: DataConfig, what: str = "training data") -> list[list[DataFile]]:
-    """The files of training and of held-out data, without those of the Hub.
+    """Return the files of training and held-out data, without those on the Hub.
 
     Args:
-        what: the first of them is, in words.
+        what: names the training data in messages.
 
     Raises:
-        ValueError: they are not there, nor the Hub.
+        ValueError: the files do not exist, or the Hub cannot be reached.
     """
     places = ((data.path, what), (data.eval_path, "held-out data"))
     for place, _ in places:
@@ -315,7 +318,7 @@ def _files_here(data: DataConfig, what: str = "training data") -> list[list[Data
 
 
 def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None:
-    """Refuse rows that cannot be understood, where they are ones of texts as Temper reads them."""
+    """Refuse rows that cannot be understood, if they are texts in Temper's own formats."""
     if not sources or not _reads_texts(config.model):
         return
     if config.model.adapter != "standard" and pictures_in(config.data):
@@ -327,8 +330,10 @@ def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None
 
 
 def _reads_texts(model: ModelConfig) -> bool:
-    """Whether the rows are conversations or texts: an adapter of one's own, or that of a registered
-    model, may read others."""
+    """Return whether the rows are conversations or texts.
+
+    A custom adapter, or that of a registered model, may read other rows.
+    """
     folder = Path(finished_model(model.name)).expanduser()
     is_registered = any(
         (place / REGISTERED_MANIFEST).is_file() for place in (folder, folder / FINAL)

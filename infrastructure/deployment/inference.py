@@ -1,4 +1,4 @@
-"""The fastest way to answer with the model of a configuration, by measurement."""
+"""Measurement of the fastest way to run inference with the model of a configuration."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 @dataclass(frozen=True)
 class FastestInference:
-    """What was measured.
+    """The result of the measurement.
 
     Attributes:
-        program: the file that was written; None: none was asked for.
-        notes: settings that a model which only answers does not use.
+        program: the file that was written; None: none was requested.
+        notes: settings that inference does not use.
     """
 
     result: InferenceResult
@@ -36,18 +36,18 @@ class FastestInference:
 def find_fastest_inference(
     config: DeploymentConfig, num_rows: int, length: int, program: Path | None = None
 ) -> FastestInference:
-    """Measure every way that this machine has, on rows of tokens by chance.
+    """Measure every method that this machine supports, on rows of random tokens.
 
     Args:
-        num_rows, length: the inputs, in rows and tokens.
-        program: where the fastest is written, `.pt2` or `.ts`; None: nowhere.
+        num_rows, length: the size of the input, in rows and tokens.
+        program: where to write the fastest program, `.pt2` or `.ts`; None: nowhere.
 
     Raises:
-        ValueError: `length` is more than the model has positions for.
+        ValueError: `length` exceeds the model's context length.
     """
     notes = [f"note: {note}" for note in set_aside(config)]
     repair_model(Path(config.model.name))
-    config.data.max_length = 2  # rows are made here, of any length that the model has positions for
+    config.data.max_length = 2  # rows are generated here, with any length that the model supports
     trainer = TrainerFactory().for_run(config, "transformers")
     model = Logits(_merged(trainer.initialize_model()))
     _refuse_too_long(model.model, length)
@@ -65,7 +65,7 @@ def _refuse_too_long(model: torch.nn.Module, length: int) -> None:
 
 
 def _merged(model: torch.nn.Module) -> torch.nn.Module:
-    """LoRA matrices in the weights, where these are numbers that can be added to."""
+    """Merge LoRA matrices into the weights, unless these are quantized."""
     whole: Any = model
     is_plain = not hasattr(model, "merge_and_unload") or getattr(model, "is_quantized", False)
     return model if is_plain else whole.merge_and_unload()

@@ -1,9 +1,9 @@
-"""Installs packages into an environment: with uv where it is found, else with pip.
+"""Installation of packages into an environment, with uv if it is available, else with pip.
 
-Either's words go into a log, one living line into a terminal, an error is a clear sentence. uv is
-given pip's own configuration, so both look in the same places and the same requirements come to
-the same packages; what uv cannot do, pip does. TEMPER_INSTALLER (`uv`, `pip`) takes one of them.
-Standard library only: it runs before anything is installed.
+The output of either goes to a log, a progress line to the terminal, and an error becomes one clear
+message. uv receives pip's configuration, so both use the same sources, and the same requirements
+lead to the same packages. pip does what uv cannot. TEMPER_INSTALLER (`uv`, `pip`) selects one of
+them. Standard library only: this runs before anything is installed.
 """
 
 import ast
@@ -25,15 +25,16 @@ from urllib.request import url2pathname
 from infrastructure.core.errors import Problem
 
 NUM_ERROR_LINES = 12
-PROBE_LIMITS = ("--timeout", "8", "--retries", "1")  # an index out of reach costs seconds only
-# Settings of the shell that would make pip or uv look at, or install into, another place.
+PROBE_LIMITS = ("--timeout", "8", "--retries", "1")  # an unreachable index costs only seconds
+# Settings of the shell that would make pip or uv inspect, or install into, another environment.
 FOREIGN_SETTINGS = (
     *("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"),
     *("UV_SYSTEM_PYTHON", "UV_PYTHON", "UV_TARGET", "UV_PREFIX"),  # Colab sets the first
 )
 CHOICE = "TEMPER_INSTALLER"
-OLDEST_UV = (0, 5)  # knows UV_INDEX
-# Settings of pip as variables of uv: an address may hold a password, and options are seen by all.
+OLDEST_UV = (0, 5)  # the first that supports UV_INDEX
+# pip settings as environment variables of uv: a URL may contain a password, and other users can see
+# command-line options.
 UV_VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -45,7 +46,7 @@ UV_VARIABLES = {
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
 PATHS = ("find-links", "constraint", "cert")
-# Settings of pip that change nothing of what is installed; with any other, pip installs.
+# pip settings that do not affect what is installed; with any other setting, pip installs.
 NO_MATTER = {
     *("disable-pip-version-check", "no-input", "no-color", "progress-bar", "quiet", "verbose"),
     *("cache-dir", "no-cache-dir", "root-user-action", "no-warn-script-location", "log", "retries"),
@@ -54,23 +55,23 @@ NO_MATTER = {
 
 
 class InstallError(Problem):
-    """The environment cannot be made; the text is for the person who asked for it."""
+    """An environment cannot be created; the message is for the user."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the text alone."""
+        """Return what a notebook shows: only the message."""
         return [f"{type(self).__name__}: {self}"]
 
 
 def report(text: str, end: str = "\n") -> None:
-    """Tell the person, at once; on standard error, which leaves standard output to the command."""
+    """Print a message immediately; on standard error, as standard output belongs to the command."""
     print(text, end=end, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def step(title: str) -> Iterator[Callable[[str], None]]:
-    """Say what is being done, then how long it took; yields a way to show what is going on now.
+    """Print what is being done and then how long it took; yield a function to show progress.
 
-    What is shown passes by on the step's own line in a terminal; elsewhere it is not shown.
+    Progress is shown on the step's own line in a terminal; elsewhere it is not shown.
     """
     started = time.monotonic()
     living = sys.stderr.isatty()
@@ -91,16 +92,16 @@ def step(title: str) -> Iterator[Callable[[str], None]]:
 
 
 class Installer(Protocol):
-    """Changes the packages of one environment."""
+    """An installer that changes the packages of one environment."""
 
     def install(self, title: str, *arguments: str) -> None:
         """Install, as the step `title`.
 
         Args:
-            arguments: requirements and options that `pip install` knows, and uv too.
+            arguments: requirements and options that both `pip install` and uv support.
 
         Raises:
-            InstallError: it failed; the text ends with the last lines of what was said.
+            InstallError: it failed; the message ends with the last lines of output.
         """
 
     def uninstall(self, title: str, package: str) -> None:
@@ -111,14 +112,14 @@ class Installer(Protocol):
         """
 
     def offers(self, requirement: str, *index: str) -> bool:
-        """Whether there is a wheel of `requirement` for this Python; gives up within seconds."""
+        """Return whether there is a wheel of `requirement` for this Python, within seconds."""
 
 
 def installer_for(python: Path, log: Path) -> Installer:
-    """What installs into the environment whose Python is `python`.
+    """Return the installer for the environment whose Python is `python`.
 
     Raises:
-        InstallError: TEMPER_INSTALLER asks for a uv that is not there, or for something else.
+        InstallError: TEMPER_INSTALLER requires uv, which was not found, or has an unknown value.
     """
     pip = Pip(python, log)
     choice = os.environ.get(CHOICE, "").strip().lower() or "auto"
@@ -139,7 +140,7 @@ def installer_for(python: Path, log: Path) -> Installer:
 
 
 def find_uv() -> str | None:
-    """The program uv on PATH, where it runs and is new enough."""
+    """Return the path of uv if it is on PATH, runs and is recent enough."""
     program = shutil.which("uv")
     if program is None:
         return None
@@ -161,7 +162,7 @@ class Pip:
     log: Path
 
     def install(self, title: str, *arguments: str) -> None:
-        # Python compiles what is imported when it is: that is a fifth of the files, later.
+        # Python compiles a module when it is first imported; only a fifth of the files ever are.
         options = ("--no-input", "--progress-bar=off", "--no-compile")
         self._do(title, "install", *options, *arguments)
 
@@ -174,10 +175,10 @@ class Pip:
         return run(self._command(*probe), self.log, _variables())[0] == 0
 
     def settings(self) -> dict[str, str]:
-        """pip's configuration, from files and variables, as far as it is for `pip install`."""
+        """Return pip's configuration for `pip install`, from files and environment variables."""
         answer = subprocess.run(
             self._command("config", "list"),
-            capture_output=True,  # not into the log: an address may hold a password
+            capture_output=True,  # not into the log: a URL may contain a password
             text=True,
             env=_variables(),
             check=False,
@@ -204,7 +205,7 @@ class Uv:
     """The program uv, for the environment whose Python is `python`.
 
     Attributes:
-        settings: of pip, which uv does not read.
+        settings: pip's, which uv does not read.
     """
 
     program: str
@@ -213,7 +214,7 @@ class Uv:
     settings: Mapping[str, str]
 
     def install(self, title: str, *arguments: str) -> None:
-        # An editable package is built anew: its metadata may have changed, which uv does not see.
+        # An editable package is rebuilt: its metadata may have changed, which uv does not detect.
         anew = ("--reinstall",) if "--editable" in arguments else ()
         self._do(title, "install", *anew, *arguments)
 
@@ -227,24 +228,24 @@ class Uv:
         return run(command, self.log, {**self.variables(*index), **quick})[0] == 0
 
     def variables(self, *arguments: str) -> dict[str, str]:
-        """Of uv's process: pip's settings, unless there is one for uv itself."""
+        """Return the environment of uv's process: pip's settings, unless uv has its own."""
         environment = _variables()
         for name, variable in UV_VARIABLES.items():
             values = self.settings.get(name, "").split()
             if name in PATHS:
                 values = [v if "://" in v else str(Path(v).expanduser().absolute()) for v in values]
-            if name == "find-links":  # pip passes over a folder that is not there
+            if name == "find-links":  # pip ignores a folder that does not exist
                 values = [v for v in values if not _is_missing_folder(v)]
             if values:
                 separator = "," if name == "find-links" else " "
                 environment.setdefault(variable, separator.join(values))
-        if "--index-url" in arguments:  # in place of the usual one
+        if "--index-url" in arguments:  # it replaces the default index
             environment.pop("UV_DEFAULT_INDEX", None)
         return {**environment, "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1"}
 
     def _command(self, action: str, *arguments: str) -> list[str]:
         options = ["--python", str(self.python)]
-        if action == "install":  # pip, too, takes the best version of all its sources
+        if action == "install":  # like pip, take the best version of all indexes
             options += ["--no-progress", "--index-strategy", "unsafe-best-match"]
             if self.settings.get("no-index", "").strip().lower() in ("1", "true", "yes", "on"):
                 options.append("--no-index")
@@ -259,7 +260,7 @@ class Uv:
 
 @dataclass(frozen=True)
 class UvElsePip:
-    """uv; and pip where uv fails, so that nothing depends on uv."""
+    """uv, with pip as a fallback if uv fails, so that nothing depends on uv."""
 
     uv: Uv
     pip: Pip
@@ -293,10 +294,10 @@ def run(
     show: Callable[[str], None] | None = None,
     cwd: Path | None = None,
 ) -> tuple[int, list[str]]:
-    """The exit code and the last lines of what was said. A stop of ours stops the program too.
+    """Run a command and return its exit code and last lines of output; stop it if this is stopped.
 
     Args:
-        cwd: None: where this runs. uv would find the settings of a project that this is in.
+        cwd: None: the current folder. In a project's folder, uv would use that project's settings.
     """
     last_lines: deque[str] = deque(maxlen=NUM_ERROR_LINES)
     with (
@@ -310,7 +311,7 @@ def run(
             errors="replace",
             env=variables,
             cwd=cwd,
-            close_fds=False,  # the lock of `only_one_installer` is held as long as it runs
+            close_fds=False,  # it holds the lock of `only_one_installer` while it runs
         ) as process,
     ):
         assert process.stdout is not None
@@ -327,10 +328,10 @@ def run(
 
 
 def check(code: int, what: str, last_lines: Sequence[str], log: Path) -> None:
-    """Refuse an exit code that is not 0.
+    """Refuse an exit code other than 0.
 
     Raises:
-        InstallError: with the last lines of what was said.
+        InstallError: with the last lines of output.
     """
     if code != 0:
         raise InstallError(

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One command from a fresh clone to a trained model: makes the environment, checks the machine, trains.
-#   launch_training.sh [--with-unsloth] [anything that `temper train` takes]
-# Without arguments it trains the embedded model on the sample data. The exit code is temper's.
+# One command from a fresh clone to a trained model: create the environment, check the machine, train.
+#   launch_training.sh [--with-unsloth] [arguments of `temper train`]
+# Without arguments, train the embedded model on the sample data. The exit code is that of temper.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
@@ -17,5 +17,5 @@ for argument in "$@"; do
 done
 
 "$here/environment.sh" ${environment_flags[@]+"${environment_flags[@]}"}
-unset PYTHONDONTWRITEBYTECODE # where a container sets it, each start would compile PyTorch anew
+unset PYTHONDONTWRITEBYTECODE # if a container sets it, each start would compile PyTorch again
 exec "$root/.venv/bin/temper" train ${training_flags[@]+"${training_flags[@]}"}

@@ -1,5 +1,4 @@
-"""What a run by a trainer of TRL will take: the same forecast as of every run, from a few of TRL's
-own steps before the first."""
+"""Forecast of a run that TRL trains, measured with a few of TRL's own steps beforehand."""
 
 import tempfile
 import time
@@ -43,13 +42,13 @@ from infrastructure.training.sizing.cost_measurement import LOOP_SECONDS, SAVING
 
 
 class MethodForecast(Observer):
-    """Forecasts when the Trainer has all that it trains with, and compares at the end.
+    """An observer that forecasts once the Trainer is complete, and compares at the end.
 
     Args:
-        copies: whose place is looked at for free space.
+        copies: whose backup destination is checked for free space.
 
     Attributes:
-        trainer: to be set before the training begins.
+        trainer: must be set before training starts.
     """
 
     def __init__(
@@ -67,11 +66,11 @@ class MethodForecast(Observer):
         self._began: float | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """Measure, and say what comes.
+        """Measure, and show the forecast.
 
         Raises:
-            DoesNotFitError: a step needs more memory than there is.
-            StorageError: what is to be kept does not fit on a disk.
+            DoesNotFitError: a step needs more memory than is available.
+            StorageError: the files to keep do not fit on a disk.
         """
         version = bytes_of_version(state.model, create_optimizer_of(self.trainer))
         self.copies.check_free_space(version, state.total_steps)
@@ -92,18 +91,18 @@ class MethodForecast(Observer):
         self._began = time.monotonic()
 
     def compared(self) -> list[ForecastRow]:
-        """Rows of forecast and truth; none where nothing was forecast."""
+        """Return rows of predicted and actual values; empty if nothing was predicted."""
         return [] if self._began is None else self.kept.compared(time.monotonic() - self._began)
 
 
 def measured(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
-    """The forecast of a Trainer whose model, optimizer and accelerator are ready.
+    """Return the forecast of a Trainer whose model, optimizer and accelerator are ready.
 
     Args:
-        folder: where the run lies, or will.
+        folder: where the run is or will be.
 
     Raises:
-        DoesNotFitError: a step needs more memory than there is.
+        DoesNotFitError: a step needs more memory than is available.
     """
     config, done, total = training.config, trainer.state.global_step, trainer.state.max_steps
     left = total - done
@@ -145,7 +144,8 @@ def _with_disk(
             version_bytes=version,
             final_bytes=bytes_of_model(trainer.model, is_lora=is_lora),
             first_bytes=bytes_of_first_version(trainer.model),
-            other_bytes=version if done else 0,  # what it goes on from, as a Trainer reads it
+            # The version that it resumes from, in the Trainer's format.
+            other_bytes=version if done else 0,
         ),
         session_seconds=config.training.deadline,
         measure_seconds=costs.evaluation_seconds,
@@ -156,8 +156,11 @@ def _with_disk(
 
 
 def evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int:
-    """How often the held-out rows are measured: before the first step, in their rhythm, and at the
-    end; see `training_rhythm`."""
+    """Return how often the held-out rows are still evaluated.
+
+    They are evaluated before the first step, at regular steps, and at the end; see
+    `training_rhythm`.
+    """
     if not training.data.held_out:
         return 0
     settings, done, total = (
@@ -174,8 +177,7 @@ def evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int
 
 
 def saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: float) -> int:
-    """About how many versions are saved: before the first step, by their rhythm, by the clock, and
-    at the end."""
+    """Estimate how many versions are saved: before the first step, by steps, by time, and last."""
     training = config.training
     steps = {0, total}
     if (every := training.checkpoint_frequency) is not None:
@@ -187,7 +189,7 @@ def saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: fl
 
 
 class _MeasuredError(Exception):
-    """Ends a call of `Trainer.train` before its first step, with what was measured."""
+    """An exception that ends `Trainer.train` before its first step, with the forecast."""
 
     def __init__(self, forecast: Forecast) -> None:
         super().__init__("measured")
@@ -195,10 +197,10 @@ class _MeasuredError(Exception):
 
 
 def forecast_of_method(config: DeploymentConfig) -> Forecast:
-    """What a run of `config` will take, which nobody has begun.
+    """Forecast a run of `config` that has not started.
 
     Raises:
-        ValueError, TemperError: the run could not be started like this, or does not fit.
+        ValueError, TemperError: the run could not start with this configuration, or does not fit.
     """
     from transformers import TrainerCallback
 

@@ -1,5 +1,4 @@
-"""A run whose steps are those of a trainer of TRL: the middle of `TrainingDeployment`, where
-`training.method` is not sft."""
+"""A run trained by TRL: the middle of `TrainingDeployment` if `training.method` is not sft."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -40,7 +39,7 @@ from infrastructure.training.observers.run_observers import ProgressObserver
 from infrastructure.training.trainer_factory import show_gpus
 
 METHOD_SETTINGS = "method_settings"
-NO_MEASURES = ("eval_num_tokens",)  # of what TRL gives with an evaluation
+NO_MEASURES = ("eval_num_tokens",)  # of what TRL returns with an evaluation
 
 Begun = Callable[[Path], None]
 
@@ -49,12 +48,12 @@ class MethodTraining:
     """One run that TRL trains.
 
     Args:
-        run: its directory need not be there yet.
-        accepted: names of what may be different although it changes the result.
-        begun: is told the run's directory when it trains.
-        observers: further ones of this training.
-        is_result_shown: somebody else shows a person the result.
-        how_to_begin_anew: said behind the step that it goes on from.
+        run: its directory need not exist yet.
+        accepted: names of what may differ although it changes the result.
+        begun: called with the run's directory when training starts.
+        observers: further observers of this run.
+        is_result_shown: another display shows the result.
+        how_to_begin_anew: text that is appended to the line about the step it resumes from.
     """
 
     def __init__(
@@ -77,14 +76,15 @@ class MethodTraining:
         self.measured = _Measured(run, config, begun)
 
     def train(self) -> Summary:
-        """Train, or go on with the newest version, to the end.
+        """Train to the end, or resume from the newest version.
 
         Returns:
-            What summary.json holds.
+            The content of summary.json.
 
         Raises:
-            ValueError, TemperError: it cannot be trained as it is; nothing was.
-            Exception: the training failed; the finished steps are in a version.
+            ValueError, TemperError: the run cannot start with this configuration; nothing was
+                trained.
+            Exception: the run failed; the finished steps are in a version.
         """
         config, run = self.config, self.files
         show_gpus(config)
@@ -115,7 +115,7 @@ class MethodTraining:
             with self.report.waiting("loading the model"):
                 trainer = training.make_trainer(is_new=resumed is None, say=self.report)
             training.data.quarantine.write(run.quarantine_file)
-            if len(contents := training.data.contents()):  # else the file's name has to do
+            if len(contents := training.data.contents()):  # else the file name has to do
                 record_rows_of(run, config, contents)
             trainer.add_callback(callback)
             callback.look_before_loading(trainer)
@@ -124,7 +124,7 @@ class MethodTraining:
             try:
                 with without_progress_bars():
                     trainer.train(resume_from_checkpoint=resumed)
-            except CopyNotConfirmedError:  # finished, and its copy is told of in the summary
+            except CopyNotConfirmedError:  # finished; the summary reports the backup
                 pass
             except BaseException as error:
                 callback.ended_by(error)
@@ -181,7 +181,7 @@ class MethodTraining:
         return callback, forecast
 
     def _summary(self) -> Summary:
-        """As the end has left it."""
+        """Show the closing lines and return the summary."""
         summary = read_summary(self.files)
         if summary.get("status") == RunStatus.FINISHED:
             for line in closing_lines(self.files.path, summary, self.is_result_shown):
@@ -193,10 +193,10 @@ class MethodTraining:
 
 
 class _Measured(Observer):
-    """What was measured before the first step and last; it travels with the versions.
+    """An observer that keeps the first and the last measurement; they are saved with each version.
 
     Args:
-        begun: is told the run's directory when it trains.
+        begun: called with the run's directory when training starts.
     """
 
     def __init__(self, run: RunDirectory, config: DeploymentConfig, begun: Begun) -> None:
@@ -224,7 +224,7 @@ class _Measured(Observer):
             self.after = spell_numbers(numbers)
 
     def take_best(self, model: torch.nn.Module) -> None:
-        """Give the trained model the best weights, where that is asked for."""
+        """Load the best weights into the trained model, if configured."""
         if self.state is None or not self.config.training.ends_with_best:
             return
         step = take_best(model, self.run.checkpoints, self.state.step)
@@ -232,12 +232,12 @@ class _Measured(Observer):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the training has come to its end, and in order."""
+        """Whether the run has reached its end without an error."""
         state = self.state
         return state is not None and not state.is_cut_short and state.error is None
 
     def summary(self) -> Summary:
-        """What summary.json says of it; nothing of a training that measured nothing."""
+        """Return entries of summary.json, without `before` and `after` if nothing was measured."""
         measured: Summary = {"before": self.before, "after": self.after} if self.after else {}
         if self.changed_after is not None:
             measured["held_out_changed_after"] = self.changed_after
@@ -246,11 +246,12 @@ class _Measured(Observer):
         return measured | self._advice()
 
     def _advice(self) -> Summary:
-        """What the numbers at the end suggest; nothing of a training that has more to do."""
+        """Return advice that follows from the final numbers; empty for a run that is not done."""
         state, training = self.state, self.config.training
         if state is None or not self.is_finished:
             return {}
-        has_loss = training.method not in BY_REWARD  # whose loss says nothing of what is learnt
+        # With rewards, the loss does not show what is learned.
+        has_loss = training.method not in BY_REWARD
         both = (self.before, self.after) if has_loss else ({}, {})
         advice = advice_at_end(
             self.run,
@@ -277,7 +278,7 @@ class _Measured(Observer):
 
 
 def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
-    """How many held-out pairs were ranked, where that was measured; the system prompt."""
+    """Return how many held-out pairs were ranked, if that was measured, and the system prompt."""
     facts: Summary = {}
     if f"{HELD_OUT}{RANKING}" in after:
         facts["num_pairs"] = len(training.data.held_out)
@@ -287,7 +288,7 @@ def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
 
 
 def translated(accepted: Collection[str]) -> list[str]:
-    """Names of settings that may differ, as the Trainer's arguments are called."""
+    """Translate names of settings that may differ to the names of the Trainer's arguments."""
     names: list[str] = []
     for name in accepted:
         if name == METHOD_SETTINGS:
@@ -301,6 +302,6 @@ def translated(accepted: Collection[str]) -> list[str]:
 
 
 def setting_of(name: str) -> str:
-    """The setting that `--accept` takes for an argument or part of the Trainer."""
+    """Return the setting that `--accept` takes for an argument or a part of the Trainer."""
     other = METHOD_SETTINGS if name in argument_names() else name
     return setting_names().get(name, other)

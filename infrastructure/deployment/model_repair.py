@@ -1,4 +1,4 @@
-"""Repairs the model that a run has trained, and its report, before anything reads them."""
+"""Repair of a run's trained model and of its report, before anything reads them."""
 
 import contextlib
 import hashlib
@@ -42,11 +42,12 @@ log = logging.getLogger(__name__)
 def repair_finished(
     run: RunDirectory, options: BackupConfig, report: Callable[[str], None]
 ) -> None:
-    """Repair a run whose training has come to its end, its model and its report too. Left alone
-    while a living process has it.
+    """Repair a run whose training has ended, including its model and its report.
+
+    Does nothing while a living process uses the run.
 
     Raises:
-        StorageError: this machine's disk refuses.
+        StorageError: this machine's disk refuses to write.
     """
     lock = Lock(run.path / LOCK_FILE)
     try:
@@ -62,11 +63,12 @@ def repair_finished(
 
 
 def repair_model(path: Path) -> None:
-    """Repair the trained model at `path`, a run or its `final/`; any other path is none of ours.
-    What was damaged is told through logging.
+    """Repair the trained model at `path`, which is a run or its `final/`; ignore any other path.
+
+    Damage is reported through logging.
 
     Raises:
-        StorageError: this machine's disk refuses.
+        StorageError: this machine's disk refuses to write.
     """
     folder = path.expanduser().resolve()
     folder = folder.parent if folder.name == "final" else folder
@@ -76,7 +78,7 @@ def repair_model(path: Path) -> None:
     repair_records_of(run)
     try:
         options = place_options(run.read_configuration())
-    except ValueError:  # of a Trainer, which has its own script, or damaged for good
+    except ValueError:  # a Trainer's run, which has its own script, or damaged beyond repair
         options = BackupConfig()
     lock = Lock(run.path / LOCK_FILE)
     try:
@@ -88,8 +90,10 @@ def repair_model(path: Path) -> None:
 
 
 def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
-    """Compare `final/` with its SHA256SUMS, and bring back what differs: from the place, or from
-    the last version, which is the same state."""
+    """Compare `final/` with its SHA256SUMS, and restore the files that differ.
+
+    They come from the backup destination, or from the last version, which has the same state.
+    """
     place = None if options.place is None else open_place(options.place)
     sealed = read_seal(run.path).get(MODEL_SUMS)
     sums = run.final / SUMS
@@ -102,7 +106,7 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
         )
         is_damaged = False
     elif not is_damaged and not sums.exists():
-        return  # of an older version
+        return  # of an older version of Temper
     names: list[str] = []
     if not is_damaged:
         try:
@@ -124,7 +128,7 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
 
 
 def _restore_sums(run: RunDirectory, place: Place | None, sealed: str) -> bool:
-    """Write SHA256SUMS as the seal says it was, if that is to be had."""
+    """Restore SHA256SUMS to what the seal recorded, if possible; return whether it was."""
     text = sums_text(run.final).encode()
     if hashlib.sha256(text).hexdigest() == sealed:
         with atomic_write(run.final / SUMS) as file:
@@ -134,7 +138,7 @@ def _restore_sums(run: RunDirectory, place: Place | None, sealed: str) -> bool:
 
 
 def _fetched(run: RunDirectory, place: Place | None, name: str, digest: str) -> bool:
-    """Whether a file of `final/` was brought back from the place, as it was."""
+    """Restore a file of `final/` from the backup destination; return whether this succeeded."""
     if place is None:
         return False
     parent = Path(run.run_id)
@@ -158,7 +162,7 @@ def _copy(place: Place, source: Path, target: Path, digest: str) -> None:
 
 
 def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
-    """Write `names` of the trained model (none: all of it) from the last version."""
+    """Write the files `names` of the trained model (empty: all) again from the last version."""
     damage = f"{', '.join(f'final/{name}' for name in names) or what} was damaged"
     folder = run.path / REMADE
     try:
@@ -188,13 +192,13 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
 
 
 def _write_missing_report(run: RunDirectory, report: Callable[[str], None]) -> None:
-    """Write the report that a kill prevented, or that was damaged since, and the seal."""
+    """Write the report and its seal if a kill prevented it, or if it was damaged since."""
     seal: dict[str, str | None] = {**read_seal(run.path)}
     if seal and seal.get(REPORT_FILE) == hash_or_none(run.path / REPORT_FILE):
         return
     try:
         write_report(run.path)
-    except Exception as error:  # a page to look at
+    except Exception as error:  # the report is only for viewing
         log.warning("%s was not written: %r", REPORT_FILE, error)
         return
     report(phrase("deployment.report_rewritten", file=REPORT_FILE))

@@ -1,10 +1,10 @@
-"""A Modelfile for Ollama whose template writes prompts as they were written in training.
+"""Creation of an Ollama Modelfile whose template writes prompts as in training.
 
-Chat templates of transformers are Jinja, Ollama's are Go templates. What the training's template
-writes around messages is found by writing a few with words that occur nowhere else, and the Go
-template is made of these pieces. Whether the pieces write further conversations to the same
-letters is tried; where they do not (a template that puts the system prompt into the first question,
-say), there is no Modelfile, because another prompt than the training's would be silently worse.
+Chat templates of transformers are Jinja, those of Ollama are Go templates. To find what the
+training's template writes around messages, it is rendered with a few words that occur nowhere else,
+and the Go template is assembled from the pieces. Further conversations are then rendered with both.
+If the results differ (a template may, for example, put the system prompt into the first question),
+no Modelfile is written, because a prompt that differs from training would be silently worse.
 """
 
 import json
@@ -21,14 +21,14 @@ SYSTEM, USER, ANSWER, SECOND = "Syzq7391", "Uszq4826", "Aszq1157", "Uszq9034"
 
 @dataclass(frozen=True)
 class Pieces:
-    """What stands around messages.
+    """The text around messages.
 
     Attributes:
-        first: before the first question where there is no system prompt.
-        before_system, after_system: around a system prompt; None: none can be given.
+        first: before the first question, if there is no system prompt.
+        before_system, after_system: around a system prompt; None: system prompts are not supported.
         answer: between a question and its answer.
         next: between an answer and the next question.
-        last: after the last question, where the model is to answer.
+        last: after the last question, before the model's answer.
     """
 
     first: str
@@ -39,7 +39,7 @@ class Pieces:
     last: str
 
     def write(self, turns: Sequence[Turn]) -> str:
-        """What the Go template writes."""
+        """Return what the Go template would render."""
         text, before = "", self.first
         for turn in turns:
             if turn.role == "system":
@@ -54,8 +54,7 @@ class Pieces:
         return text + self.last
 
     def as_go(self) -> str:
-        """The same as a template of Ollama; literal text stands in quotes, where no sign of it
-        can mean anything."""
+        """Return the template for Ollama; literal text is quoted, so Go does not interpret it."""
         system = ""
         if self.before_system is not None:
             system = (
@@ -75,10 +74,10 @@ class Pieces:
 
 
 def find_pieces(render: Render) -> Pieces | None:
-    """The pieces of a way to write conversations; None where it is not made of such.
+    """Find the pieces of a chat template; return None if it does not consist of such pieces.
 
     Args:
-        render: the text before an answer, from the messages before it.
+        render: returns the text before an answer, given the messages before it.
     """
     try:
         first, last = _around(render(_turns(USER)), USER)
@@ -86,7 +85,7 @@ def find_pieces(render: Render) -> Pieces | None:
         before_system, after_system = _of_system(render, last)
         pieces = Pieces(first, before_system, after_system, answer, following, last)
         is_right = all(pieces.write(turns) == render(turns) for turns in _tries(before_system))
-    except Exception:  # a template refuses what another one writes, each with an error of its own
+    except Exception:  # templates raise errors of any type for what they do not support
         return None
     return pieces if is_right else None
 
@@ -112,10 +111,10 @@ def _between(text: str, first: str, last: str) -> tuple[str, str]:
 
 
 def _of_system(render: Render, last: str) -> tuple[str | None, str]:
-    """Around a system prompt; None where the template refuses or ignores one."""
+    """Return the text around a system prompt; None if the template rejects or ignores one."""
     try:
         text = render(_turns(USER, system=SYSTEM))
-    except Exception:  # of the template
+    except Exception:  # raised by the template
         return None, ""
     if SYSTEM not in text:
         return None, ""
@@ -135,7 +134,7 @@ def _tries(before_system: str | None) -> list[list[Turn]]:
 
 
 def _quoted(text: str) -> str:
-    """A string of Go: JSON's escapes are Go's, too."""
+    """Return a Go string; JSON's escapes are valid in Go."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -144,11 +143,11 @@ def _literal(text: str) -> str:
 
 
 def modelfile(pieces: Pieces, weights: str, stops: Sequence[str]) -> str:
-    """The Modelfile of a GGUF file that lies beside it.
+    """Return the Modelfile of a GGUF file in the same folder.
 
     Args:
-        weights: the file's name.
-        stops: what answers end with.
+        weights: the name of the GGUF file.
+        stops: what ends answers.
     """
     lines = [f"FROM ./{weights}", f'TEMPLATE """{pieces.as_go()}"""']
     lines += [f"PARAMETER stop {_quoted(stop)}" for stop in stops]

@@ -1,4 +1,4 @@
-"""Train, go on and measure with one call each: what the commands do, from Python."""
+"""Functions that train, resume and evaluate in one call, as the commands do."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -38,25 +38,25 @@ def train(
     accept: Collection[str] = (),
     **settings: Any,
 ) -> Summary:
-    """Train, or go on with the newest run of the same settings that is not finished.
+    """Train, or resume the newest unfinished run with the same settings.
 
         summary = temper.train("chats.jsonl", model="./my-llama", lora=True, num_epochs=3)
 
     Args:
-        data: a file, a folder or a data set of the hub, or the whole section of settings; None:
-            the sample tasks.
-        model: a folder or a name of the hub, or the whole section; None: a small one from scratch.
-        preset: a ready-made group of settings; `temper train --help-all` lists them.
-        config_file: a YAML file; None: `.config/training_config.yaml` where it exists.
-        accept: what may be different when a run goes on, such as `["learning_rate"]`.
+        data: a file, a folder or a Hub dataset, or the whole section of settings; None: the sample
+            tasks.
+        model: a folder or a Hub name, or the whole section; None: a small model from scratch.
+        preset: a predefined group of settings; `temper train --help-all` lists them.
+        config_file: a YAML file; None: `.config/training_config.yaml` if it exists.
+        accept: what may differ when a run resumes, such as `["learning_rate"]`.
         settings: by the names of the flags (`max_steps`, `lora`, `backup_place`), or as for
-            `DeploymentConfig`; they go before the file and the environment.
+            `DeploymentConfig`; they take precedence over the file and the environment.
 
     Returns:
-        What the run's summary.json holds: `status`, `before`, `after`, `paths` and more.
+        The content of the run's summary.json: `status`, `before`, `after`, `paths` and more.
 
     Raises:
-        ValueError, TemperError: it cannot be trained as it is; nothing was.
+        ValueError, TemperError: the run cannot start with this configuration; nothing was trained.
     """
     named = _named("data.path", data) | _named("model.name", model) | _named(PRESET, preset)
     with speaking(as_keyword):
@@ -69,14 +69,14 @@ def train(
 
 
 def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """A keyword for one setting, or for its section where all of that is given."""
+    """Return a keyword for one setting, or for its section if a mapping is given."""
     if value is None:
         return {}
     return {key.split(".")[0]: value} if isinstance(value, Mapping) else {key: str(value)}
 
 
 def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by their keys; `data="rows.jsonl"` is its path, as where that is an argument."""
+    """Return settings by key; `data="rows.jsonl"` sets `data.path`, as the argument `data` does."""
     named = {key_of_keyword(name): value for name, value in settings.items()}
     return named | _named("data.path", named.pop("data", None))
 
@@ -84,7 +84,7 @@ def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
 def train_configured(
     config: DeploymentConfig, accept: Collection[str] = (), show_line: ShowLine = show
 ) -> Summary:
-    """As `train`, with a whole configuration; `show_line` shows a line to a person."""
+    """Train as `train` does, with a whole configuration; `show_line` shows a line to the user."""
     with interrupt_on_signals(), others_dismissed():
         return TrainingDeployment(config, show_line, accept).run()
 
@@ -96,20 +96,20 @@ def resume(
     accept: Collection[str] = (),
     **changes: Any,
 ) -> Summary:
-    """Go on with a run, with the settings that it recorded; a finished one is completed.
+    """Resume a run with the settings that it recorded; a finished run is completed.
 
     Args:
-        run: its name, `name@step`, or its path; None: the newest. One that is not here is brought
-            back from `backup_place`.
+        run: its name, `name@step`, or its path; None: the newest. A run that is not on this machine
+            is restored from `backup_place`.
         output_dir: the folder of the runs.
-        accept: what may be different, such as `["learning_rate"]`.
-        changes: settings that are different from now on, as for `train`.
+        accept: what may differ, such as `["learning_rate"]`.
+        changes: settings that differ from now on, as for `train`.
 
     Returns:
         As `train`.
 
     Raises:
-        ValueError, TemperError: there is no such run, or it cannot go on as it is.
+        ValueError, TemperError: there is no such run, or it cannot resume with these settings.
     """
     schema = schema_of(DeploymentConfig)
     name = None if run is None else str(run)
@@ -127,7 +127,7 @@ def resume_with(
     accept: Collection[str] = (),
     show_line: ShowLine = show,
 ) -> Summary:
-    """As `resume`, with changes that know where they were given (see `find_run` for `name`)."""
+    """Resume as `resume` does, with changes that know their origin (see `find_run` for `name`)."""
     place = next((c for c in changes if c.key == "backup.place" and c.value), None)
     chosen = find_to_resume(name, output_dir, changes, accept, show_line, place)
     return resume_run(chosen, accept, show_line)
@@ -136,7 +136,7 @@ def resume_with(
 def resume_run(
     chosen: RunToResume, accept: Collection[str] = (), show_line: ShowLine = show
 ) -> Summary:
-    """As `resume`, with what `find_to_resume` gives."""
+    """Resume the run that `find_to_resume` returned."""
     run, checkpoint, config = chosen
     take_effect(config)
     if config.backup.place is None and "backup.place" in run.masked():
@@ -166,17 +166,18 @@ def evaluate(
         temper.evaluate("runs/my-run", "questions.jsonl").metrics["eval_loss"]
 
     Args:
-        model: a run, its `final/`, or any model folder. A run may be called by its id or by the
-            name that it was given, alone or after the folder of runs, as on the command line.
-        data: a file, a folder or a data set of the hub.
-        against: a second model, which is measured on the same rows and compared.
-        measures: of the answers, such as `["exact_match", "f1"]`; None: those that fit.
-        max_tokens: the longest answer; None: a few tokens more than the longest expected one.
+        model: a run, its `final/`, or any model folder. A run can be given by its ID or its name,
+            with or without the folder of runs, as on the command line.
+        data: a file, a folder or a Hub dataset.
+        against: a second model to measure on the same rows and compare with.
+        measures: of the answers, such as `["exact_match", "f1"]`; None: those that fit the data.
+        max_tokens: the maximum length of an answer; None: a few tokens more than the longest
+            expected one.
         settings: as for `train`.
 
     Returns:
-        Loss, shares of right answers and other scores by task with their intervals, and where the
-        page of it lies.
+        Loss, shares of correct answers and other scores by task with their intervals, and the path
+        of the HTML page.
 
     Raises:
         ValueError, TemperError: a model or the data cannot be used.
@@ -200,7 +201,7 @@ def evaluate(
 def evaluate_tasks(
     config: DeploymentConfig, request: TaskRequest, against: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same on tasks of lm-evaluation-harness; see `measure_tasks`."""
+    """Evaluate a model on tasks of lm-evaluation-harness; see `measure_tasks`."""
     for name in (config.model.name, *([against] if against else [])):
         check_model(name)
         repair_model(Path(name))
@@ -211,7 +212,7 @@ def evaluate_tasks(
 def evaluate_configured(
     config: DeploymentConfig, request: Request | None = None
 ) -> tuple[Evaluation, list[str]]:
-    """As `evaluate`, with a whole configuration; also in lines to show."""
+    """Measure as `evaluate` does, with a whole configuration; return the lines to show as well."""
     models = [config.model.name, *([request.against] if request and request.against else [])]
     for name in models:
         check_model(name)

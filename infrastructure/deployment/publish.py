@@ -1,9 +1,9 @@
-"""A trained model on the Hugging Face Hub: its folder, and a card with the facts of its run.
+"""Publication of a trained model on the Hugging Face Hub, with a card about its run.
 
-Private unless somebody says otherwise: what was public once cannot be taken back, and a model may
-know rows of its training by heart. One commit holds all, and each file is compared with what the
-Hub then has. Of a card that lies there already only the part between the two marks is written anew,
-so that what people add to it stays.
+Repositories are private by default: a publication cannot be undone, and a model may have memorized
+rows of its training data. Everything is uploaded in one commit, and each file is then compared with
+what the Hub has. In an existing card only the part between the two marks is replaced, so that what
+users added stays.
 """
 
 import errno
@@ -47,18 +47,18 @@ from infrastructure.training.models.answer_end import GENERATION_FILE
 CARD = "README.md"
 BEGIN, END = "<!-- written by Temper: begin -->", "<!-- written by Temper: end -->"
 WRITTEN = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-# Of an earlier upload, what a loader would take for a part of this model.
+# Files of an earlier upload that a loader would mistake for parts of this model.
 MODEL_FILES = re.compile(r"[^/]+\.safetensors(\.index\.json)?|(adapter_)?config\.json")
 CHUNK_BYTES = 8 * 1024**2
 LORA_CONFIG = "adapter_config.json"
 FROM_SCRATCH = ("embedded", "registered")
-ARGUMENT = "trainer."  # run.json has a Trainer's arguments so
+ARGUMENT = "trainer."  # the prefix of a Trainer's arguments in run.json
 ARGUMENTS_SHOWN = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate"),
     *("lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "beta", "loss_type"),
     *("num_generations", "max_completion_length", "temperature", "seed"),
 )
-# By the class of transformers that loads a model: its task on the Hub, and what prepares its input.
+# By transformers class: the model's task on the Hub, and the class and variable for its input.
 WRITES, SEES = "AutoModelForCausalLM", "AutoModelForImageTextToText"
 TASKS = {
     WRITES: ("text-generation", "AutoTokenizer", "tokenizer"),
@@ -80,7 +80,7 @@ base = {model_class}.from_pretrained({base})
 model = PeftModel.from_pretrained(base, "{name}")
 {ends}{input} = {input_class}.from_pretrained("{name}")"""
 LORA_ENDS = 'model.generation_config = GenerationConfig.from_pretrained("{name}")\n'
-# Prompts, as the training has written them; the answer is greedy, as `temper ask` has it.
+# Prompts are formatted as in training; the answer is greedy, as in `temper ask`.
 PROMPT_BY_TEMPLATE = """
 messages = [{system}{{"role": "user", "content": "your question"}}]
 inputs = tokenizer.apply_chat_template(
@@ -94,8 +94,8 @@ ANSWERING = """
 written = model.generate(**inputs, max_new_tokens=256, do_sample=False)
 print(tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 
-OF_ITS_AUTHOR = '"BASE"'  # a folder that nobody else has
-LOADING_FILES = {  # in a folder that holds them; of temper export --format
+OF_ITS_AUTHOR = '"BASE"'  # a folder that only the author has
+LOADING_FILES = {  # for folders with these files, which temper export --format writes
     "model.gguf": """from llama_cpp import Llama
 
 model = Llama("model.gguf")""",
@@ -113,22 +113,21 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 token_ids = tokenizer("your text", return_tensors="pt")["input_ids"]  # int64, (rows, tokens)
 logits = torch.export.load("model.pt2").module()(token_ids)""",
 }
-HERE = "."  # the folder of the card itself
+HERE = "."  # the folder that contains the card
 
 
 NEEDS_TORCHAO = "# pip install torchao\n"
 
 
 class ModelRepository:
-    """A model repository of the Hub.
+    """A model repository on the Hub.
 
     Args:
         name: `OWNER/NAME`.
-        is_public: whether everybody may see it, where it is made now; one that is there stays as
-            it is.
+        is_public: whether a new repository is public; an existing one stays as it is.
 
     Raises:
-        ValueError: `name` is none.
+        ValueError: `name` is not a repository name.
     """
 
     def __init__(self, name: str, is_public: bool = False) -> None:
@@ -139,23 +138,23 @@ class ModelRepository:
         self.place = HubPlace(f"hf://{self.name}")
 
     def make(self) -> None:
-        """Make the repository where it is not there; call it before anything takes long.
+        """Create the repository if it does not exist; call this before work that takes long.
 
         Raises:
-            StorageError: the Hub does not answer, or refuses; says what to do.
+            StorageError: the Hub does not respond, or refuses; says what to do.
         """
         with self._understandable(), self.place.plain_errors(self.place.url):
             self.place.api.create_repo(self.name, private=not self.is_public, exist_ok=True)
 
     def upload(self, folder: Path, run: RunDirectory, step: int) -> JsonObject:
-        """Put the model in `folder` there, which `run` has trained for `step` steps.
+        """Upload the model in `folder`, which `run` trained for `step` steps.
 
         Returns:
-            repository, url, private, files (their number), and notes: what a person should know.
+            repository, url, private, files (their number), and notes: what the user should know.
 
         Raises:
-            ValueError: run.json is missing or damaged, or the card there cannot be read.
-            StorageError: the Hub does not answer, or refuses; then nothing of it lies there.
+            ValueError: run.json is missing or damaged, or the existing card cannot be read.
+            StorageError: the Hub does not respond, refuses, or has other bytes than were sent.
         """
         if damaged := damaged_files(folder):
             raise DamagedFileError(
@@ -186,13 +185,13 @@ class ModelRepository:
     def _commit(
         self, folder: Path, card: str, there: list[str], message: str
     ) -> dict[str, Content]:
-        """Upload all in one commit; what was uploaded, by its name there."""
+        """Upload everything in one commit; return what was uploaded, by name."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         sums = "".join(
             line
             for line in (folder / SUMS).read_text().splitlines(keepends=True)
-            if not line.rstrip("\n").endswith(f"  {CARD}")  # people change it there
+            if not line.rstrip("\n").endswith(f"  {CARD}")  # users edit the card on the Hub
         )
         own = {CARD: card.encode(), SUMS: sums.encode()}
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
@@ -216,10 +215,10 @@ class ModelRepository:
         return contents
 
     def _card(self, folder: Path, run: RunDirectory, step: int, is_there: bool) -> str:
-        """The card's text: a new one, or the one that lies there with the facts of this run.
+        """Return the text of the card: a new one, or the existing one with the facts of this run.
 
         Raises:
-            ValueError: its head is no YAML.
+            ValueError: the front matter of the card is not YAML.
         """
         cards = require("huggingface_hub", "a model card")
         facts = f"{BEGIN}\n{written_by(run, self.name, folder, step)}\n{END}"
@@ -252,7 +251,7 @@ class ModelRepository:
 
     @contextmanager
     def _understandable(self) -> Iterator[None]:
-        """Inside, what the Hub refuses is a StorageError that says what to do."""
+        """Turn an error of the Hub inside into a StorageError that says what to do."""
         try:
             yield
         except OSError as error:
@@ -264,8 +263,10 @@ class ModelRepository:
 
 
 def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
-    """The part of the card that is Temper's: how the model in `folder` was trained, what was
-    measured, and how it is loaded from the repository `name`, or from where the card lies (HERE).
+    """Return Temper's part of the card.
+
+    It says how the model in `folder` was trained, what was measured, and how to load it from the
+    repository `name`, or from the folder of the card (HERE).
 
     Raises:
         ValueError: run.json is missing or damaged.
@@ -318,17 +319,17 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
 def _by_stretch(
     settings: Mapping[str, JsonValue], history: History, step: int, names: Mapping[str, str]
 ) -> JsonObject:
-    """The settings that changed under way, each with the steps for which it had a value.
+    """Return the settings that changed during the run, each with the steps of each of its values.
 
     Args:
-        names: of settings as the history calls them, where they are others.
+        names: the names of settings in the history, if they differ.
     """
     parts = {key: stretches(history, names.get(key, key), step) for key in settings}
     return {key: stretch_words(stretch) for key, stretch in parts.items() if len(stretch) > 1}
 
 
 def _changed(history: History) -> list[str]:
-    """What changed under way, in a table; nothing where nothing did."""
+    """Return a table of what changed during the run; empty if nothing did."""
     rows = [
         (
             f"{one['after_step']}",
@@ -346,12 +347,12 @@ def _changed(history: History) -> list[str]:
 
 
 def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> JsonObject:
-    """What has decided the result, as it was used."""
+    """Return the settings that determined the result, with the values that were used."""
     training = config.training
     from_scratch = record.get("model", {}).get("kind") in FROM_SCRATCH
     batch_size = record.get("decided", {}).get("training.batch_size")
     strategy = training.strategy_for(config.model)
-    # phases with a schedule each shorten it each for itself
+    # each phase with its own schedule shortens the warmup for itself
     has_phases = strategy in STACKWISE or training.enables(MULTIMODAL)
     warmup = training.warmup_steps
     if isinstance(total, int) and not has_phases:
@@ -371,18 +372,18 @@ def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> Jso
 
 
 def _settings_of_method(record: RunRecord) -> JsonObject:
-    """The arguments of TRL's trainer that are not at its default, as it has used them."""
+    """Return the arguments of TRL's trainer that differ from their defaults, as they were used."""
     values = {key.removeprefix(ARGUMENT): one["value"] for key, one in record["config"].items()}
     return {name: values[name] for name in ARGUMENTS_SHOWN if name in values}
 
 
 def _shown(value: object) -> str:
-    """A setting; of a number that was computed, the digits that mean something."""
+    """Format a setting; a computed number is rounded to its significant digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
-    """Which weights the run has trained."""
+    """Return which weights the run trained."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = f"a LoRA of rank {lora.get('r')}" if lora else "all weights"
@@ -396,7 +397,7 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
 
 
 def _is_rounded(folder: Path) -> bool:
-    """Whether a model has the weights that a training has computed with, rounded by torchao."""
+    """Return whether a model has the rounded weights that training computed with (torchao's)."""
     config = folder / "config.json"
     text = config.read_bytes() if config.is_file() else "{}"
     rounding = as_object(as_object(parse_json(text)).get("quantization_config") or {})
@@ -439,7 +440,7 @@ def _number(record: Mapping[str, object], key: str) -> str:
 def _versions(packages: dict[str, str]) -> str:
     try:
         own = version(DISTRIBUTION)
-    except PackageNotFoundError:  # a checkout that is on the path and not installed
+    except PackageNotFoundError:  # a checkout that is on the path but not installed
         own = ""
     known = {"Temper": own, **{name: packages.get(name, "") for name in ("torch", "transformers")}}
     return ", ".join(f"{name} {number}".strip() for name, number in known.items())
@@ -454,7 +455,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _model_class(run: RunDirectory) -> str:
-    """The class of transformers that loads what the run has trained."""
+    """Return the transformers class that loads the trained model."""
     method = run.read_configuration().training.method
     if method != SFT:
         return METHODS[method].head
@@ -487,8 +488,10 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
 
 
 def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
-    """How the model is given a prompt, with the format that it was trained with; nothing of a model
-    that sees, and where nothing tells the format."""
+    """Return code that prompts the model in the format it was trained with.
+
+    Empty for a vision-language model, or if the format is unknown.
+    """
     settings = folder / "tokenizer_config.json"
     if model_class == SEES or not settings.is_file():
         return ""
@@ -507,7 +510,7 @@ def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
 
 
 def _base_of_lora(name: str, folder: Path) -> str | None:
-    """What a LoRA's base is loaded by, as Python writes it; None: the model is whole."""
+    """Return the Python expression that loads a LoRA's base; None if the model is not a LoRA."""
     if not (folder / LORA_CONFIG).is_file():
         return None
     if (folder / "base").is_dir():

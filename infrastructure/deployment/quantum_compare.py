@@ -1,7 +1,6 @@
-"""`temper quantum compare`: the same training with the sampler's answers, with plain ones, and
-without a quantum step, at equal steps.
+"""`temper quantum compare`: the same run with the sampler, with classical baselines, and without.
 
-Each is a run of its own, so a comparison that was interrupted goes on where it stood.
+All have the same number of steps. Each is a run of its own, so an interrupted comparison resumes.
 """
 
 from collections.abc import Callable
@@ -31,20 +30,20 @@ from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.quantum.step_records import SKIPPED, read_records
 
 COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
-NONE = "none"  # without a quantum step
-# Who answers, beside a sampler: the usual baseline, and chance.
+NONE = "none"  # no quantum step
+# What answers instead of a sampler: the usual baseline, and random choice.
 PLAIN = {
     DATA_SELECTION: ("greedy", "random"),
     BLOCK_SELECTION: ("gradient_norm", "random"),
     RANK_ALLOCATION: ("diagonal_fisher", "random"),
 }
 BOUND = "quantum.max_overhead_percent"
-# What means nothing where no sampler is asked.
+# Settings that have no effect without a sampler.
 OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeout"))
 
 
 class Row(TypedDict):
-    """One training of a comparison; `run` is its folder."""
+    """One run of a comparison; `run` is its folder."""
 
     answer: str
     run: str
@@ -56,10 +55,10 @@ class Row(TypedDict):
 
 
 def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
-    """Train with the sampler's answers, with plain ones and without, and print the table.
+    """Train with the sampler's answers, with baselines and without, and print the table.
 
     Returns:
-        A row for each training; what was trained before is not trained again.
+        A row for each run; runs that finished before are not trained again.
     """
     rows, _ = compared(config)
     print("\n".join(table_of(rows)))
@@ -69,20 +68,19 @@ def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
 def compared(
     config: DeploymentConfig, report: Callable[[str], None] = print
 ) -> tuple[list[Row], Summary | None]:
-    """A row for each answer; and the summary of a training that was stopped, None if none was.
+    """Return a row for each answer, and the summary of a run that was stopped (None if none was).
 
-    The rows are written into each run, whose report then shows them. Of each training there is a
-    line before and one after: what it would say by itself stands in its report.
+    The rows are stored in each run, so that its report shows them. One line is printed before each
+    run and one after it; what the run itself would print is in its report.
 
     Raises:
-        ConfigurationError: a training skipped each quantum step, so that there is nothing to
-            compare.
+        ConfigurationError: a run skipped every quantum step, so that there is nothing to compare.
     """
     config = with_quantum_step(config)
     if config.source(BOUND).layer is Layer.DEFAULT:
         report(phrase("deployment.comparison_lifts_bound", bound=BOUND))
         config = config.changed([Setting(BOUND, AT_ANY_COST, COMPARED)])
-    config.check_supported()  # before an answer that nobody can give is replaced
+    config.check_supported()  # before an answer that is not available is replaced
     rows: list[Row] = []
     steps: int | None = None
     answers = (SAMPLER, *PLAIN[config.quantum.problem], NONE)
@@ -105,10 +103,10 @@ def compared(
 
 
 def refuse_skipped(run: Path) -> None:
-    """Refuse to compare a run that had no quantum step, though it is to show what one is worth.
+    """Refuse to compare a run that was meant to show the quantum step but skipped all of them.
 
     Raises:
-        ConfigurationError: says why each was skipped.
+        ConfigurationError: with the reason why they were skipped.
     """
     records = read_records(run)
     if records and all(record["outcome"] == SKIPPED for record in records):
@@ -127,7 +125,7 @@ def _what(answer: str) -> str:
 
 
 def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
-    """The configuration with the quantum step on, and the data that it would take by itself."""
+    """Return the configuration with the quantum step enabled, and set the default data."""
     use_sample_data(config)
     if QUANTUM in config.training.extensions:
         return config
@@ -136,7 +134,7 @@ def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> DeploymentConfig:
-    """The same training with another answer, for so many steps."""
+    """Return the configuration of the same run with another answer and this number of steps."""
     changes: dict[str, object] = {} if steps is None else {"training.max_steps": steps}
     if answer == NONE:
         others = [name for name in config.training.enabled_extensions if name != QUANTUM]
@@ -151,14 +149,14 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
 
 
 def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, object]:
-    """Settings as nobody gave them, where somebody did: without effect they would be refused."""
+    """Return the defaults of settings that were changed; without effect, they would be refused."""
     fields = schema_of(DeploymentConfig).fields
     defaults = {key: spec.default for key, spec in fields.items() if key.startswith(keys)}
     return {key: value for key, value in defaults.items() if config.value(key) != value}
 
 
 def row_of(answer: str, summary: Summary) -> Row:
-    """What became of one training."""
+    """Return the outcome of one run."""
     run = Path(summary["paths"]["run"])
     records = read_records(run)
     loss = (summary.get("after") or {}).get("eval_loss")
@@ -166,7 +164,8 @@ def row_of(answer: str, summary: Summary) -> Row:
         "answer": QUANTUM if answer == SAMPLER else answer,
         "run": str(run),
         "steps": summary["steps"],
-        "eval_loss": loss if isinstance(loss, int | float) else None,  # else a name: NaN
+        # Otherwise a name, such as NaN.
+        "eval_loss": loss if isinstance(loss, int | float) else None,
         "seconds": summary.get("seconds"),
         "quantum_seconds": sum(record.get("seconds", 0.0) for record in records),
         "energy": records[-1].get("energy") if records else None,
@@ -174,7 +173,7 @@ def row_of(answer: str, summary: Summary) -> Row:
 
 
 def table_of(rows: list[Row]) -> list[str]:
-    """The rows for people, and what they do not say."""
+    """Format the rows as a table, with a caution about single runs."""
     lines = [f"{'trained on':<16}{'held-out loss':>14}{'steps':>8}{'quantum steps':>15}{'all':>12}"]
     for row in rows:
         loss = "–" if row["eval_loss"] is None else format_number(row["eval_loss"])

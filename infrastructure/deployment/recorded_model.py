@@ -1,6 +1,6 @@
-"""What a run's record says of its model, also where an earlier Temper wrote less.
+"""The description of a run's model in its record, including records of earlier Temper versions.
 
-Loads no torch.
+Does not load torch.
 """
 
 from pathlib import Path
@@ -18,11 +18,13 @@ from infrastructure.training.models.saved_model import (
 
 
 def recorded_model(run: RunDirectory) -> dict[str, Any]:
-    """The model of run.json. Of a training by TRL, its name and size alone were once written; its
-    kind and its LoRA are then those of the configuration. Which weights the base had is not known.
+    """Return the model in run.json.
+
+    For runs trained with TRL, earlier versions recorded only name and size. In that case the kind
+    and the LoRA come from the configuration, and the weights of the base are unknown.
 
     Raises:
-        ValueError: the record is damaged, or the base, which has to tell, is not there.
+        ValueError: the record is damaged, or the base, which must be inspected, does not exist.
     """
     model: dict[str, Any] = dict(run.read_run().get("model") or {})
     config = run.read_configuration()
@@ -38,7 +40,7 @@ def recorded_model(run: RunDirectory) -> dict[str, Any]:
 
 
 def base_is_recorded(run: RunDirectory) -> bool:
-    """Whether the record says which weights the training began with, or that they were new."""
+    """Return whether the record identifies the initial weights, or says that they were new."""
     return "kind" in (run.read_run().get("model") or {})
 
 

@@ -1,4 +1,4 @@
-"""What a run is told anew when it goes on, and what it is remembered to have been told."""
+"""The settings of a run that resumes: those that it recorded, and those that change now."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -42,10 +42,10 @@ AS_IT_WENT_ON = Source(Layer.KEYWORD, "accepted when the run went on")
 
 
 def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentConfig:
-    """What the run was told, as it was when `checkpoint` (None: the newest) was saved.
+    """Return the configuration of the run as of `checkpoint` (None: the newest).
 
     Raises:
-        ValueError: run.json is missing, damaged, or not written by a run.
+        ValueError: run.json is missing, damaged, or was not written by a run.
     """
     config = run.read_configuration()
     recorded = result_settings(config)
@@ -60,7 +60,7 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
 
 
 class RunToResume(NamedTuple):
-    """A run that is to go on: from which checkpoint (None: its newest), and with which settings."""
+    """A run to resume: from which checkpoint (None: its newest), and with which configuration."""
 
     run: RunDirectory
     checkpoint: Path | None
@@ -75,15 +75,15 @@ def find_to_resume(
     show_line: Callable[[str], None],
     place: Setting | None = None,
 ) -> RunToResume:
-    """The run that `name` means (see `find_run`), its records repaired. Loads no torch.
+    """Find the run that `name` refers to (see `find_run`), and repair its records. Loads no torch.
 
     Args:
-        place: `backup.place`, in whatever way it is given now. A run that is not in `output_dir`
-            is brought back from there, and its copies go there from now on.
+        place: `backup.place` as given now, from any source. A run that is not in `output_dir` is
+            restored from there, and backed up to there from now on.
 
     Raises:
-        ValueError, TemperError: there is none, what it has recorded cannot be read, `accept` holds
-            an unknown name, or it is finished and would be another training.
+        ValueError, TemperError: there is no such run, its records cannot be read, `accept` contains
+            an unknown name, or the run is finished and its settings would change.
     """
     for each in accept:
         canonical_name(each)
@@ -107,13 +107,14 @@ def find_to_resume(
 def _from_place(
     name: str | None, output_dir: Path, options: BackupConfig, show_line: Callable[[str], None]
 ) -> tuple[RunDirectory, Path | None]:
-    """A run that is not here, brought back from its place; see `find_run` for `name`, of which a
-    path is to be the run's path again.
+    """Restore a run that is not on this machine from its backup destination.
+
+    See `find_run` for `name`; if it is a path, the run is restored to that path.
 
     Raises:
-        ValueError: it is not there either; says what is.
-        CheckpointError: no whole version of it is there, or not the one that was named.
-        StorageError: the place does not answer.
+        ValueError: the destination does not have it either; says what it has.
+        CheckpointError: no intact version of it is there, or not the one that was named.
+        StorageError: the destination does not respond.
     """
     place = open_place(str(options.place))
     run_name, version = split_version(name or "")
@@ -147,10 +148,10 @@ def _from_place(
 
 
 def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentConfig) -> None:
-    """A finished run goes on with other settings only where somebody says that it may.
+    """Refuse to resume a finished run with other settings unless these are accepted.
 
     Raises:
-        CheckpointError: a setting that decides the result is another one; says what accepts it.
+        CheckpointError: a setting that determines the result has changed; says how to accept it.
     """
     before, now = result_settings(was), result_settings(config)
     keys = [*differing_keys(before, now)]
@@ -166,10 +167,10 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
 
 
 def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
-    """`config` with the defaults of the time when `run` was begun, where nobody gave a value."""
+    """Return `config`; values that were not given have the defaults from when `run` began."""
     try:
         recorded: Mapping[str, object] = result_settings(run.read_configuration())
-    except ValueError:  # run.json is lost, and its versions know it, too
+    except ValueError:  # run.json is lost, but the versions contain the settings, too
         recorded = settings_now(run, {})
     kept = earlier_settings(config, recorded)
     if not kept:
@@ -178,13 +179,13 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
 
 
 def backend_of(run: RunDirectory) -> "Backend | None":
-    """What has loaded the model of a run; None where it has no version that says so."""
+    """Return what loaded the model of a run; None if no version recorded it."""
     settings = settings_now(run, {})
     return backend_taken(settings) if BACKEND in settings else None
 
 
 def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
-    """The commit of the hub model that the run began with, unless `config` asks for another."""
+    """Return the commit of the Hub model that the run began with, unless `config` names another."""
     described = run.read_run().get("model")
     began_with = run.read_configuration().model
     same = (config.model.name, config.model.revision) == (began_with.name, began_with.revision)
@@ -193,13 +194,13 @@ def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
 
 
 def describe_differences(agreed: Sequence[Difference], step: int) -> list[str]:
-    """A line for each thing that is not what it was, for a run that resumes at `step`."""
+    """Return a line for each thing that has changed, for a run that resumes at `step`."""
     accepted = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
     return [*in_words(agreed, step), *explain(accepted)]
 
 
 def explain(accepted: Collection[str]) -> list[str]:
-    """What the accepted changes mean for the steps that are left, a line each."""
+    """Return a line for each accepted change about its effect on the remaining steps."""
     consequences = {
         "data": phrase("deployment.epoch_restarts_new_data"),
         "seed": phrase("deployment.epoch_order_changes"),
@@ -209,7 +210,7 @@ def explain(accepted: Collection[str]) -> list[str]:
 
 
 def has_other_data(run: RunDirectory, config: DeploymentConfig) -> bool:
-    """Whether the files that the run has read are known to say something else by now."""
+    """Return whether the files that the run read are known to have changed since."""
     described = run.read_run().get("data")
     recorded = described.get("files_sha256") if isinstance(described, Mapping) else None
     return recorded is not None and data_files_hash(config.data) not in (recorded, None)

@@ -1,4 +1,4 @@
-"""The checks of a run: before it, and while it goes on; kept in its `checks.json`."""
+"""The checks before and during a run, which are recorded in its `checks.json`."""
 
 import logging
 import time
@@ -27,10 +27,10 @@ def checked_before(
     report: Callable[[str], None],
     has_begun: bool = False,
 ) -> list[CheckResult]:
-    """The quick tier, where checks are on; what warns is shown, with the verdict.
+    """Run the quick checks if they are enabled, and show warnings and the verdict.
 
     Args:
-        has_begun: as of `preflight`.
+        has_begun: as in `preflight`.
 
     Raises:
         PreflightError: a check failed, so the run must not start.
@@ -52,14 +52,14 @@ def checked_before(
 
 
 def _verdict(results: Sequence[CheckResult]) -> str:
-    """Of those that were made; what does not apply to a training worries nobody there."""
+    """Return the verdict on the checks that were made; skipped ones do not apply to the run."""
     return verdict([result for result in results if result.status != "skipped"])
 
 
 def checking_hooks(
     config: DeploymentConfig, trainer: EnhancedTrainer, run_directory: Path
 ) -> list[Hook]:
-    """What checks again at `testing_interval`; nothing where that is not set."""
+    """Return the hook that repeats the checks every `testing_interval`; none if that is not set."""
     if not config.enable_testing or config.testing_interval is None:
         return []
     return [
@@ -72,7 +72,7 @@ def checking_hooks(
 
 
 def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -> None:
-    """Add a round to the run's checks.json; a file that cannot be written stops nothing."""
+    """Append a round to the run's checks.json; a failure to write is only logged."""
     if not results:
         return
     one = {

@@ -1,4 +1,4 @@
-"""How a run ends: finished, stopped or failed; with a summary, a report and no helper left."""
+"""The end of a run: finished, stopped or failed, with a summary and a report; all helpers stop."""
 
 import gc
 import shutil
@@ -35,14 +35,14 @@ from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
 
 @dataclass
 class RunFinalizer:
-    """What a training is ended with, and told about with.
+    """Everything that is needed to end a run and to report its end.
 
     Args:
-        before: what was measured before the first step.
-        patience: how long the end of a run waits for its copies.
-        report: shows a line to a person.
-        price_per_hour: what an hour of this machine costs; None: nobody has said.
-        is_result_shown: somebody else shows a person the result.
+        before: the measurement before the first step.
+        patience: how long the end of the run waits for its backups.
+        report: shows a line to the user.
+        price_per_hour: the price of an hour of this machine; None: not given.
+        is_result_shown: another display shows the result.
     """
 
     run: RunDirectory
@@ -65,7 +65,7 @@ class RunFinalizer:
         self._seconds_before = read_summary(self.run).get("cost", {}).get("seconds", 0.0)
 
     def finish(self) -> Summary:
-        """Save the trained model, measure it, wait for its copies."""
+        """Save the trained model, measure it, and wait for its backups."""
         with self.stages.stage("save"):
             self._final_step = self._take_best()
             self.trainer.adapter.save(self.run.final)
@@ -87,7 +87,7 @@ class RunFinalizer:
         return summary
 
     def _take_best(self) -> int | None:
-        """The step whose model is saved, where that is the best one and not the last."""
+        """Load the best weights if configured; return their step if it is not the last one."""
         trainer, state = self.trainer, self.trainer.state
         assert state is not None
         if trainer.adapter.on_disk or not trainer.training_config.ends_with_best:
@@ -96,10 +96,10 @@ class RunFinalizer:
         return None if step == state.step else step
 
     def _read_back(self) -> None:
-        """Have plain transformers answer with the saved model as the trained one does.
+        """Verify that the saved model answers in plain transformers as the trained one does.
 
         Raises:
-            CheckpointError: it does not, and is removed: the last version holds what was trained.
+            CheckpointError: it does not. It is removed; the last version has the trained weights.
         """
         trained = trained_model(self.trainer)
         if trained is None:
@@ -112,7 +112,7 @@ class RunFinalizer:
             raise
 
     def stopped(self, error: BaseException | None = None) -> Summary:
-        """There is more to train: say why it stopped, how to go on, and what is safe."""
+        """End a run that is not done; report why it stopped, how to resume, and what is safe."""
         summary = self._close(error=error)
         if self.copies.has_place:
             assert self.trainer.state is not None
@@ -134,8 +134,10 @@ class RunFinalizer:
         return summary
 
     def _deadline_lines(self) -> list[str]:
-        """What holds for the next session, too, where a command was given it for this one; a
-        notebook's is that of its runtime."""
+        """Return a note that the deadline of the command will apply to the next session as well.
+
+        Empty in a notebook, where the deadline is that of the runtime.
+        """
         state, seconds = self.trainer.state, self.trainer.training_config.deadline
         is_stopped = state is not None and state.stop_reason is StopReason.DEADLINE
         if not is_stopped or seconds is None or in_notebook_kernel():
@@ -143,11 +145,11 @@ class RunFinalizer:
         return [phrase("deployment.deadline_applies_again", duration=format_duration(seconds))]
 
     def failed(self, error: BaseException) -> None:
-        """Keep what is known of the error."""
+        """Record what is known about the error."""
         self._close(error=error)
 
     def clean_up(self) -> None:
-        """End the helpers and give the GPU's memory back, whatever came before."""
+        """Stop the helpers and free the GPU's memory, in any case."""
         with self.stages.stage("clean up"):
             self.copies.close()
             gc.collect()
@@ -159,18 +161,18 @@ class RunFinalizer:
         seal(self.run, self._summary)
 
     def show_end(self) -> None:
-        """Show how it ended; nothing is left to do after that."""
+        """Show how the run ended; nothing is left to do afterwards."""
         if self._summary and left_to_agent(self._last_lines, self._summary["signal"]):
             return
         for line in self._last_lines:
             self.report(line)
 
     def _cost(self) -> Summary:
-        """What the run has cost until now, where somebody has said what an hour costs."""
+        """Return what the run has cost so far, if a price is known."""
         return cost_of(self.price_per_hour, self._seconds_before + self.stages.total_seconds())
 
     def _advice(self, after: HeldOut | None) -> Summary:
-        """What the numbers at the end suggest; nothing of a training that has more to do."""
+        """Return advice that follows from the final numbers; empty for a run that is not done."""
         state = self.trainer.state
         if after is None or state is None:
             return {}
@@ -189,12 +191,12 @@ class RunFinalizer:
         return {"advice": advice} if advice else {}
 
     def _stop_the_clock(self) -> float:
-        """The time until the model was measured, or the training stopped: what is asked first."""
+        """Return the time until the model was measured or the run stopped; it is fixed once."""
         self._seconds = self._seconds or time.monotonic() - self.started
         return self._seconds
 
     def _close(self, after: HeldOut | None = None, error: BaseException | None = None) -> Summary:
-        """Write summary.json and the report; what the page needs is never worth finished work."""
+        """Write summary.json and the report; a report that fails does not affect finished work."""
         seconds = self._stop_the_clock()
         self._summary = {
             **summarise(self.run, self.trainer, seconds, self.before, after, error),

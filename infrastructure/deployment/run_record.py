@@ -1,4 +1,4 @@
-"""What a run writes down about itself: run.json at its start, summary.json at its end."""
+"""The records of a run about itself: run.json at its start, summary.json at its end."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,10 +49,10 @@ def record_run(
     trainer: EnhancedTrainer,
     measured: Iterable[ProductChoice | ComputeChoice] = (),
 ) -> None:
-    """Write run.json, the tokenizer and the quarantined rows, before the first step.
+    """Write run.json, the tokenizer and the skipped rows, before the first step.
 
     Args:
-        measured: how to compute, as far as it was.
+        measured: the choices of how to compute that were measured.
     """
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
@@ -80,7 +80,7 @@ def record_run(
 
 
 def record_rows(run: RunDirectory, trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
-    """Keep which rows are trained on from now on, where they are rows of files."""
+    """Record which rows are trained on from now on, if the data consists of files."""
     data = trainer.initialize_data()
     contents = data.contents(held_out=False) if isinstance(data, DataPipeline) else None
     if contents is not None:
@@ -88,16 +88,20 @@ def record_rows(run: RunDirectory, trainer: EnhancedTrainer, config: DeploymentC
 
 
 def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Contents) -> None:
-    """Keep rows by their hashes, and those of the run whose model this one begins with: its model
-    has learnt them, too."""
+    """Record the hashes of the rows, and of those that the run of the initial model trained on.
+
+    The model of that run has learned them as well.
+    """
     first = run_folder(Path(finished_model(config.model.name)).expanduser())
     earlier = None if first is None else trained_rows(RunDirectory(first))
     record_trained_rows(run, contents, earlier)
 
 
 class CompilingObserver(Observer):
-    """Writes into run.json whether the model is compiled, once that is measured: see
-    `CompileBenchmark`, which goes before the observers."""
+    """An observer that writes to run.json whether the model is compiled, once that is measured.
+
+    `CompileBenchmark` measures it, and is called before the observers.
+    """
 
     def __init__(self, run: RunDirectory, benchmark: CompileBenchmark) -> None:
         self.run, self.benchmark = run, benchmark
@@ -116,8 +120,10 @@ class CompilingObserver(Observer):
 
 
 def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
-    """Write the tokenizer that the run goes on with, if its model reads text; all of it is on the
-    disk when this returns."""
+    """Write the tokenizer that the run resumes with, if the model reads text.
+
+    All of it is on disk when this returns.
+    """
     tokenizer = trainer.adapter.tokenizer
     if tokenizer is not None:
         with whole_directory(run.tokenizer) as part:
@@ -125,7 +131,7 @@ def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
 
 
 def describe_data(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, object]:
-    """What run.json says of the data that is trained on now."""
+    """Return the entry of run.json about the data that is trained on now."""
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
     return {
@@ -154,7 +160,7 @@ def summarise(
     after: HeldOut | None = None,
     error: BaseException | None = None,
 ) -> Summary:
-    """What summary.json holds: outcome, numbers before and after, an example, and paths."""
+    """Return the content of summary.json: outcome, numbers before and after, example, paths."""
     state = trainer.state
     assert state is not None
     example: ExampleRecord = {
@@ -191,7 +197,7 @@ def summarise(
 
 
 def describe_model(trainer: EnhancedTrainer) -> str:
-    """One line on the model that is about to train."""
+    """Return one line about the model that will be trained."""
     model: torch.nn.Module = trainer.initialize_model()
     described = trainer.adapter.describe()
     total, trained = count_parameters(model)
@@ -213,7 +219,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
 
 
 def unused_gpus(trainer: EnhancedTrainer) -> list[str]:
-    """A line where there are more GPUs than the run uses."""
+    """Return a line if there are more GPUs than the run uses."""
     count = torch.cuda.device_count() if trainer.device.type == "cuda" else 0
     if count <= trainer.num_processes:
         return []

@@ -1,8 +1,8 @@
-"""What a sweep tries: `--search KEY=VALUES` as dimensions whose values the configuration takes.
+"""The search space of a sweep: `--search KEY=VALUES` as dimensions with validated values.
 
-    training.learning_rate=1e-5..1e-3:log      a range, drawn on a logarithmic scale
-    model.embedded.num_layers=2..8             whole numbers; 2..8:2 goes in steps of 2
-    model.lora_config.r=4,8,16                 one of these
+    training.learning_rate=1e-5..1e-3:log      a range with a logarithmic scale
+    model.embedded.num_layers=2..8             whole numbers; 2..8:2 has steps of 2
+    model.lora_config.r=4,8,16                 one of these values
     model.lora_config.rank_pattern.0=4,8,16    an entry of a setting that is a mapping
     model.lora_config.target_modules=[["q_proj"], "all-linear"]     JSON, for values that are lists
 
@@ -28,17 +28,16 @@ from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.drawing.formatting import format_number
 
 SEARCH = Source(Layer.FLAG, "--search")
-MOST_VALUES = 1000  # of a grid
+MOST_VALUES = 1000  # combinations of a grid
 _RANGE = re.compile(r"(?P<low>[^.,\s]\S*?)\.\.(?P<high>[^:\s]+)(?::(?P<how>\S+))?")
-# They decide which rows are held out, or what is measured: two trials could not be
-# compared.
+# These decide which rows are held out, or what is measured: trials would not be comparable.
 OTHER_ROWS = (
     *("data.eval_path", "data.validation_split", "data.format", "data.encoding", "data.shape"),
     *("data.prompt_column", "data.answer_column", "data.context_column", "data.text_column"),
     *("data.streaming", "training.seed", "training.method"),
     *("training.best_metric", "training.best_metric_mode"),
 )
-# They decide which tokens of these rows are measured, or how: so are losses per token.
+# These decide which tokens of the rows are measured, or how: losses would not be comparable.
 OTHER_TOKENS = (
     *("model.name", "model.revision", "model.adapter", "model.embedded.vocab_size"),
     *("data.max_length", "data.over_length", "data.train_on", "data.chat_template"),
@@ -48,14 +47,14 @@ OTHER_TOKENS = (
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting, and the values that are tried for it.
+    """One setting and the values to try for it.
 
     Attributes:
         key: the setting's canonical key.
-        entry: its name inside the setting, which is a mapping; None: the setting itself.
+        entry: a key inside the setting, which is a mapping; None: the setting itself.
         choices: the values; empty for a range.
-        low, high: the ends of a range, which belong to it.
-        step: between two values of a range; None: any number, or the next whole one.
+        low, high: the ends of a range, both included.
+        step: the distance between two values of a range; None: any number, or each whole number.
     """
 
     key: str
@@ -69,11 +68,11 @@ class Dimension:
 
     @property
     def name(self) -> str:
-        """As tables and Optuna's journal call it."""
+        """The name in tables and in Optuna's journal."""
         return self.key if self.entry is None else f"{self.key}.{self.entry}"
 
     def suggest(self, trial: Any) -> Any:
-        """The value that Optuna's `trial` tries."""
+        """Return the value that Optuna suggests for `trial`."""
         if self.choices:
             stored = [_stored(value) for value in self.choices]
             return self.value_of(trial.suggest_categorical(self.name, stored))
@@ -85,11 +84,11 @@ class Dimension:
         return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.is_log)
 
     def value_of(self, stored: Any) -> Any:
-        """The value that Optuna's journal has as `stored`."""
+        """Return the value that Optuna's journal stores as `stored`."""
         return next((value for value in self.choices if _stored(value) == stored), stored)
 
     def values(self) -> list[Any] | None:
-        """All values; None: there are endlessly many."""
+        """Return all values; None if there are infinitely many."""
         if self.choices:
             return [*self.choices]
         step = self.step or (1 if self.is_whole else None)
@@ -99,12 +98,12 @@ class Dimension:
         return [self.low + n * step for n in range(number)]
 
     def stored_values(self) -> list[Any] | None:
-        """`values` as Optuna's journal has them."""
+        """Return `values` as Optuna's journal stores them."""
         values = self.values()
         return None if values is None else [_stored(value) for value in values]
 
     def describe(self) -> str:
-        """As it is typed."""
+        """Return the dimension as it is typed on the command line."""
         if not self.choices:
             how = ":log" if self.is_log else f":{plain(self.step)}" if self.step else ""
             return f"{self.name}={plain(self.low)}..{plain(self.high)}{how}"
@@ -114,22 +113,22 @@ class Dimension:
 
 
 def _stored(value: Any) -> Any:
-    """Optuna's journal holds plain values alone."""
+    """Return a value as Optuna's journal stores it, which supports only plain values."""
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return value if is_plain else json.dumps(value, sort_keys=True)
 
 
 def short_value(value: Any) -> str:
-    """As progress and tables show it."""
+    """Format a value for progress lines and tables."""
     return format_number(value) if isinstance(value, float) else plain(value)
 
 
 def parse_search(texts: Sequence[str]) -> list[Dimension]:
-    """The dimensions that were typed, each once.
+    """Parse the dimensions of a command line.
 
     Raises:
-        ConfigurationError: there is none, a setting is unknown or given twice, or a value is none
-            that it takes.
+        ConfigurationError: there is no dimension, a setting is unknown or given twice, or a value
+            is not valid for its setting.
     """
     if not texts:
         raise ConfigurationError("deployment.sweep_without_search")
@@ -163,7 +162,7 @@ def _parse(text: str) -> Dimension:
 
 
 def _field_of(given: str) -> tuple[FieldSpec, str | None]:
-    """The field that a key, a flag's name or an entry of a mapping means."""
+    """Return the field that a key, the name of a flag, or an entry of a mapping refers to."""
     schema = schema_of(DeploymentConfig)
     parts = given.split(".")
     for count in range(len(parts), 0, -1):
@@ -222,7 +221,7 @@ def _number(text: str, given: str) -> int | float:
 
 
 def _listed(values: str, text: str) -> list[Any]:
-    """What is written with commas, or as a JSON list."""
+    """Split values that are separated by commas, or parse a JSON list."""
     is_json = values.startswith("[")
     try:
         if not is_json:
@@ -233,15 +232,15 @@ def _listed(values: str, text: str) -> list[Any]:
         raise ConfigurationError(
             "deployment.search_list_unreadable", text=text, kind=kind, error=error
         ) from error
-    assert isinstance(listed, list)  # it begins with a bracket
+    assert isinstance(listed, list)  # it starts with a bracket
     return listed
 
 
 def _checked(spec: FieldSpec, entry: str | None, value: Any) -> Any:
-    """The value as the configuration holds it.
+    """Return a value as the configuration stores it.
 
     Raises:
-        ConfigurationError: the field does not take it.
+        ConfigurationError: the field does not accept the value.
     """
     try:
         if spec.is_switch:
@@ -255,7 +254,7 @@ def _checked(spec: FieldSpec, entry: str | None, value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """A text as JSON reads it, where it does: numbers and truth values of a mapping's entries."""
+    """Parse a text as JSON if possible, for numbers and booleans in a mapping's entries."""
     if not isinstance(value, str):
         return value
     try:
@@ -265,10 +264,10 @@ def _scalar(value: Any) -> Any:
 
 
 def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig) -> None:
-    """Refuse to search what would make the measured numbers answers to different questions.
+    """Refuse to search settings that would make the measured values of trials incomparable.
 
     Raises:
-        ConfigurationError: says which dimension, and why.
+        ConfigurationError: with the dimension and the reason.
     """
     for dimension in dimensions:
         given = config.source(dimension.key)
@@ -292,7 +291,11 @@ def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig
 def settings_of(
     dimensions: Sequence[Dimension], values: Mapping[str, Any], config: DeploymentConfig
 ) -> list[Setting]:
-    """What a trial with these values, by the dimensions' names, changes in `config`."""
+    """Return the settings that a trial changes in `config`.
+
+    Args:
+        values: by the names of the dimensions.
+    """
     settings: list[Setting] = []
     mappings: dict[str, dict[str, Any]] = {}
     for dimension in dimensions:

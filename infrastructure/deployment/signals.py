@@ -1,6 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP ask our own loop to stop; the policy is `core.stop_signals.Stopper`.
+"""Signal handling of Temper's loop (Ctrl-C, SIGTERM, SIGHUP); the policy is `Stopper`'s.
 
-The handlers are there only while a command runs, and the old ones come back afterwards.
+The handlers are installed only while a command runs; the previous ones are restored afterwards.
+`Stopper` is in `core.stop_signals`.
 """
 
 import signal
@@ -29,9 +30,10 @@ def stop_on_signals(
     may_break_off: Callable[[], bool] = _always,
     run_path: Path | None = None,
 ) -> Iterator[None]:
-    """Inside, the first signal calls `state.interrupt`; if nothing has come of it when patience
-    ends, or at a second Ctrl-C, StopSignal is raised as soon as `may_break_off` allows. Does
-    nothing outside the main thread.
+    """Call `state.interrupt` at the first signal while the body runs.
+
+    If the run does not stop before the patience ends, or at a second Ctrl-C, StopSignal is raised
+    as soon as `may_break_off` allows it. Does nothing outside the main thread.
     """
 
     def request(number: int) -> None:

@@ -1,12 +1,12 @@
-"""Trainings that look for the best settings: each is a durable run, one after another.
+"""A sweep: runs that search for the best settings, trained one after another, each of them durable.
 
     <output_dir>/<sweep>/sweep.json · journal.jsonl   what is searched, what is known: `sweep_study`
                         /<run>/                       the run of each trial, as of `temper train`
-                        /.trials/<number>/            where its process tells of itself (`detached`)
+                        /.trials/<number>/            the status of a trial's process (`detached`)
                         /runner                       held by the process that runs the sweep
 
-Optuna draws the values and says which trial is behind; here a trial is a process of its own, and
-its run goes on where it was killed, as the sweep itself does. Loads no torch.
+Optuna suggests the values and decides which trial to prune. Here a trial is a process of its own,
+and its run resumes after a kill, as the sweep itself does. Does not load torch.
 """
 
 import contextlib
@@ -64,22 +64,22 @@ if TYPE_CHECKING:
 
 TRIALS, RUNNER_NAME = ".trials", "runner"
 LOOK_SECONDS = 0.1
-LEAST_SECONDS = 1.0  # that a trial gets before a deadline
-MOST_KILLS = 3  # of one trial's process, in one call
+LEAST_SECONDS = 1.0  # the shortest time that a trial gets before a deadline
+MOST_KILLS = 3  # of one trial's process in one call
 MOST_FAILURES = 3  # of the first trials
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How a trial stands.
+    """The state of a trial.
 
     Attributes:
-        state: running, complete, pruned or fail, as Optuna has it.
-        value: of the metric; of a pruned trial the last that was measured.
-        values: what was tried, by the dimensions' names.
-        seconds: that its processes took.
+        state: running, complete, pruned or fail, as in Optuna.
+        value: of the metric; of a pruned trial the last one that was measured.
+        values: the values that were tried, by the names of the dimensions.
+        seconds: the duration of its processes.
         run: its run's directory.
-        same_as: an earlier trial of the same values, which was not trained again.
+        same_as: an earlier trial with the same values, so that this one was not trained again.
     """
 
     number: int
@@ -92,12 +92,12 @@ class TrialResult:
     same_as: int | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """Return values for JSON."""
         return asdict(self)
 
 
 class _Interrupted(Exception):  # noqa: N818 (nothing went wrong)
-    """A trial was stopped from outside; the sweep ends, and goes on with it the next time."""
+    """A trial was stopped from outside; the sweep ends, and resumes with it the next time."""
 
 
 class Sweep:
@@ -107,7 +107,7 @@ class Sweep:
         config: the settings that all trials share; `run_name` names the sweep.
 
     Raises:
-        ValueError: another sweep has this name.
+        ValueError: a different sweep has this name.
     """
 
     def __init__(self, config: DeploymentConfig, dimensions: Sequence[Dimension], goal: Goal):
@@ -119,7 +119,7 @@ class Sweep:
         self._check_record()
 
     def _record(self) -> dict[str, object]:
-        """What two calls of one sweep have in common."""
+        """Return what two calls of the same sweep have in common."""
         searched = tuple(one.key for one in self.dimensions if one.entry is None)
         settings = result_settings(self.config)
         return {
@@ -129,7 +129,7 @@ class Sweep:
         }
 
     def _check_record(self) -> None:
-        """Refuse to go on with a sweep that looks for something else."""
+        """Refuse to continue a sweep that searches for something else."""
         try:
             recorded = read_record(self.folder / RECORD_NAME)
         except FileNotFoundError:
@@ -154,15 +154,16 @@ class Sweep:
         report: ReportLine = print,
         deadline_seconds: float | None = None,
     ) -> bool:
-        """Train until there are so many trials, or time is up; go on with what was killed.
+        """Train until there are `num_trials` trials or the time is up; resume killed trials.
 
         Returns:
-            Whether nothing is left to be trained.
+            Whether nothing is left to train.
 
         Raises:
             MissingPackageError: Optuna is not installed.
-            ValueError: another process runs it, or none of the first trials could be trained.
-            KeyboardInterrupt: a signal asked to stop; the trial is saved, and goes on next time.
+            ValueError: another process runs the sweep, or all of the first trials failed.
+            KeyboardInterrupt: a signal requested a stop; the trial was saved, and resumes next
+                time.
         """
         ends = None if deadline_seconds is None else time.monotonic() + deadline_seconds
         writable(self.folder.parent)
@@ -183,19 +184,19 @@ class Sweep:
             return True
 
     def results(self) -> list[TrialResult]:
-        """All trials so far, in their order."""
+        """Return all trials so far, in order."""
         if not (self.folder / RECORD_NAME).exists():
             return []
         return [_result(trial) for trial in self._begun(self._study())]
 
     def best(self) -> TrialResult | None:
-        """The trial with the best value that was trained to its end."""
+        """Return the completed trial with the best value."""
         complete = [one for one in self.results() if one.state == "complete"]
         sign = 1 if self.goal.direction == "minimize" else -1
         return min(complete, key=lambda one: sign * (one.value or 0.0), default=None)
 
     def settings_of(self, result: TrialResult) -> list[Setting]:
-        """What a trial has set."""
+        """Return the settings of a trial."""
         values = {one.name: one.value_of(result.values[one.name]) for one in self.dimensions}
         return settings_of(self.dimensions, values, self.config)
 
@@ -218,7 +219,7 @@ class Sweep:
         )
 
     def _living(self) -> DetachedTraining | None:
-        """A trial whose process has outlived the sweep that started it."""
+        """Return the trial whose process outlived the sweep that started it, if there is one."""
         places = [DetachedTraining(path) for path in (self.folder / TRIALS).glob("*/")]
         return next((place for place in places if place.is_alive), None)
 
@@ -226,11 +227,11 @@ class Sweep:
         return open_study(self.folder, self.goal, self.config.training.seed, number)
 
     def _begun(self, study: "Study") -> "list[FrozenTrial]":
-        """Without those that a grid has still to come."""
+        """Return the trials that have started; a grid has others in waiting."""
         return [one for one in study.get_trials(deepcopy=False) if one.state.name != "WAITING"]
 
     def _next(self, num_trials: int) -> "Trial | None":
-        """The trial that was killed, or a new one; None: there are enough, or no other values."""
+        """Return the trial that was killed, or a new one; None if none are left to train."""
         from optuna.trial import Trial
 
         trials = self._begun(self._study())
@@ -250,7 +251,7 @@ class Sweep:
         return math.prod(math.inf if some is None else len(some) for some in values)
 
     def _try(self, trial: "Trial", seconds_left: float | None, report: ReportLine) -> None:
-        """Train it, and write down how it ended."""
+        """Train a trial, and record how it ended."""
         values = {one.name: one.suggest(trial) for one in self.dimensions}
         shown = " ".join(f"{name}={short_value(value)}" for name, value in values.items())
         report(f"Trial {trial.number}: {shown}")
@@ -292,10 +293,10 @@ class Sweep:
         seconds_left: float | None,
         report: ReportLine,
     ) -> DetachedTraining:
-        """The training of a trial, which has ended; its own run goes on, where it has begun one.
+        """Train a trial to its end, and return its process; resume its run if there is one.
 
         Raises:
-            _Interrupted: it is not at its end.
+            _Interrupted: it was stopped before its end.
             ValueError, TemperError: it cannot be trained.
         """
         place = DetachedTraining(self.folder / TRIALS / str(trial.number))
@@ -363,18 +364,18 @@ class Sweep:
                 time.sleep(LOOK_SECONDS)
 
     def _has_ended(self, trial: "Trial", place: DetachedTraining) -> bool:
-        """Whether there is nothing more to train of it."""
+        """Return whether the trial is pruned or its run is finished."""
         if place.run_path is None:
             return False
         is_pruned = PRUNED in self._frozen(trial).user_attrs
         return is_pruned or RunDirectory(place.run_path).is_finished()
 
     def _frozen(self, trial: "Trial") -> "FrozenTrial":
-        """As the journal has it by now: the trial's process writes there too."""
+        """Return the trial's current state in the journal, to which its own process writes, too."""
         return self._study().get_trials(deepcopy=False)[trial.number]
 
     def _record_end(self, trial: "Trial", place: DetachedTraining) -> None:
-        """How a training has ended that is at its end, or failed.
+        """Record how a run ended that finished, was pruned, or failed.
 
         Raises:
             _Interrupted: it was stopped from outside.
@@ -415,7 +416,7 @@ class Sweep:
         trial.set_user_attr(BEGAN, None)  # all of it is counted
 
     def _seconds_unseen(self, trial: "Trial", place: DetachedTraining) -> float:
-        """What a training took that went on when its sweep had been killed."""
+        """Return the time for which a process continued after its sweep was killed."""
         began = self._frozen(trial).user_attrs.get(BEGAN)
         if began is None:
             return 0.0
@@ -425,10 +426,10 @@ class Sweep:
         return 0.0 if run is None else float(read_summary(RunDirectory(run)).get("seconds", 0.0))
 
     def _report_progress(self, number: int, num_trials: int, report: ReportLine) -> None:
-        """What has become of a trial, and how long the others will take.
+        """Report the outcome of a trial, and how long the others will take.
 
         Raises:
-            ValueError: the first trials have all failed.
+            ValueError: all of the first trials failed.
         """
         results = self.results()
         result, best = results[number], self.best()
@@ -466,10 +467,10 @@ class Sweep:
 
 
 def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """All combinations of values, as Optuna's journal has them.
+    """Return all combinations of values, as Optuna's journal stores them.
 
     Raises:
-        ValueError: there are endlessly many, or more than anybody trains.
+        ValueError: there are infinitely many, or more than can reasonably be trained.
     """
     combinations: list[dict[str, Any]] = [{}]
     for dimension in dimensions:
@@ -483,7 +484,7 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
 
 
 def outcome(result: TrialResult, goal: Goal) -> str:
-    """How a trial ended, in words."""
+    """Return in words how a trial ended."""
     value = "" if result.value is None else f"{goal.title} {format_number(result.value)}"
     if result.state == "complete":
         return value
@@ -514,7 +515,7 @@ def _result(trial: "FrozenTrial") -> TrialResult:
 
 
 def _measured(after: Mapping[str, Any], metric: str) -> float | None:
-    """A finite number of summary.json; exact matches stand there by task."""
+    """Return a finite number of summary.json; for exact match, the one over all tasks."""
     value = after.get(metric, after.get(metric.removeprefix("eval_")))
     if isinstance(value, Mapping):
         value = value.get("all")

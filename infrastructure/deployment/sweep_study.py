@@ -1,10 +1,10 @@
-"""The journal of a sweep: what Optuna knows of its trials, in one file of JSON lines.
+"""The journal of a sweep: what Optuna knows about its trials, in one file of JSON lines.
 
-    <sweep>/sweep.json     what is searched, and by what (with a checksum)
-           /journal.jsonl  Optuna's JournalStorage: every draw, every report, every result
+    <sweep>/sweep.json     what is searched, and how (with a checksum)
+           /journal.jsonl  Optuna's JournalStorage: every suggestion, every report, every result
 
-The journal is only added to, each line is on the disk before anybody acts by it, and nothing in it
-is pickled. It is read by the sweep and by the trial that trains. Loads no torch.
+The journal is append-only, each line is on disk before anything depends on it, and nothing in it is
+pickled. The sweep and the process of the current trial read it. Does not load torch.
 """
 
 import os
@@ -27,20 +27,20 @@ RECORD_NAME, JOURNAL_NAME, JOURNAL_LOCK = "sweep.json", "journal.jsonl", "journa
 STUDY_NAME = "sweep"
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "hyperband", "none")
-# Of a trial's journal.
+# User attributes of a trial.
 PRUNED, RUN, SECONDS, REASON, SAME_AS = "pruned", "run", "seconds", "reason", "same_as"
-BEGAN = "began"  # when its process was started whose time is not counted yet, in Unix time
+BEGAN = "began"  # Unix time at which a process started whose duration is not counted yet
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a sweep looks for, and how.
+    """What a sweep optimizes, and how.
 
     Attributes:
-        metric: what an evaluation calls the number that decides.
+        metric: the deciding number, as an evaluation names it.
         direction: minimize or maximize.
-        sampler: draws the values: one of SAMPLERS.
-        pruner: ends a trial that is behind the others: one of PRUNERS.
+        sampler: suggests the values: one of SAMPLERS.
+        pruner: ends a trial that is worse than the others: one of PRUNERS.
     """
 
     metric: str = "eval_loss"
@@ -50,17 +50,20 @@ class Goal:
 
     @property
     def title(self) -> str:
-        """What people call the metric."""
+        """The display name of the metric."""
         name = name_of(self.metric).title
         return HELD_OUT_LOSS if self.metric == "eval_loss" else name
 
     def to_dict(self) -> dict[str, str]:
-        """Ready for JSON."""
+        """Return values for JSON."""
         return asdict(self)
 
     def make_sampler(self, seed: int, number: int) -> "BaseSampler":
-        """What draws trial `number`. Made anew for each, from its number alone, so that a sweep
-        that was killed draws what it would have drawn."""
+        """Create the sampler for trial `number`.
+
+        It depends only on the seed and the number, so that a sweep that was killed suggests the
+        same values again.
+        """
         optuna = require("optuna", "temper sweep")
         seed_here = (seed * 1_000_003 + number) % (1 << 32)
         if self.sampler == "tpe":
@@ -68,7 +71,7 @@ class Goal:
         return cast("BaseSampler", optuna.samplers.RandomSampler(seed=seed_here))
 
     def make_pruner(self) -> "BasePruner":
-        """What is asked after each evaluation of a trial."""
+        """Create the pruner that decides after each evaluation of a trial."""
         optuna = require("optuna", "temper sweep")
         pruners: dict[str, Any] = {
             "median": optuna.pruners.MedianPruner,
@@ -80,8 +83,10 @@ class Goal:
 
 
 class _JournalLock:
-    """Optuna's lock, by the kernel: nothing of a killed process stands in the way of the next. Its
-    own ones leave a file behind that is waited for."""
+    """Optuna's lock, implemented by the kernel, so that a killed process does not block others.
+
+    Optuna's own locks leave a file behind, which the next process would wait for.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,17 +103,17 @@ class _JournalLock:
 
 
 def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = None) -> "Study":
-    """The study in a sweep's folder, made where there is none.
+    """Open the study in a sweep's folder, and create it if there is none.
 
     Args:
-        number: of the trial that it is to draw; None: it draws none.
+        number: of the trial to suggest values for; None: suggest none.
 
     Raises:
         MissingPackageError: Optuna is not installed.
-        ValueError: the journal was damaged.
+        ValueError: the journal is damaged.
     """
     optuna = require("optuna", "temper sweep")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what there is to say, the sweep says
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the sweep prints its own messages
     path = folder / JOURNAL_NAME
     backend = optuna.storages.journal.JournalFileBackend(
         str(path), lock_obj=_JournalLock(folder / JOURNAL_LOCK)
@@ -131,8 +136,10 @@ def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = Non
 
 
 def mend_journal(folder: Path) -> None:
-    """Take away the half line that a power cut has left at the end; nobody has acted by it. Only
-    where no process of the sweep lives."""
+    """Remove an incomplete last line that a power cut left; nothing depends on it yet.
+
+    Call this only while no process of the sweep is running.
+    """
     path = folder / JOURNAL_NAME
     if not path.exists() or path.stat().st_size == 0:
         return

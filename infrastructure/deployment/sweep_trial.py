@@ -1,4 +1,4 @@
-"""What a training does that is a trial of a sweep: it reports its evaluations, and is pruned."""
+"""The observer of a run that is a trial of a sweep: it reports evaluations and prunes the run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +18,11 @@ NUM_SHARES = 100
 
 
 class TrialObserver(Observer):
-    """Reports each held-out number to Optuna, and stops the training where its pruner says so.
+    """An observer that reports each evaluation to Optuna, and stops the run if the pruner says so.
 
-    Trials are compared after the same share of their training, however long it is: what counts at a
-    share, in percent, is the newest evaluation up to there. A trial that has none yet is compared
-    with nobody.
+    Trials are compared after the same share of their steps, however many these are. The value at a
+    share, in percent, is the newest evaluation until then. A trial without an evaluation is not
+    compared.
 
     Args:
         folder: of the sweep.
@@ -36,7 +36,7 @@ class TrialObserver(Observer):
 
     @property
     def trial(self) -> "Trial":
-        """As the journal has it."""
+        """The trial as recorded in the journal."""
         if self._trial is None:
             from optuna.trial import Trial
 
@@ -52,7 +52,7 @@ class TrialObserver(Observer):
         known = self.trial.study.get_trials(deepcopy=False)[self.number].intermediate_values
         for passed in range(self._newest[0] if self._newest else share, share + 1):
             until_now = value if passed == share or self._newest is None else self._newest[1]
-            if passed not in known:  # a run that went back measures the same once more
+            if passed not in known:  # after a rollback, a run measures it again
                 self.trial.report(until_now, passed)
         self._newest = (share, value)
         if state.step < state.total_steps and self.trial.should_prune():
@@ -75,5 +75,5 @@ class TrialObserver(Observer):
 
 
 def trial_observer(given: Mapping[str, Any]) -> TrialObserver:
-    """The observer of what `Sweep` has handed over."""
+    """Create the observer from the values that `Sweep` passes to the trial's process."""
     return TrialObserver(Path(given["folder"]), int(given["number"]), Goal(**given["goal"]))

@@ -1,13 +1,12 @@
-"""Trainings that wait for each other: one after another, over a night, whatever happens to it.
+"""A queue of runs that are trained one after another, such as overnight, and that survives a kill.
 
-    <output_dir>/.queue/queue.json   the jobs, in their order: what each trains, and how it stands
-                       /<number>/    where the process of a job tells of itself, as in `detached`
+    <output_dir>/.queue/queue.json   the jobs in order: what each trains, and its state
+                       /<number>/    files of the job's process, as in `detached`
                        /lock         held while the jobs are changed
-                       /runner       held by the process that runs them, and names it
+                       /runner       held by the process that runs the queue, and names it
 
-A job is what `temper train` does, in a process of its own, which writes down the run that it has
-begun. So a queue that was killed is run again, and its job goes on with that very run. Loads no
-torch.
+A job does what `temper train` does, in its own process, which records the run that it has started.
+After a kill, the queue can be run again, and the job resumes that same run. Does not load torch.
 """
 
 import contextlib
@@ -45,13 +44,13 @@ LOOK_SECONDS = 0.1
 
 
 class JobState(StrEnum):
-    """How a job stands."""
+    """The state of a job."""
 
     WAITING = "waiting"
-    RUNNING = "running"  # or the queue was killed meanwhile
-    INTERRUPTED = "interrupted"  # the next `run` goes on with it
+    RUNNING = "running"  # or its queue was killed in the meantime
+    INTERRUPTED = "interrupted"  # the next `run` resumes it
     FINISHED = "finished"
-    STOPPED = "stopped"  # its deadline came, or a person has stopped it
+    STOPPED = "stopped"  # by its deadline or by the user
     FAILED = "failed"
 
 
@@ -60,14 +59,14 @@ TO_DO = (JobState.WAITING, JobState.RUNNING, JobState.INTERRUPTED)
 
 @dataclass(frozen=True)
 class Job:
-    """One training of a queue.
+    """One run in a queue.
 
     Attributes:
-        folder: where it was added; paths are meant from there, and a file of settings lies there.
-        flags: as `flags_given` has them.
-        run: its directory, once it has one.
-        reason: why it is not finished, or what a person should know of its end.
-        began, ended: unix times of its last process.
+        folder: where the job was added; relative paths and the configuration file refer to it.
+        flags: as `flags_given` returns them.
+        run: the run's directory, once it exists.
+        reason: why the job did not finish, or what the user should know about how it ended.
+        began, ended: Unix times of its last process.
     """
 
     number: int
@@ -84,7 +83,7 @@ class Job:
 
     @property
     def line(self) -> str:
-        """The command that does the same by itself."""
+        """The command that does the same without the queue."""
         words = ["temper", "train", *([self.data] if self.data is not None else [])]
         for flag, value in self.flags.items():
             words += [flag] if isinstance(value, bool) else [flag, str(value)]
@@ -93,10 +92,10 @@ class Job:
         return shlex.join(words)
 
     def configuration(self) -> DeploymentConfig:
-        """What the job means now, from its folder.
+        """Return the configuration that the job has now, loaded relative to the current folder.
 
         Raises:
-            ValueError: it cannot be carried out.
+            ValueError: the configuration cannot work.
         """
         given = {} if self.data is None else {"data.path": self.data}
         config = load_config(self.config_file, flags={**self.flags, **given})
@@ -105,7 +104,7 @@ class Job:
         return config
 
     def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """Return the job as values for JSON."""
         return {**asdict(self), "accept": [*self.accept], "flags": dict(self.flags)}
 
     @classmethod
@@ -121,10 +120,10 @@ def new_job(
     accept: Collection[str] = (),
     config_file: str | None = None,
 ) -> Job:
-    """A training that is meant from this folder, not in a queue yet.
+    """Return a job that refers to the current folder and is not in a queue yet.
 
     Raises:
-        ValueError: a secret stands in it, which would lie on the disk.
+        ValueError: the command contains a secret, which would be stored on disk.
     """
     job = Job(0, str(Path.cwd()), data, dict(flags), tuple(accept), config_file)
     if redact(job.line) != job.line:
@@ -133,17 +132,17 @@ def new_job(
 
 
 class TrainingQueue:
-    """The queue of a folder of runs; several processes may look at it and add to it."""
+    """The queue of a folder of runs; several processes may read it and add to it."""
 
     def __init__(self, output_dir: Path) -> None:
         self.output_dir = output_dir
         self.folder = output_dir.absolute() / FOLDER
 
     def jobs(self) -> list[Job]:
-        """All jobs, in their order.
+        """Return all jobs in order.
 
         Raises:
-            ValueError: the file was damaged, or changed by hand.
+            ValueError: the file is damaged, or was edited by hand.
         """
         try:
             rows = as_list(read_record(self.folder / JOBS_NAME)["jobs"])
@@ -156,7 +155,7 @@ class TrainingQueue:
             ) from error
 
     def runner(self) -> str | None:
-        """The process that runs the queue; None: nobody does."""
+        """Return the process that runs the queue; None if there is none."""
         if not is_held(self.folder / RUNNER_NAME):
             return None
         return (self.folder / RUNNER_NAME).read_text() or "another process"
@@ -168,12 +167,13 @@ class TrainingQueue:
         accept: Collection[str] = (),
         config_file: str | None = None,
     ) -> Job:
-        """Have the training wait at the end of the queue. Call it in the folder that it is meant
-        from, when its configuration is known to be right.
+        """Append a job to the queue.
+
+        Call this in the folder that relative paths refer to, after validating the configuration.
 
         Raises:
-            ValueError: a secret stands in it, which would lie on the disk; or the folder cannot be
-                written to.
+            ValueError: the command contains a secret, which would be stored on disk, or the output
+                folder is not writable.
         """
         job = new_job(data, flags, accept, config_file)
         writable(self.output_dir)
@@ -183,10 +183,10 @@ class TrainingQueue:
         return job
 
     def remove(self, numbers: Collection[int]) -> list[Job]:
-        """Take jobs out of the queue; their runs stay as they are.
+        """Remove jobs from the queue; their runs stay.
 
         Raises:
-            ValueError: there is no such job, or it is trained now; nothing was removed.
+            ValueError: there is no such job, or it is being trained; nothing was removed.
         """
         known = {job.number: job for job in self.jobs()}
         for number in numbers:
@@ -202,14 +202,15 @@ class TrainingQueue:
         return [known[number] for number in numbers]
 
     def run(self, report: ReportLine = print) -> list[Job]:
-        """Train what is to be done, one after another, also what is added meanwhile; each once.
+        """Train the jobs that are not done, in order, each once, including jobs added meanwhile.
 
         Returns:
-            The jobs that were trained, as they stand now.
+            The jobs that were trained, with their new state.
 
         Raises:
             ValueError: another process runs the queue.
-            KeyboardInterrupt: a signal asked to stop; the job is saved, and goes on the next time.
+            KeyboardInterrupt: a signal requested a stop; the job was saved, and resumes the next
+                time.
         """
         trained: list[int] = []
         with self._only_runner(), interrupt_on_signals():
@@ -245,8 +246,10 @@ class TrainingQueue:
     def _end_of_an_earlier_process(
         self, job: Job, place: DetachedTraining, report: ReportLine
     ) -> tuple[JobState, str | None] | None:
-        """How a process ended that has outlived the queue which started it; None: there is none, or
-        there is more to train."""
+        """Return how a process ended that outlived the queue which started it.
+
+        None if there is no such process, or if the run is not done.
+        """
         if job.state is not JobState.RUNNING and not place.is_alive:
             return None
         if place.is_alive:
@@ -259,7 +262,7 @@ class TrainingQueue:
     def _end_of_a_new_process(
         self, job: Job, place: DetachedTraining, report: ReportLine
     ) -> tuple[JobState, str | None]:
-        """Train it: its own run goes on, where it has begun one."""
+        """Train the job in a new process, which resumes the job's run if there is one."""
         if place.run_path is not None:
             report(phrase("deployment.job_resuming", number=job.number, run=place.run_path))
         try:
@@ -275,7 +278,7 @@ class TrainingQueue:
         return _end_by_exit_code(place)
 
     def _wait(self, job: Job, place: DetachedTraining) -> None:
-        """Until its process has ended; meanwhile its run is written down for who looks on."""
+        """Wait until the job's process has ended; record its run as soon as it is known."""
         run = job.run
         with detached.waiting_for(place):
             while place.is_alive:
@@ -293,7 +296,7 @@ class TrainingQueue:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Job]]:
-        """Inside, no other process changes the jobs; what the list is then, is written."""
+        """Yield the jobs while no other process can change them; write the list back at the end."""
         make_directory(self.folder)
         lock = Lock(self.folder / LOCK_NAME)
         lock.take()
@@ -324,7 +327,7 @@ class TrainingQueue:
 
 
 def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
-    """How this process's child ended, and why."""
+    """Return how a child of this process ended, and why."""
     code = place.exit_code()
     if code < 0:
         return JobState.INTERRUPTED, detached.fate(place)
@@ -338,8 +341,7 @@ def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
 
 
 def _end_by_summary(place: DetachedTraining, since: float) -> tuple[JobState, str | None] | None:
-    """How a run has ended since then that this process did not train; None: it is to go on, or to
-    begin."""
+    """Return how a run that another process trained ended since then; None if it is not done."""
     if place.run_path is None:
         return None
     run = RunDirectory(place.run_path)

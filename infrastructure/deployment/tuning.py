@@ -1,7 +1,7 @@
-"""Measures which settings make this training fastest on this machine.
+"""Measurement of the settings that make a run fastest on this machine.
 
-What changes the numbers of a training (its precision) is only ever proposed: the flags that ask for
-it are what it finds. An optimizer step keeps its number of examples.
+A setting that changes the results of training (precision) is only proposed: the result is the flags
+that enable it. The number of examples in an optimizer step does not change.
 """
 
 import shlex
@@ -27,13 +27,13 @@ from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import ACCUMULATION, BATCH_SIZE, BatchPlan
 
-WORKERS_PAY = 1.1  # a process takes memory, so it must read clearly faster
+WORKERS_PAY = 1.1  # a process takes memory, so it must be clearly faster
 
 ReportLine = Callable[[str], None]
 
 
 class TuningResults(TypedDict, total=False):
-    """What was measured; `settings` and `tried` are always there."""
+    """What was measured; `settings` and `tried` are always present."""
 
     settings: Required[dict[str, object]]
     tried: Required[list[dict[str, object]]]
@@ -45,24 +45,24 @@ class TuningResults(TypedDict, total=False):
 def find_fastest(
     config: DeploymentConfig, with_learning_rate: bool = False, report: ReportLine = print
 ) -> TuningResults:
-    """Measure which settings make this training fastest here; nobody's own setting is changed.
+    """Measure which settings make this run fastest here; settings that were given do not change.
 
     Args:
-        with_learning_rate: find out how high the learning rate may be, too.
-        report: is told each result, in a line.
+        with_learning_rate: also determine how high the learning rate may be.
+        report: called with a line for each result.
 
     Returns:
-        `settings` by canonical key, as `DeploymentConfig` takes them, the same as `flags`, and
-        what was `tried`.
+        `settings` by canonical key, as `DeploymentConfig` takes them, the same as `flags`, and what
+        was `tried`.
 
     Raises:
-        ValueError: the training cannot be started as it is configured.
+        ValueError: the run cannot start with this configuration.
     """
     use_sample_data(config)
     results: TuningResults = {"settings": {}, "tried": []}
     given, config = config, _with_batch(config, results, report)
     decided: dict[str, object] = {}
-    if given.training.batch_size == "auto":  # a training would choose the same
+    if given.training.batch_size == "auto":  # a run would choose the same
         given, decided = config, dict(results["settings"])
     trials, as_given = TuningTrials(config), TuningTrials(given)
     trainer = trials.trainer({})
@@ -78,7 +78,7 @@ def find_fastest(
 
 
 def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, list[object]]:
-    """What is tried besides what is there; nothing that somebody has given."""
+    """Return the values to try in place of the current ones; none for settings that were given."""
     on_gpu = trainer.device.type == "cuda"
     precisions = ["bf16", "fp16", "fp32"] if on_gpu else ["bf16", "fp32"]
     tried: dict[str, list[object]] = {
@@ -94,10 +94,10 @@ def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str
 def _with_batch(
     config: DeploymentConfig, results: TuningResults, report: ReportLine
 ) -> DeploymentConfig:
-    """The configuration with the micro-batch that is fastest, unless somebody has given one.
+    """Return the configuration with the fastest micro-batch, unless the batch size was given.
 
-    An optimizer step keeps its examples, as another number of them would train another model. Only
-    where `auto` was given are both chosen, as a training chooses them.
+    The number of examples in an optimizer step is kept, because another one would train another
+    model. Only with `auto` are both chosen, as a run chooses them.
     """
     if config.training.batch_size == "auto":
         plan = TuningTrials(config).trainer({}).batch_plan()
@@ -114,8 +114,10 @@ def _with_batch(
 
 
 def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPlan:
-    """The fastest micro-batch of the configured optimizer step; as configured, unless another one
-    is clearly faster."""
+    """Return the fastest micro-batch for the configured optimizer step.
+
+    It is the configured one unless another is clearly faster.
+    """
     configured = trainer.batch_plan()
     whole = configured.global_batch_size
     choice = trainer.cost_measurement().search(
@@ -138,8 +140,10 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
 
 
 def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLine) -> bool:
-    """Whether what was found is faster than the configuration, both measured again one after the
-    other: what was measured minutes ago, was measured on another machine."""
+    """Return whether the settings found are faster than the configuration.
+
+    Both are measured again, one right after the other: the speed of a machine changes over minutes.
+    """
     num_tokens = _num_tokens(as_given.trainer({}))
     try:
         before = as_given.measure({})
@@ -163,7 +167,7 @@ def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLin
 
 
 def _num_tokens(trainer: EnhancedTrainer) -> int:
-    """Of the whole training, as its first examples are."""
+    """Estimate the tokens of the whole run from its first examples."""
     loop, usual = trainer.prepare(), trainer.cost_measurement().usual
     tokens_per_step = trainer.adapter.count_tokens(usual) * loop.global_batch_size
     return loop.total_steps * (tokens_per_step // max(1, len(usual)))
@@ -172,7 +176,7 @@ def _num_tokens(trainer: EnhancedTrainer) -> int:
 def _with_pipeline(
     trials: TuningTrials, trainer: EnhancedTrainer, results: TuningResults, report: ReportLine
 ) -> dict[str, object]:
-    """The changes of precision, compiling, checkpointing and feeding that pay."""
+    """Return the changes of precision, compilation, checkpointing and data loading that pay off."""
     plan = trainer.batch_plan()
     num_tokens = _num_tokens(trainer)
     basis = "with this batch" if results["settings"] else "as configured"
@@ -200,7 +204,7 @@ def _with_pipeline(
 
 
 def _with_workers(trials: TuningTrials, results: TuningResults, report: ReportLine) -> None:
-    """How many processes prepare data fastest; fewer where more are not clearly faster."""
+    """Measure how many processes prepare data fastest; more must be clearly faster than fewer."""
     if trials.config.source("data.num_workers").layer is not Layer.DEFAULT:
         return
     best, fastest = 0, 0.0
@@ -216,7 +220,7 @@ def _with_workers(trials: TuningTrials, results: TuningResults, report: ReportLi
 
 
 def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: ReportLine) -> None:
-    """How high the learning rate may be, by a range test."""
+    """Measure how high the learning rate may be with a range test."""
     rates = trials.learning_rates()
     results["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
     for line in rates.lines():
@@ -226,7 +230,7 @@ def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: Re
 
 
 def describe(tried: Tried, basis: str = "as configured") -> str:
-    """A line on one trial; `basis` names what the others are compared with."""
+    """Return a line about one trial; `basis` names what the others are compared with."""
     name = f"{tried.key} = {plain(tried.value)}" if tried.key else basis
     if tried.measured is None:
         return f"{name}: not here: {tried.refusal}"
@@ -238,7 +242,7 @@ def describe(tried: Tried, basis: str = "as configured") -> str:
 
 
 def _verdict(tried: Tried) -> str:
-    """Whether it is taken, and why not."""
+    """Return whether a trial's value is taken, and if not, why."""
     measured, best = tried.measured, tried.best
     if tried.taken or measured is None or best is None:
         return "taken"

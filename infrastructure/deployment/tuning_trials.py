@@ -1,7 +1,7 @@
-"""Short trials of a whole configuration with some of its settings changed: what `temper tune` runs.
+"""Short trials of a whole configuration with some settings changed, which `temper tune` runs.
 
-Each trial builds its own trainer, runs real steps fed by the real data pipeline, and is thrown
-away.
+Each trial builds its own trainer, runs real steps on data from the real pipeline, and is then
+discarded.
 """
 
 import math
@@ -33,23 +33,23 @@ ROUNDS = 2
 
 
 class TuningTrials:
-    """Trials around one configuration, which stays as it is."""
+    """Trials of variants of one configuration, which itself is not changed."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         self.config = config
 
     def trainer(self, changes: Mapping[str, Any]) -> EnhancedTrainer:
-        """The trainer of the configuration with some changes."""
+        """Return a trainer for the configuration with some changes."""
         config = self.config.changed([Setting(key, v, TRIED) for key, v in changes.items()])
         trainer = TrainerFactory().for_run(config)
         choose_by_product(trainer)
         return trainer
 
     def measure(self, changes: Mapping[str, Any]) -> Measured:
-        """Speed and memory of a training with some changes.
+        """Measure speed and memory of a run with some changes.
 
         Raises:
-            ValueError: they cannot be on this machine, or with this model.
+            ValueError: the changes are not possible on this machine or with this model.
         """
         trainer = self.trainer(changes)
         trainer.prepare()
@@ -62,7 +62,7 @@ class TuningTrials:
         return Measured(speed, max(peak for *_, peak in turns), setup_seconds)
 
     def rows_per_second(self, num_workers: int) -> float:
-        """How fast the data is read and tokenised, into a cache that is thrown away."""
+        """Measure how fast the data is read and tokenized, using a temporary cache."""
         with tempfile.TemporaryDirectory() as folder:
             trainer = self.trainer({"data.num_workers": num_workers, "cache.directory": folder})
             trainer.initialize_model()
@@ -75,7 +75,7 @@ class TuningTrials:
             return data.num_examples / seconds
 
     def learning_rates(self) -> RangeTest:
-        """The range test on the first batches of the data."""
+        """Run a learning rate range test on the first batches of the data."""
         trainer = self.trainer({})
         loop, state = trainer.prepare(), trainer.state
         assert state is not None
@@ -91,18 +91,18 @@ class TuningTrials:
             except BadLossError:
                 return math.inf
 
-        loop.optimizer_step.scheduler = None  # the rates are set here
+        loop.optimizer_step.scheduler = None  # the test sets the learning rate itself
         return range_test(loss_at)
 
 
 def worker_counts() -> list[int]:
-    """Numbers of processes that are worth a trial on this machine."""
+    """Return numbers of worker processes that are worth a trial on this machine."""
     cores = processor().num_cores
     return [count for count in (0, 1, 2, 4, 8) if count < max(2, cores)]
 
 
 def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tuple[int, float, int]:
-    """Tokens, seconds and peak memory of a few steps, waiting for data included."""
+    """Return tokens, seconds (including waiting for data) and peak memory of a few steps."""
     started, num_tokens, peak = time.perf_counter(), 0, 0
     with closing(fit.data.train_batches(0, 0, plan.micro_batch_size)) as batches:
         for examples in islice(batches, NUM_BATCHES):
@@ -114,7 +114,7 @@ def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tup
 
 
 def _endless(trainer: EnhancedTrainer, batch_size: int) -> Iterator[Sequence[object]]:
-    """Batches of one epoch after the other."""
+    """Yield batches, one epoch after another."""
     epoch = 0
     while True:
         with closing(trainer.initialize_data().train_batches(epoch, 0, batch_size)) as batches:

@@ -1,4 +1,4 @@
-"""One meaning of a model's name in every command: a run, a version of a run, a path, a Hub name."""
+"""Model names, with the same meaning in every command: a run, a version, a path, a Hub name."""
 
 import shutil
 from pathlib import Path
@@ -16,16 +16,16 @@ from infrastructure.monitoring.records.run_list import (
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, find_run
 
-NUM_LETTERS = 8  # of a version's hash in the name of its model's folder
+NUM_LETTERS = 8  # of a version's hash, used in the name of the folder
 
 
 def named_model(name: str, output_dir: Path) -> str:
-    """Return a model's folder or Hub name, whichever way a person names it.
+    """Return a model's folder or Hub name, whichever way the user names the model.
 
-    The model of a version is written beside `final/` in the run once, and used from there.
+    The model of a version is exported next to `final/` in the run once, and reused afterwards.
 
     Raises:
-        ValueError: there is no such version, or it names a run that is nowhere.
+        ValueError: there is no such version, or no such run.
     """
     name = finished_model(name)
     if not names_version(name):
@@ -42,7 +42,7 @@ def named_model(name: str, output_dir: Path) -> str:
 
 
 def use_versions(config: DeploymentConfig) -> None:
-    """Let a training begin with the model of a version of a run, and have such a teacher."""
+    """Replace a model or teacher that is a version of a run by the model of that version."""
     output_dir, training = Path(config.output_dir), config.training
     if names_version(config.model.name):
         config.model.name = named_model(config.model.name, output_dir)
@@ -51,7 +51,7 @@ def use_versions(config: DeploymentConfig) -> None:
 
 
 def _written(run: RunDirectory, checkpoint: Path) -> Path:
-    """The folder with the model of a version, which may be there from before."""
+    """Return the folder with the model of a version, and export it if it does not exist yet."""
     version = checkpoint.stem.rpartition("-")[2][:NUM_LETTERS]
     folder = run.path / f"step-{step_of(checkpoint)}-{version}"
     try:

@@ -1,1 +1,1 @@
-"""Layer 5: measuring a trained model on held-out data."""
+"""Layer 5: evaluation of a trained model on held-out data."""

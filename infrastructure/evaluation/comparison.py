@@ -1,5 +1,7 @@
-"""Two models on the same rows, paired: what differs, and whether rows like these could show it by
-chance. Only rows that both were measured on count."""
+"""Paired comparison of two models: their differences, and whether these could be chance.
+
+Only rows that both models were measured on count.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from infrastructure.config.measures import MEASURES, PERPLEXITY, Of, is_greater_
 from infrastructure.evaluation.intervals import Interval, mcnemar, paired_difference
 from infrastructure.evaluation.rows import ALL, SHARES, MeasuredRow, ModelRows, sums_of
 
-UNLIKELY = 0.05  # a chance below it is none, as in an interval of 95 %
+UNLIKELY = 0.05  # a lower p-value counts as significant, consistent with the 95 % intervals
 
 Pair = tuple[MeasuredRow, MeasuredRow]
 
@@ -19,10 +21,10 @@ class Difference:
     """One measure of the second model minus that of the first, on `num_rows` rows of both.
 
     Attributes:
-        first, second: the measure of each, on those rows.
-        only_first, only_second: rows that only one of them has right; None where rows are not
-            right or wrong.
-        chance: McNemar's probability of a difference like this between equally good models.
+        first, second: the measure of each model on those rows.
+        only_first, only_second: the number of rows that only one model has right; None if rows are
+            not right or wrong.
+        chance: McNemar's probability of such a difference between equally good models.
     """
 
     measure: str
@@ -36,8 +38,11 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Which one is better, in words; "no clear difference" where the interval holds zero, or
-        McNemar's test does not exclude chance."""
+        """Which model is better, in words.
+
+        It is "no clear difference" if the interval contains zero or McNemar's test does not exclude
+        chance.
+        """
         is_by_chance = self.chance is not None and self.chance >= UNLIKELY
         if is_by_chance or not self.difference.excludes_zero:
             return "no clear difference"
@@ -46,7 +51,7 @@ class Difference:
 
 
 def paired(first: ModelRows, second: ModelRows) -> list[Pair]:
-    """The rows that both models have, by file and line."""
+    """Return the rows that both models have, matched by file and line."""
     waiting: dict[str, list[MeasuredRow]] = {}
     for row in second.rows:
         waiting.setdefault(row.place, []).append(row)
@@ -56,10 +61,10 @@ def paired(first: ModelRows, second: ModelRows) -> list[Pair]:
 
 
 def compare(first: ModelRows, second: ModelRows) -> dict[str, list[Difference]]:
-    """Each measure that rows of both models have: of all of them under "all", then by task.
+    """Return the difference of each measure for all common rows ("all"), then for each task.
 
-    What is a mean over tokens is compared only where both models learn the same number of tokens
-    in each row: else it is a mean over other things, and `unlike_tokens` says so.
+    Means over tokens are compared only if both models have the same number of trained tokens in
+    each row. Otherwise they are means over different things, and `unlike_tokens` returns True.
     """
     pairs = paired(first, second)
     groups = {ALL: pairs}
@@ -69,7 +74,7 @@ def compare(first: ModelRows, second: ModelRows) -> dict[str, list[Difference]]:
 
 
 def unlike_tokens(pairs: Sequence[Pair]) -> bool:
-    """Whether some row has another number of learnt tokens for the one model than for the other."""
+    """Return whether some row has a different number of trained tokens for the two models."""
     return any(
         a.loss is not None and b.loss is not None and a.loss.num_tokens != b.loss.num_tokens
         for a, b in pairs
@@ -81,7 +86,7 @@ def _differences(pairs: Sequence[Pair]) -> list[Difference]:
     differing = (
         _difference(measure, pairs)
         for measure, of in MEASURES.items()
-        if measure != PERPLEXITY and not (of is Of.TOKENS and cannot)  # perplexity is of the loss
+        if measure != PERPLEXITY and not (of is Of.TOKENS and cannot)  # it follows from loss
     )
     return [difference for difference in differing if difference is not None]
 

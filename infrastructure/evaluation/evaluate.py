@@ -66,13 +66,14 @@ NOTE = "note: "  # begins the line of a note
 
 @dataclass
 class Evaluation(HeldOut):
-    """As a run's end is measured, and more.
+    """The held-out results of a model, with scores, a comparison and the paths of the output files.
 
     Attributes:
         scores: by task ("all" for all rows) and measure: value, low, high (95 %), rows.
-        against: of a second model: model, scores, and `differences` by task.
-        notes: what a person should know of how it was measured.
-        page, file, answers: what was written; the page shows it, `answers` has every row.
+        against: of a second model: model, metrics, scores, and `differences` by task.
+        notes: what the user should know about how this was measured.
+        page, file, answers: paths of the output files: the HTML page, the numbers as JSON, and
+            every row as JSON lines.
     """
 
     scores: dict[str, Any] = field(default_factory=dict)
@@ -84,12 +85,12 @@ class Evaluation(HeldOut):
 
 
 def measured_answers() -> Count:
-    """How far a measurement is, in words."""
+    """Return the progress counter of a measurement."""
     return Count("measuring the model", "answers")
 
 
 def evaluate_model(config: DeploymentConfig) -> list[str]:
-    """As `measure_model`, in lines to show."""
+    """Measure as `measure_model` does, and return only the lines to show."""
     _, lines = measure_model(config)
     return lines
 
@@ -99,17 +100,17 @@ def measure_model(
     request: Request | None = None,
     count: Count | None = None,
 ) -> tuple[Evaluation, list[str]]:
-    """Measure `config.model.name` on `config.data.path` and write the numbers down.
+    """Measure `config.model.name` on `config.data.path` and write the results.
 
-    A LoRA folder is measured on its base. Where the model lies in a run, the run's way of making
-    tokens is used, unless the configuration says otherwise; of a second model, that of its own. A
-    model that lies in none is measured as the other one is.
+    A LoRA folder is measured on its base. If a model belongs to a run, rows are tokenized as in
+    that run, unless the configuration sets something else; with two models, each follows its own
+    run. A model without a run is measured like the other one.
 
     Args:
-        count: gets to know how far it is, and of two models which one is measured.
+        count: receives the progress, and with two models which one is being measured.
 
     Returns:
-        The numbers, and lines to show.
+        The results, and lines to show.
 
     Raises:
         ValueError, TemperError: a model or the data cannot be used.
@@ -127,7 +128,7 @@ def measure_model(
     models = [first]
     if other is not None:
         count.begin(phrase("evaluation.evaluating_second_of_two", name=names[1]))
-        gc.collect()  # the first model's memory
+        gc.collect()  # frees the first model's memory
         set_aside(other)
         answered = {answer.question.place for answer in first.answers}
         models.append(_measure(other, request, count, answered))
@@ -144,7 +145,7 @@ def measure_model(
 
 
 def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
-    """The same measurement of another model."""
+    """Return the configuration of the same measurement for another model."""
     other = config.changed([])
     other.model.name = finished_model(name)
     if find_source(other.model.name) == find_source(config.model.name):
@@ -172,8 +173,11 @@ def _measure(
 def _notes_of(
     models: Sequence[ModelRows], num_prompts: int | None = None, lengths: Sequence[int] = ()
 ) -> list[str]:
-    """What a person should know of how this was measured; `lengths` are the longest examples of
-    each model."""
+    """Return what the user should know about how this was measured.
+
+    Args:
+        lengths: the maximum example length of each model.
+    """
     first = models[0]
     num_answers, notes = len(first.answers), []
     if num_answers < first.num_questions:
@@ -267,7 +271,7 @@ def _lines(
         measured = by_task(model)
         headings, rows = overall_table(name, measured[ALL])
         if LOSS not in measured[ALL] or config.training.loss != PLAIN_LOSS:
-            label = held_out_loss(config.training.loss)  # of a model or a loss of its own kind
+            label = held_out_loss(config.training.loss)  # named after the loss
             rows = [[label, format_number(model.metrics.get("eval_loss", math.nan)), "", ""], *rows]
         others = {k: v for k, v in model.metrics.items() if k != "eval_loss"}
         rows += [[*name_and_value(key, value), "", ""] for key, value in others.items()]
@@ -294,10 +298,10 @@ def _lines(
 
 
 def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list[str]:
-    """A note where the run that the model lies in was trained on rows that are measured.
+    """Return a note if the model's run was trained on rows that are measured.
 
     Args:
-        name: of the model, for people.
+        name: the model's name in the note.
     """
     folder = run_folder(Path(config.model.name))
     known = None if folder is None else trained_rows(RunDirectory(folder))
@@ -319,7 +323,7 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
 
 
 def trained_on_file(config: DeploymentConfig) -> list[str]:
-    """The same of a run that has not kept which rows these were: where it names this very file."""
+    """Return such a note if a run that did not record its rows was trained on the same file."""
     run = record_of_run(Path(config.model.name))
     data = config.data.path
     if run is None or data is None or not Path(data).exists():
@@ -332,7 +336,7 @@ def trained_on_file(config: DeploymentConfig) -> list[str]:
     if not is_same_file and (recorded is None or recorded != data_files_hash(alone)):
         return []
     if held_out_beside(discover(data, config.data.format, encoding=config.data.encoding)):
-        return []  # what is measured is the part that was held out
+        return []  # the measured part is the one that was held out
     return [
         phrase(
             "evaluation.model_trained_on_data",
@@ -343,13 +347,13 @@ def trained_on_file(config: DeploymentConfig) -> list[str]:
 
 
 def set_aside(config: DeploymentConfig) -> list[str]:
-    """Forget what a measurement has no use for.
+    """Reset the settings that a measurement does not use.
 
     Returns:
-        A note for each such setting of a file or of the environment, which trainings share.
+        A note for each such setting that comes from a file or the environment, which runs share.
 
     Raises:
-        ConfigurationError: one was given to this very measurement.
+        ConfigurationError: such a setting was given to this measurement itself.
     """
     given = [(key, s) for key, s in config.sources().items() if s.layer is not Layer.DEFAULT]
     notes: list[str] = []
@@ -372,7 +376,8 @@ def set_aside(config: DeploymentConfig) -> list[str]:
         )
     config.data.eval_path, config.data.validation_split = None, 0
     config.model.lora_config, config.model.embedded = None, EmbeddedModelConfig()
-    if config.training.batch_size == "auto":  # of a training; what does not fit here is halved
+    # For training it would be measured; here a batch that does not fit is halved.
+    if config.training.batch_size == "auto":
         config.training.batch_size = TrainingConfig().batch_size
     return notes
 
@@ -380,7 +385,7 @@ def set_aside(config: DeploymentConfig) -> list[str]:
 def _write(
     config: DeploymentConfig, evaluation: Evaluation, models: Sequence[ModelRows], html: str
 ) -> None:
-    """Write numbers, answers and page beside each other."""
+    """Write the numbers, the answers and the page to the same folder."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(last_name(config.model.name)).name}"
     folder = Path(config.output_dir) / "evaluations"
     file, answers, shown = (folder / f"{name}{end}" for end in (".json", ".jsonl", ".html"))

@@ -1,4 +1,4 @@
-"""The page of a measurement: tables, and what the models wrote, side by side. Needs no network."""
+"""The HTML page of an evaluation: tables, and the models' answers side by side. Works offline."""
 
 from collections.abc import Mapping, Sequence
 
@@ -33,11 +33,11 @@ def evaluation_page(
     compared: Mapping[str, Sequence[Difference]],
     notes: Sequence[str] = (),
 ) -> str:
-    """The whole page as HTML.
+    """Return the whole page as HTML.
 
     Args:
-        models: one, or two that were measured on the same rows.
-        compared: what `compare` gave of two.
+        models: one model, or two that were measured on the same rows.
+        compared: what `compare` returned for two models.
     """
     short = short_names([model.model for model in models])
     names = " and ".join(short)
@@ -87,7 +87,7 @@ def _model_section(model: ModelRows, name: str) -> Markup:
 
 
 def _answers(models: Sequence[ModelRows], names: Sequence[str]) -> Markup:
-    """What was written to each prompt; rows that two models judge differently come first."""
+    """Return a card for each prompt; rows on which two models score differently come first."""
     shown_rows: list[tuple[MeasuredRow, ...]]
     if len(models) == 1:
         shown_rows = [(row,) for row in models[0].rows if row.answer is not None]

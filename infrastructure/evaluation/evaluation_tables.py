@@ -1,4 +1,4 @@
-"""What was measured as tables: headings and cells, for a terminal and for the page."""
+"""Tables of measurements: headings and cells, for the terminal and for the page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,16 @@ LABELS = {
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
 }
-POINTS = " points"  # of percent
-PLAIN = (LOSS, PERPLEXITY)  # the others are shares
+POINTS = " points"  # percentage points
+PLAIN = (LOSS, PERPLEXITY)  # measures that are not shares
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """What tables call models: a run or a folder by its last name, a run without the time that it
-    began at, where that tells them apart."""
+    """Return the names of models in tables: the last part of a path, without start times.
+
+    If these are not distinct, start times are kept; if that is not enough, whole names are
+    returned.
+    """
     last = [last_name(model) for model in models]
     for short in ([BEGAN_AT.sub("", name) for name in last], last):
         if len(set(short)) == len(short):
@@ -47,16 +50,16 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 
 def last_name(model: str) -> str:
-    """Of a trained model its run's; of a folder its own; of the hub's the whole one."""
+    """Return the name of a model's run, the name of a folder, or a Hub name unchanged."""
     path = Path(model)
     if not path.is_dir():
-        return model  # a name of the hub
+        return model  # a name on the Hub
     path = path.absolute()
     return (path.parent if path.name == "final" else path).name or model
 
 
 def overall_table(title: str, measured: Mapping[str, Measured]) -> Table:
-    """Each measure of all rows with its interval."""
+    """Return a table of each measure over all rows, with its interval."""
     rows = [
         [
             LABELS[name],
@@ -70,11 +73,11 @@ def overall_table(title: str, measured: Mapping[str, Measured]) -> Table:
 
 
 def task_table(tables: Mapping[str, Mapping[str, Measured]], with_intervals: bool) -> Table:
-    """A line for each task; nothing where rows name none.
+    """Return a table with a row for each task; empty if no row names a task.
 
     Args:
-        with_intervals: and with the perplexity, which says the same as the loss. A terminal has no
-            space for either.
+        with_intervals: show intervals, and also perplexity, which carries the same information as
+            the loss. A terminal has no space for either.
     """
     names = [
         name
@@ -100,7 +103,7 @@ def _cell(name: str, of: Measured | None, with_interval: bool) -> str:
 
 
 def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[str, str]) -> Table:
-    """The second model minus the first, task by task."""
+    """Return a table of the second model minus the first, by task."""
     headings = ["measure", "rows", *names, "difference", "95 % interval", "verdict"]
     rows = []
     for task, differences in compared.items():
@@ -122,21 +125,21 @@ def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[
 
 
 def shown(measure: str, value: float) -> str:
-    """A number of a measure for people."""
+    """Format a value of a measure for display."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else str(value)
     return format_number(value) if measure in PLAIN else format_share(value)
 
 
 def shown_range(measure: str, interval: Interval) -> str:
-    """The interval's ends; a dash where there are too few rows."""
+    """Format the ends of an interval; a dash if there are too few rows."""
     if math.isnan(interval.low):
         return "–"
     return f"{shown(measure, interval.low)} to {shown(measure, interval.high)}"
 
 
 def _signed_range(measure: str, change: Interval) -> str:
-    """Both ends; their unit once."""
+    """Format both ends with their sign, and the unit once."""
     low, high = (_signed(measure, end) for end in (change.low, change.high))
     return f"{low.removesuffix(POINTS)} to {high}"
 
@@ -146,6 +149,7 @@ def _signed(measure: str, value: float) -> str:
         return "–"
     if measure in PLAIN:
         return f"{value:+z.4g}"
-    rounded = f"{100 * value:+z.1f}"  # what is not 0 does not look so: it decides the verdict
+    # A value other than 0 must not look like 0: it decides the verdict.
+    rounded = f"{100 * value:+z.1f}"
     is_small = value != 0 and float(rounded) == 0
     return f"{100 * value:+.1g}{POINTS}" if is_small else f"{rounded}{POINTS}"

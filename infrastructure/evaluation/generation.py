@@ -1,6 +1,6 @@
-"""Answers that a model writes for held-out prompts, and how many of them are exactly right.
+"""Generate answers to held-out prompts, and count how many are an exact match.
 
-Greedy decoding, so that the same model gives the same answers. For models that have `generate`.
+Decoding is greedy, so the same model gives the same answers. The model needs a `generate` method.
 """
 
 import inspect
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 ANSWER_MARGIN_TOKENS = 8
-LOOKED_AT_EVERY = 4  # tokens of an answer that has to be exact
-# Of a batch of short prompts: a step of few tokens takes as long as one of more.
+LOOKED_AT_EVERY = 4  # answers that must be exact are checked every so many tokens
+# Budget of a batch of short prompts: with few tokens, a larger batch does not make a step slower.
 BATCH_TOKENS = 3072
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-UNSURE_CHARACTERS = 4  # at the end of what is written so far: the next token may change them
+UNSURE_CHARACTERS = 4  # at the end of the decoded text: the next token may still change them
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote to a question.
+    """A model's answer to a question.
 
     Attributes:
-        is_cut: it had not ended at its greatest length.
+        is_cut: the answer was cut off at the maximum length.
     """
 
     question: GenerationPrompt
@@ -43,7 +43,7 @@ class Answer:
 
     @property
     def is_exact(self) -> bool:
-        """Equal to the expected answer, white space around it aside."""
+        """Whether the answer equals the expected one, ignoring surrounding whitespace."""
         return self.text.strip() == self.question.expected.strip()
 
 
@@ -60,21 +60,23 @@ def generate_answers(
     pictures: PictureTokens | None = None,
     only_exact: bool = False,
 ) -> list[Answer]:
-    """One greedy answer to each question, in the order of the questions.
+    """Generate one greedy answer to each question, and return them in the order of the questions.
 
-    A batch may write as many tokens as its longest expected answer and a few more, so a model that
-    does not stop is cut there and counted as wrong.
+    The answers of a batch may be a few tokens longer than its longest expected answer. If the model
+    does not stop, the answer is cut there and counts as wrong.
 
     Args:
-        stop_token_ids: what ends an answer, besides what the model's own settings say.
-        batch_size: questions in a batch; more of them where all are short and have no pictures.
-        max_tokens: the longest answer instead.
-        poll: is called between two batches, and may raise.
-        count: is given before each batch how many answers are written, of how many.
-        pictures: what makes pixels of those of the questions; None: they have none.
-        only_exact: nothing else is asked of the answers but whether they are exact: one that
-            cannot become so any more, or is longer than the expected one by those few tokens, ends
-            there. The first one is whole, to be shown.
+        stop_token_ids: the tokens that end an answer, in addition to those of the model's own
+            settings.
+        batch_size: questions per batch; a batch of short questions without images may have more.
+        max_tokens: the maximum length of an answer, instead of the one derived from expected
+            answers.
+        poll: called between batches; may raise.
+        count: called before each batch with the number of answers generated so far and the total.
+        pictures: turns the images of the questions into pixels; None: the questions have none.
+        only_exact: only exact match matters. Generation of an answer stops as soon as the answer
+            cannot match any more, or exceeds the expected length by the usual margin. The first
+            answer is generated in full, so that it can be shown.
     """
     questions = list(questions)
     stop_token_ids = sorted({*stop_token_ids, *known_ends(model)})
@@ -104,11 +106,13 @@ def generate_answers(
 def _batches(
     numbers: Sequence[int], num_tokens: Sequence[int], batch_size: int, batch_tokens: int
 ) -> list[list[int]]:
-    """The questions of these numbers in their order, `batch_size` at once, and more where they are
-    so short that a batch has at most `batch_tokens`.
+    """Split question numbers into batches, keeping their order.
+
+    A batch has `batch_size` questions, or more if they are so short that it stays within
+    `batch_tokens` tokens.
 
     Args:
-        num_tokens: of each question and its longest answer.
+        num_tokens: the length of each question plus its longest answer.
     """
     batches: list[list[int]] = [[]]
     longest = 0
@@ -156,15 +160,16 @@ def generate_greedily(
     end_ids: list[int] | None = None,
     **more: Any,
 ) -> tuple[Any, int]:
-    """Let the model write greedily after each question, all at once.
+    """Generate greedily after all questions in one batch.
 
     Args:
-        lengths: the most tokens of each answer.
-        end_ids: what ends an answer; None: what the model's own generation configuration says.
-        more: for `generate`.
+        lengths: the maximum number of tokens of each answer.
+        end_ids: the tokens that end an answer; None: those of the model's own generation
+            configuration.
+        more: further arguments for `generate`.
 
     Returns:
-        What `generate` gives, and the number of columns that are the prompts.
+        The result of `generate`, and how many of its columns are the prompts.
     """
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)
@@ -172,7 +177,7 @@ def generate_greedily(
     pad = own if own is not None or end_ids is None else end_ids[0]
     ids = torch.full((len(questions), width), pad, dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for row, question in enumerate(questions):  # padded on the left: all prompts end together
+    for row, question in enumerate(questions):  # left padding: all prompts end together
         length = len(question.prompt_ids)
         ids[row, width - length :] = torch.tensor(list(question.prompt_ids))
         mask[row, width - length :] = 1
@@ -186,7 +191,7 @@ def generate_greedily(
         output = model.generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
-            max_new_tokens=max(lengths),  # where nothing ends it before
+            max_new_tokens=max(lengths),  # unless an end token comes first
             do_sample=False,
             pad_token_id=pad,
             **given,
@@ -197,9 +202,11 @@ def generate_greedily(
 
 @contextmanager
 def greedy(model: Any) -> Iterator[None]:
-    """Inside, `model.generate` takes the likeliest token each time, whatever the model's generation
-    configuration says: penalties, forbidden words, beams and the like would make two models answer
-    on unequal terms. Its special tokens stay."""
+    """Make `model.generate` decode greedily, and ignore the rest of its generation configuration.
+
+    Penalties, forbidden words, beam search and the like would make the comparison of two models
+    unfair. The special tokens are kept.
+    """
     inner: Any = inner_model(model)
     own = getattr(inner, "generation_config", None)
     if own is None:
@@ -216,15 +223,16 @@ def greedy(model: Any) -> Iterator[None]:
 
 
 class WrongAnswers:
-    """Ends the answers of a batch that no further token can make exact, or that are as long as they
-    may be: one of transformers' stopping criteria.
+    """A stopping criterion of transformers that ends answers that are wrong or too long.
 
-    White space is left out of the comparison, and so are the last characters, since how a token is
-    spelled may depend on the next one.
+    An answer is wrong if no further token can make it exact, and too long at its maximum length.
+
+    The comparison ignores whitespace and the last characters, because the next token may change how
+    they are decoded.
 
     Args:
-        width: tokens of the prompts.
-        lengths: the most tokens of each answer.
+        width: number of prompt tokens.
+        lengths: the maximum number of tokens of each answer.
     """
 
     def __init__(
@@ -240,7 +248,7 @@ class WrongAnswers:
         self.is_over = torch.zeros(len(questions), dtype=torch.bool)
 
     def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
-        """Which answers end, (B,) bool."""
+        """Return which answers end, as (B,) bool."""
         num_written = input_ids.shape[1] - self.width
         self.is_over |= self.lengths <= num_written
         if num_written % LOOKED_AT_EVERY == 0:
@@ -257,19 +265,19 @@ def _sure_part(text: str) -> str:
 
 
 def _can_be_stopped(model: Any) -> bool:
-    """Whether the model's own way of writing takes stopping criteria."""
+    """Return whether the model's `generate` method accepts stopping criteria."""
     parameters = inspect.signature(model.generate).parameters.values()
     return any(p.name == "stopping_criteria" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def before_stop(ids: list[int], stop_token_ids: list[int]) -> list[int]:
-    """The tokens before the first one that ends an answer; not every such token is special."""
+    """Return the tokens before the first end token, which need not be a special token."""
     ends = (index for index, token in enumerate(ids) if token in stop_token_ids)
     return ids[: next(ends, len(ids))]
 
 
 def exact_match_by_task(answers: Iterable[Answer]) -> dict[str, float]:
-    """Share of exact answers by task, and over all of them under "all"."""
+    """Return the share of exact answers for each task, and for all of them under "all"."""
     answers = list(answers)
     tasks = sorted({answer.question.task for answer in answers} - {""})
     shares = {task: _share([a for a in answers if a.question.task == task]) for task in tasks}

@@ -1,4 +1,4 @@
-"""What a model can do on held-out data: loss, exact match by task, and an example to look at."""
+"""Measurement of a model on held-out data: loss, exact match by task, and an example answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,21 +25,21 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.model_inputs import inner_model
 
-# Long answers take long to write: this many expected tokens are enough for a measurement.
+# Long answers take long to generate; this many expected tokens are enough for a measurement.
 MAX_ANSWER_TOKENS = 8000
 
 
 @dataclass
 class HeldOut:
-    """Numbers of one measurement.
+    """The results of one measurement.
 
     Attributes:
         metrics: `eval_loss` and what the model's adapter adds.
-        exact_match: share of exactly right answers by task, and under "all"; empty where the data
-            has no prompts and answers.
-        num_questions: held-out prompts that were answered.
-        example: one prompt, its expected answer and what was written.
-        measured_on: which rows these were; None: nobody knows.
+        exact_match: the share of exact answers by task, and under "all"; empty if the data has no
+            prompts and answers.
+        num_questions: the number of held-out prompts that were answered.
+        example: one prompt, its expected answer and the model's answer.
+        measured_on: identifies the measured rows; None: unknown.
     """
 
     metrics: dict[str, float]
@@ -49,26 +49,27 @@ class HeldOut:
     measured_on: str | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON values; a number that is not finite is its name."""
+        """Return JSON values; a number that is not finite is spelled as its name."""
         return dict(spell_numbers(asdict(self)))
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
-        """What `to_dict` gave."""
+        """Restore the results that `to_dict` returned."""
         metrics = {name: float(value) for name, value in saved["metrics"].items()}
         return cls(**{**saved, "metrics": metrics})
 
     def table_row(self) -> dict[str, object]:
-        """As the before → after table and summary.json take it."""
+        """Return the values for the before → after table and for summary.json."""
         return {**self.metrics, "exact_match": self.exact_match}
 
 
 class MeasuredBefore(Observer):
-    """Keeps what the ranks have measured together before the first step, of a model that none of
-    them holds whole.
+    """An observer that keeps the measurement before the first step of a model that is sharded.
+
+    The ranks measure such a model together, because none of them holds it as a whole.
 
     Args:
-        keep: is given it, before the first step.
+        keep: called with the results before the first step.
     """
 
     def __init__(self, trainer: EnhancedTrainer, keep: Callable[[HeldOut], None]) -> None:
@@ -80,10 +81,10 @@ class MeasuredBefore(Observer):
 
 
 def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_nothing) -> HeldOut:
-    """Loss over all held-out examples, and greedy answers to some of them.
+    """Measure the loss over all held-out examples, and answer some of them greedily.
 
-    How many is `training.validation_prompts`, and fewer where the answers are long. Of a model that
-    no process holds whole: the last loss that the training has measured.
+    `training.validation_prompts` limits the number of answers; fewer are generated if answers are
+    long. If no process holds the whole model, the result is the last loss measured during training.
 
     Args:
         count: see `generate_answers`.
@@ -95,7 +96,8 @@ def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_not
     only_exact = not training.best_needs_answers or training.best_metric == EXACT_MATCH
     num_questions = training.validation_prompts
     answers = answer_questions(trainer, num_questions, count=count, only_exact=only_exact)
-    if training.best_needs_answers and training.best_metric != EXACT_MATCH:  # which comes anyway
+    # The other is measured anyway.
+    if training.best_needs_answers and training.best_metric != EXACT_MATCH:
         metrics |= best_of_answers(trainer, answers)
     held_out = HeldOut(metrics, exact_match_by_task(answers), len(answers))
     held_out.measured_on = trainer.held_out_identity()
@@ -110,7 +112,7 @@ def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_not
 
 
 def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[str, float]:
-    """What `training.best_metric` is of answers, in the middle of a training; leaves no trace."""
+    """Measure `training.best_metric` on answers during a run, without changing its state."""
     model, training = trainer.initialize_model(), trainer.training_config
     with preserve(model, random=trainer.device, modes=True), trainer.strategy.evaluating():
         answers = answer_questions(trainer, training.validation_prompts, poll)
@@ -120,7 +122,7 @@ def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[
 
 
 def best_of_answers(trainer: EnhancedTrainer, answers: Sequence[Answer]) -> dict[str, float]:
-    """The mean over answers of `training.best_metric`, by its key; nothing of nothing."""
+    """Return the mean of `training.best_metric` over answers, by its key; empty without answers."""
     training = trainer.training_config
     score = scores_by_name([training.best_metric])[training.best_metric]
     values = [score(answer.text, answer.question.expected) for answer in answers]
@@ -135,12 +137,12 @@ def answer_questions(
     count: Callable[[int, int], None] = do_nothing,
     only_exact: bool = False,
 ) -> list[Answer]:
-    """Greedy answers, if the model can write and the held-out data has answers to compare with.
+    """Generate greedy answers, if the model generates text and the held-out data has answers.
 
     Args:
-        poll: is called between two batches, and may raise.
+        poll: called between batches; may raise.
         count: see `generate_answers`.
-        only_exact: the same.
+        only_exact: see `generate_answers`.
     """
     model, data = trainer.initialize_model(), trainer.initialize_data()
     tokenizer = trainer.adapter.tokenizer
@@ -163,14 +165,14 @@ def answer_questions(
 
 
 def can_answer(trainer: EnhancedTrainer) -> bool:
-    """Whether the model writes text, and the data has prompts."""
+    """Return whether the model generates text and the data has prompts."""
     model, data = trainer.initialize_model(), trainer.initialize_data()
     has_tokenizer = trainer.adapter.tokenizer is not None
     return isinstance(data, DataPipeline) and hasattr(model, "generate") and has_tokenizer
 
 
 def trained_model(trainer: EnhancedTrainer) -> Trained | None:
-    """What the saved model is compared with; None: it writes no text, or is on the disk alone."""
+    """Return the model to compare the saved one with; None if it writes no text or is on disk."""
     if trainer.adapter.on_disk or not can_answer(trainer):
         return None
     model, data = trainer.initialize_model(), trainer.initialize_data()
@@ -192,7 +194,7 @@ def trained_model(trainer: EnhancedTrainer) -> Trained | None:
 
 
 def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:
-    """Evenly many of the questions, so that their answers stay within `MAX_ANSWER_TOKENS`."""
+    """Return evenly spaced questions whose expected answers fit into `MAX_ANSWER_TOKENS`."""
     num_kept = len(questions)
     while num_kept > 1:
         spread = [round(n) for n in np.linspace(0, len(questions) - 1, num_kept)]

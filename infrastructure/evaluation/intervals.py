@@ -1,10 +1,10 @@
-"""95 % intervals of numbers that were measured on rows, and of the difference of two models there.
+"""95 % intervals of measured numbers, and of the difference between two models on the same rows.
 
-Rows are drawn again with replacement (Efron's percentile bootstrap), always in the same way, so
-that the same numbers give the same interval. A share of right answers has Wilson's interval, which
-is one for shares of 0 and 1, too. Whether one model is right more often on the same rows is
-McNemar's exact test. An interval says how much other rows like these would have moved the number;
-it says nothing of another seed of the training.
+Intervals come from resampling rows with replacement (Efron's percentile bootstrap), with a fixed
+seed, so the same numbers give the same interval. A share of correct answers gets Wilson's interval,
+which is also valid for shares of 0 and 1. McNemar's exact test decides whether one model is right
+more often on the same rows. An interval describes how much the number would vary with other rows of
+this kind; it does not cover the variation between training seeds.
 """
 
 import math
@@ -16,15 +16,15 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
-Z = 1.959963984540054  # of a normal distribution: 95 % lie within so many deviations
-_MAX_DRAWN = 4_000_000  # row numbers in memory at one time
+Z = 1.959963984540054  # 95 % of a normal distribution lie within so many deviations
+_MAX_DRAWN = 4_000_000  # row indices in memory at once
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and what it lies in with a confidence of 95 %; NaN where there are too few rows."""
+    """A number and its 95 % interval; the ends are NaN if there are too few rows."""
 
     value: float
     low: float
@@ -32,25 +32,28 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether both ends lie on one side of zero."""
+        """Whether both ends are on the same side of zero."""
         return self.low > 0 or self.high < 0
 
 
 def wilson(num_right: int, num_rows: int) -> Interval:
-    """Of a share (Wilson 1927, without correction of continuity)."""
+    """Return the interval of a share (Wilson 1927, without continuity correction)."""
     if num_rows == 0:
         return Interval(math.nan, math.nan, math.nan)
     share, square = num_right / num_rows, Z * Z / num_rows
     middle = (share + square / 2) / (1 + square)
     half = Z / (1 + square) * math.sqrt(share * (1 - share) / num_rows + square / 4 / num_rows)
-    # Nothing right begins at 0, and all right ends at 1, exactly: rounding would leave 1e-18.
+    # With none right the interval starts at exactly 0, and with all right it ends at exactly 1;
+    # rounding would leave 1e-18.
     low = 0.0 if num_right == 0 else max(0.0, middle - half)
     high = 1.0 if num_right == num_rows else min(1.0, middle + half)
     return Interval(share, low, high)
 
 
 def bootstrap(sums: Floats, counts: Floats) -> Interval:
-    """Of the ratio Σ sums / Σ counts: a mean over tokens, or, with counts of 1, over rows.
+    """Return the interval of the ratio Σ sums / Σ counts.
+
+    This is a mean over tokens, or, if all counts are 1, a mean over rows.
 
     Args:
         sums, counts: (rows,).
@@ -65,7 +68,7 @@ def bootstrap(sums: Floats, counts: Floats) -> Interval:
 
 
 def paired_difference(first: Floats, second: Floats, counts: Floats) -> Interval:
-    """Of Σ(second - first) / Σ counts: both models on the same rows, drawn together."""
+    """Return the interval of Σ(second - first) / Σ counts; both models' rows are drawn together."""
     return bootstrap(second - first, counts)
 
 
@@ -76,7 +79,7 @@ def _ratios(sums: Floats, counts: Floats, drawn: npt.NDArray[np.int64]) -> Float
 
 
 def _resamples(num_rows: int) -> Iterator[npt.NDArray[np.int64]]:
-    """(resamples, rows) numbers of rows, in portions; the same ones every time."""
+    """Yield row indices of shape (resamples, rows) in chunks, the same ones every time."""
     random = np.random.default_rng(0)
     left = NUM_RESAMPLES
     while left:
@@ -86,9 +89,10 @@ def _resamples(num_rows: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def mcnemar(num_only_first: int, num_only_second: int) -> float:
-    """The probability of a difference like this, or a larger one, between equally good models.
+    """Return the probability of a difference at least this large between two equally good models.
 
-    Exact and two-sided (McNemar 1947), of the rows that only one of the two got right.
+    The test is exact and two-sided (McNemar 1947), and uses the rows that only one of the models
+    got right.
     """
     num_different = num_only_first + num_only_second
     fewer = min(num_only_first, num_only_second)

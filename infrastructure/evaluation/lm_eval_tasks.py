@@ -1,7 +1,8 @@
-"""Tasks of lm-evaluation-harness (EleutherAI) on a saved model: gsm8k, hellaswag, or one's own.
+"""Evaluation of a saved model on tasks of EleutherAI's lm-evaluation-harness, or custom ones.
 
-The harness renders prompts, asks and judges; what is done here is to load the model as everywhere
-else (a LoRA on its base), to refuse before that what cannot work, and to write down what came out.
+The harness renders the prompts, queries the model and scores the answers. This module loads the
+model as the rest of Temper does (a LoRA on its base), refuses in advance what cannot work, and
+writes the results.
 """
 
 import json
@@ -40,9 +41,9 @@ class TaskScore:
     """One number of a task.
 
     Attributes:
-        metric: with its filter, such as `exact_match,strict-match`.
-        interval: from the harness's own standard error; NaN where it gives none.
-        is_greater_better: None where the harness does not say.
+        metric: the metric with its filter, such as `exact_match,strict-match`.
+        interval: computed from the harness's standard error; NaN if there is none.
+        is_greater_better: None if the harness does not specify it.
     """
 
     task: str
@@ -54,10 +55,10 @@ class TaskScore:
 
 @dataclass
 class TaskResults:
-    """What one model came to.
+    """The results of one model.
 
     Attributes:
-        samples: by task its rows, as the harness gives them.
+        samples: the rows of each task, as the harness returns them.
     """
 
     model: str
@@ -69,13 +70,13 @@ class TaskResults:
 def measure_tasks(
     config: DeploymentConfig, request: TaskRequest, against: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Ask `config.model.name`, and the model `against`, what the tasks ask, and write it down.
+    """Evaluate `config.model.name`, and the model `against`, on the tasks, and write the results.
 
     Returns:
         The numbers, and lines to show.
 
     Raises:
-        ValueError: there is no such task, its data cannot be had, or a model writes no text.
+        ValueError: a task does not exist, its data cannot be loaded, or a model generates no text.
     """
     names, manager = _known_tasks(request)
     models = [_run(config, config.model.name, names, manager, request)]
@@ -88,9 +89,9 @@ def measure_tasks(
 
 
 def _known_tasks(request: TaskRequest) -> tuple[list[str], Any]:
-    """The tasks that the names mean, and the manager that knows them; their data is there.
+    """Return the tasks that the names match, and the manager that knows them; loads their data.
 
-    The harness's own fifteen thousand are only looked through where a name is not in the folder.
+    The harness's own fifteen thousand tasks are searched only if a name is not in the folder.
     """
     from lm_eval.tasks import TaskManager, get_task_dict
 
@@ -113,10 +114,10 @@ def _known_tasks(request: TaskRequest) -> tuple[list[str], Any]:
 
 @contextmanager
 def _data_explained(names: Sequence[str]) -> Iterator[None]:
-    """Inside, what fails is a task's data or file."""
+    """Turn any error inside into an InputError that names the tasks whose data or file failed."""
     try:
         yield
-    except Exception as error:  # whatever datasets, the Hub or a task's own code raise
+    except Exception as error:  # datasets, the Hub and a task's own code raise anything
         first = str(error).strip().partition("\n")[0]
         raise InputError(
             "evaluation.task_not_loaded",
@@ -144,7 +145,7 @@ def _run(
         size = "auto"
     model: Any = loaded.model
     uses_template = bool(loaded.tokenizer.chat_template)
-    with greedy(model):  # where a task samples, it says so itself
+    with greedy(model):  # a task that needs sampling sets it itself
         results = lm_eval.simple_evaluate(
             HFLM(pretrained=model, tokenizer=loaded.tokenizer, batch_size=size),
             tasks=list(names),
@@ -183,7 +184,7 @@ class TaskDifference:
     num_rows: int
 
     def verdict(self, is_greater_better: bool | None) -> str:
-        """Which one is better, in words."""
+        """Return in words which model is better."""
         if not self.difference.excludes_zero:
             return "no clear difference"
         if is_greater_better is None:
@@ -193,7 +194,7 @@ class TaskDifference:
 
 
 def task_differences(first: TaskResults, second: TaskResults) -> list[TaskDifference]:
-    """Of each metric that is a number of each row, paired by row."""
+    """Return the differences, paired by row, of each metric that is a number for each row."""
     differences = []
     for score in first.scores:
         metric, _, filter_name = score.metric.partition(",")

@@ -1,10 +1,10 @@
-"""A saved model read by plain transformers and PEFT, from its own files alone, and compared.
+"""Verification of a saved model: plain transformers and PEFT load it, from its own files only.
 
-It answers a few prompts, and stops where its own files say that an answer ends. These tokens are
-those of the trained model in memory, as Temper measures it: greedy, in the same number format. What
-differs is named, and the model is not called finished. Where the two choose different tokens whose
-logits are as near as rounding makes them, they count as the same. A model that sees is shown
-pictures by the folder's own processor.
+The loaded model answers a few prompts, and stops where its own files end an answer. Its tokens must
+be those of the trained model in memory as Temper measures it: greedy, in the same number format.
+Any difference is reported, and the run does not count as finished. If the two choose different
+tokens whose logits are equal within rounding, the tokens count as equal. A vision-language model
+gets images through the folder's own processor.
 """
 
 import gc
@@ -53,29 +53,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_QUESTIONS = 3
-MAX_TOKENS = 32  # of an answer: a check, not a measurement
+MAX_TOKENS = 32  # per answer: this is a check, not a measurement
 QUESTIONS = ("What is the capital of France?", "Write 12 + 30 as a number.", "Say: так, 東京!")
 PICTURE_SIDE = 48  # pixels
-OF_TEXT = ("input_ids", "attention_mask")  # of what a processor makes of text and pictures
-PIXEL_TOLERANCE = 0.02  # of the same picture, by an image processor of another library
-PLAIN_TOLERANCE = 1e-3  # of the same weights, in sums of another order
-HALF_TOLERANCE = 0.05  # the same in 16 bits
+OF_TEXT = ("input_ids", "attention_mask")  # the processor outputs that are not about images
+PIXEL_TOLERANCE = 0.02  # for the same image, processed by an image processor of another library
+PLAIN_TOLERANCE = 1e-3  # for the same weights, summed in another order
+HALF_TOLERANCE = 0.05  # the same for 16-bit formats
 HALF = (torch.bfloat16, torch.float16)
-FAR = 10  # times that: other weights, though they choose the same tokens
-SPARE = 1.2  # times the weights: what has to be free for them and a few tokens
+FAR = 10  # times the tolerance: beyond it the weights differ, even if they choose the same tokens
+SPARE = 1.2  # times the size of the weights: free memory needed for them and a few tokens
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The model in memory that a folder has to give again.
+    """The model in memory that a saved folder must reproduce.
 
     Attributes:
-        questions: what both are asked.
-        end_ids: what ends an answer where Temper measures.
+        questions: prompts for both models.
+        end_ids: tokens that end an answer when Temper measures.
         autocast: the number format that Temper measures in.
-        pictures: what makes pixels of those of the questions.
+        pictures: turns the images of the questions into pixels.
     """
 
     model: Any
@@ -112,7 +112,7 @@ def about_picture(question: str) -> Turn:
 
 
 def fixed_picture() -> "Image":
-    """Return an image with stripes of all colours."""
+    """Return an image with stripes of all colors."""
     images = require("PIL.Image", "comparing what a model sees")
     stripes = torch.arange(PICTURE_SIDE**2 * 3, dtype=torch.int64) * 7 % 256
     pixels = stripes.to(torch.uint8).reshape(PICTURE_SIDE, PICTURE_SIDE, 3)
@@ -128,13 +128,14 @@ def _encoded(image: "Image") -> Picture:
 
 
 def check_saved(folder: Path, trained: Trained) -> list[str]:
-    """Compare the model in `folder`, read by plain transformers and PEFT, with the trained one.
+    """Compare the model in `folder`, loaded by plain transformers and PEFT, with the trained one.
 
     Returns:
-        A note where it could not be read back, and why.
+        A note with the reason if it could not be loaded for the comparison.
 
     Raises:
-        CheckpointError: it answers or ends otherwise, or cannot be read; says what differs.
+        CheckpointError: its answers or their ends differ, or it cannot be read; reports the
+            difference.
     """
     folder = rounded_beside(folder) or folder
     if reason := _why_not(trained.model):
@@ -162,13 +163,14 @@ def _why_not(model: torch.nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the trained model answers; it need not be in memory any more.
+    """The answers of the trained model, which need not stay in memory.
 
     Attributes:
-        answers: tokens of each, with the one that ends it; of a model that writes no text empty.
-        logits: of each answer, (tokens, vocabulary); of a model that scores texts the scores.
-        tolerance: how far logits may be apart where different tokens are chosen.
-        loading: how a reader loads it, and its base where it is a LoRA.
+        answers: the tokens of each answer, including the one that ends it; empty for a model that
+            generates no text.
+        logits: of each answer, (tokens, vocabulary); the scores, for a model that scores texts.
+        tolerance: the largest distance between logits at which different tokens count as equal.
+        loading: how to load the saved model, and the base if it is a LoRA.
     """
 
     trained: Trained
@@ -179,7 +181,7 @@ class Expected:
 
     @classmethod
     def of(cls, trained: Trained) -> "Expected":
-        """Ask the trained model, which is in evaluation mode."""
+        """Query the trained model, which must be in evaluation mode."""
         model = trained.model
         weights = next(p for p in model.parameters() if p.is_floating_point())
         with trained.autocast():
@@ -187,27 +189,28 @@ class Expected:
             ends = sorted({*trained.end_ids, *known_ends(model)})
             answers, logits = _written_by(model, trained, ends)
         tolerance = HALF_TOLERANCE if is_half else PLAIN_TOLERANCE
-        # without the model, whose memory may be needed
+        # Keep no reference to the model, whose memory may be needed.
         kept = replace(trained, model=None)
         return cls(kept, answers, logits, tolerance, Loading.like(model))
 
     def compare(self, folder: Path, tolerance: float = 0.0) -> int:
-        """Ask the model in `folder` the same.
+        """Query the model in `folder` with the same questions, and compare its answers.
 
         Args:
-            tolerance: another one, if it is larger.
+            tolerance: used instead of the default tolerance if it is larger.
 
         Returns:
             How many answers are the same to the last token.
 
         Raises:
-            CheckpointError: it answers or ends otherwise, or cannot be read; says what differs.
+            CheckpointError: its answers or their ends differ, or it cannot be read; reports the
+                difference.
         """
         allowed = max(self.tolerance, tolerance)
         try:
             model, tokenizer = self.loading.read(folder)
             seeing = self._seeing_of(folder)
-        except Exception as error:  # whatever a reader of it would meet
+        except Exception as error:  # loading may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise _differs(folder, f"plain transformers cannot read it ({reason})") from error
         self._compare_files(folder, model, tokenizer)
@@ -225,7 +228,7 @@ class Expected:
     def _difference(
         self, number: int, answers: list[list[int]], logits: list[torch.Tensor], allowed: float
     ) -> str | None:
-        """How another model's answer differs from the trained model's, in words."""
+        """Return how another model's answer differs from the trained model's, in words, or None."""
         prompt = self.trained.questions[number].prompt
         near = num_near(self.logits[number], logits[number], allowed)
         if not self.answers:
@@ -237,7 +240,8 @@ class Expected:
             )
         ours, theirs = self.answers[number], answers[number]
         num_equal = _num_first(map(operator.eq, ours, theirs))
-        is_choice = num_equal < min(len(ours), len(theirs)) and num_equal < near  # of rounding
+        # Rounding explains the different token.
+        is_choice = num_equal < min(len(ours), len(theirs)) and num_equal < near
         if is_choice:
             return None
         if ours == theirs:
@@ -251,12 +255,12 @@ class Expected:
     def _compare_files(
         self, folder: Path, model: Any, tokenizer: "PreTrainedTokenizerBase"
     ) -> None:
-        """What its files say beside the weights: where answers end, how prompts are written."""
+        """Compare the other files of the folder: end tokens, chat template and tokenizer."""
         ours = self.trained.tokenizer
         if self.answers and (missing := {*self.trained.end_ids} - {*known_ends(model)}):
             names = ", ".join(map(str, ours.convert_ids_to_tokens(sorted(missing))))
             raise _differs(folder, f"its {GENERATION_FILE} does not end answers with {names}")
-        is_text = self.trained.pictures is None  # else the processor's template is what counts
+        is_text = self.trained.pictures is None  # else the processor's template counts
         if is_text and ours.chat_template != tokenizer.chat_template:
             raise _differs(folder, "its tokenizer has another chat template")
         for question in self.trained.questions:
@@ -318,14 +322,14 @@ def _differs(folder: Path, how: str) -> CheckpointError:
 
 
 def num_near(ours: torch.Tensor, theirs: torch.Tensor, allowed: float) -> int:
-    """Return after how many tokens logits are further apart than rounding explains."""
-    pairs = zip(ours, theirs, strict=False)  # one may have ended before
+    """Return how many tokens precede the first whose logits differ by more than rounding."""
+    pairs = zip(ours, theirs, strict=False)  # one answer may be shorter
     are_near = (distance(b[None], a[None]) <= allowed for a, b in pairs)
     return _num_first(are_near)
 
 
 def _num_first(holds: Iterable[bool]) -> int:
-    """How many are true before the first that is not."""
+    """Return how many values are true before the first false one."""
     return sum(1 for _ in itertools.takewhile(bool, holds))
 
 
@@ -333,10 +337,10 @@ def _num_first(holds: Iterable[bool]) -> int:
 def _written_by(
     model: Any, trained: Trained, end_ids: list[int] | None
 ) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """What a model answers, and the logits of it; of a model that scores texts the scores.
+    """Return a model's answers and their logits; for a model that scores texts, the scores.
 
     Args:
-        end_ids: what ends an answer; None: what its own files say.
+        end_ids: tokens that end an answer; None: those in the model's own files.
     """
     questions = trained.questions
     if not inner_model(model).can_generate():  # type: ignore[operator]
@@ -361,7 +365,10 @@ def _written_by(
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of logits (tokens, vocabulary): a constant added to all of a token's changes nothing."""
+    """Return the relative distance between logits of shape (tokens, vocabulary).
+
+    A constant added to all logits of a token has no effect.
+    """
     centred = expected - expected.mean(-1, keepdim=True)
     difference = actual - actual.mean(-1, keepdim=True) - centred
     return float(difference.norm() / centred.norm().clamp_min(1e-12))
@@ -369,12 +376,12 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class Loading:
-    """How a reader loads a saved model, by transformers and PEFT alone, as its card says.
+    """How to load a saved model with only transformers and PEFT, as its model card describes.
 
     Attributes:
-        auto_class: of transformers, by name.
-        options: of every model.
-        of_base: more of them for the base of a LoRA, whose files say nothing of the training.
+        auto_class: the name of a class of transformers.
+        options: for every model.
+        of_base: further options for the base of a LoRA, whose files know nothing of the training.
     """
 
     auto_class: str
@@ -383,7 +390,7 @@ class Loading:
 
     @classmethod
     def like(cls, model: Any) -> "Loading":
-        """With the device, attention and number format of a trained model."""
+        """Create options with the device, attention and number format of a trained model."""
         inner: Any = inner_model(model)
         weights = next(p for p in inner.parameters() if p.is_floating_point())
         options: dict[str, Any] = {
@@ -400,7 +407,7 @@ class Loading:
         return cls(_auto_class(inner), options, of_base)
 
     def read(self, folder: Path) -> tuple[Any, "PreTrainedTokenizerBase"]:
-        """The model in a folder and its tokenizer."""
+        """Load the model in a folder and its tokenizer."""
         transformers = require("transformers", "reading a saved model")
         is_lora = (folder / "adapter_config.json").is_file()
         place, options = str(folder), self.options
@@ -408,7 +415,7 @@ class Loading:
             base = base_of_lora(folder)
             place, options = base.location, options | self.of_base | {"revision": base.revision}
         with without_progress_bars(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is wrong shows in its answers
+            warnings.simplefilter("ignore")  # a problem would show in the answers
             model = getattr(transformers, self.auto_class).from_pretrained(place, **options)
             keep_trainable_layout(model)
             if is_lora:

@@ -1,4 +1,4 @@
-"""Questions of a person's own to a saved model, answered as it was trained to answer."""
+"""Prompting of a saved model with the user's own questions, in the format it was trained with."""
 
 import json
 from collections import Counter
@@ -52,8 +52,7 @@ def answer_questions(
     device: str = "auto",
     system: str | None = None,
 ) -> list[str]:
-    """What `Answerer` answers; what the model does not read of the prompts is told on standard
-    error."""
+    """Answer questions with an `Answerer`; print to standard error what it did not read of them."""
     if not questions:
         return []
     answerer = Answerer(model, max_tokens, device)
@@ -64,20 +63,21 @@ def answer_questions(
 
 
 class Answerer:
-    """A saved model that is loaded once, and answers greedily, each question by itself, written as
-    in training.
+    """A saved model that is loaded once and answers each question separately and greedily.
+
+    Questions are formatted as in training.
 
     Args:
-        model: a finished run, its `final/`, any model folder, or a hub name.
-        max_tokens: the longest answer; one that does not end by then is cut.
-        images: files of pictures that each question is about.
+        model: a finished run, its `final/`, any model folder, or a Hub name.
+        max_tokens: the maximum length of an answer; a longer one is cut.
+        images: image files that each question is about.
 
     Attributes:
-        notes: a sentence for each kind of text that the model did not read of its prompts.
+        notes: a sentence for each kind of text in the prompts that the model did not read.
 
     Raises:
-        ValueError: there is no such model, it writes no text, `max_tokens` is not positive, or a
-            picture cannot be used.
+        ValueError: the model does not exist or generates no text, `max_tokens` is not positive, or
+            an image cannot be used.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Answerer:
         quantization: Any = quantization_of_run(Path(model))
         config = ModelConfig(name=str(model), quantization=quantization)
         manager = ModelManager(config, device=chosen_device, seed=0)
-        # layers of any width, which 4 bits do not have on a CPU
+        # 4-bit kernels on a CPU support only some layer widths
         manager.dequantizes = quantization is not None and chosen_device.type == "cpu"
         source = find_source(str(model))
         is_of_hub = source.kind is SourceKind.HUB
@@ -120,17 +120,17 @@ class Answerer:
         self._precision = _precision(Path(model), chosen_device)
 
     def answer(self, questions: Sequence[str], system: str | None = None) -> list[str]:
-        """As `answers`, in plain words."""
+        """Return the texts of `answers`, without surrounding whitespace."""
         return [answer.text.strip() for answer in self.answers(questions, system)]
 
     def answers(self, questions: Sequence[str], system: str | None = None) -> list[Answer]:
-        """An answer to each; prompt formats and chat templates are added here.
+        """Answer each question; adds the prompt format or the chat template.
 
         Args:
-            system: the system prompt before each question; None: none is written.
+            system: the system prompt before each question; None: no system prompt.
 
         Raises:
-            ValueError: a question leaves the model no position to answer at.
+            ValueError: a question is so long that no position is left for an answer.
         """
         before = [Turn("system", system)] if system else []
         for text in questions:
@@ -163,12 +163,12 @@ class Answerer:
         return [*self._left_out.values()]
 
     def picture_notes(self) -> list[str]:
-        """What was decided about the pictures that each question is about."""
+        """Return which decisions were made about the images, in words."""
         decided = Counter(kind for picture in self._pictures for kind in picture.decided)
         return decisions_in_words(decided, self._background, "picture")
 
     def why_cut(self, answer: Answer) -> str:
-        """What ended an answer that is cut, and what gives it more."""
+        """Return why an answer was cut, and how to get a longer one."""
         longest = self._longest(answer.question)
         if longest < self._max_tokens:
             return phrase(
@@ -177,7 +177,7 @@ class Answerer:
         return phrase("evaluation.answer_cut_at_max_tokens", tokens=longest)
 
     def _longest(self, prompt: GenerationPrompt) -> int:
-        """The most tokens that an answer may have: past its positions a model writes noise."""
+        """Return the maximum length of an answer; beyond its positions a model generates noise."""
         if self._positions is None:
             return self._max_tokens
         left = self._positions - len(prompt.prompt_ids)
@@ -190,7 +190,7 @@ class Answerer:
         return min(self._max_tokens, left)
 
     def _shown(self, question: str) -> Turn:
-        """The question with the pictures before it."""
+        """Return the question as a turn, with the images before it."""
         if not self._images:
             return Turn("user", question)
         parts = [{"type": PICTURE_PART}] * len(self._images) + [{"type": "text", "text": question}]
@@ -198,7 +198,7 @@ class Answerer:
 
 
 def positions_of(model: Any) -> int | None:
-    """Tokens that the model can see at once, question and answer; None: it does not say."""
+    """Return the context length of a model (prompt and answer); None if it does not declare one."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = getattr(text, "max_position_embeddings", None)
@@ -206,8 +206,10 @@ def positions_of(model: Any) -> int | None:
 
 
 def _precision(model: Path, device: torch.device) -> Precision:
-    """The number format that the run of the model has answered in, where this device has it; else
-    the format of its weights. Two likely words can change places from one format to another."""
+    """Return the number format of the model's run if it is this device's best, else the weights'.
+
+    Two likely words can change places between formats.
+    """
     of_run = precision_of_run(model)
     is_here = of_run is not None and of_run == best_precision(device)
     return Precision(str(of_run) if is_here else "fp32", device.type)
@@ -221,13 +223,13 @@ def _read(path: Path, background: str) -> "tuple[Picture, Image]":
 
 
 def stop_token_ids(tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]:
-    """What ends an answer: of the tokenizer, and of the run that the model lies in."""
+    """Return the tokens that end an answer: the tokenizer's, and those of the model's run."""
     ends = {tokenizer.eos_token, *_ends_in_run(name)}
     return sorted(number for number, token in special_tokens(tokenizer).items() if token in ends)
 
 
 def _ends_in_run(name: str) -> list[str]:
-    """What the answers of the training ended with; nothing where the model lies in no run."""
+    """Return the tokens that ended answers in training; empty if the model belongs to no run."""
     source = find_source(name)
     try:
         recorded = parse_json((Path(source.location).parent / "run.json").read_text())

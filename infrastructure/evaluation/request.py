@@ -1,4 +1,4 @@
-"""What a measurement is to find out; what of it cannot be is refused before torch is loaded."""
+"""The request of an evaluation; what it cannot fulfill is refused before torch is loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ UNUSED = {
     "model.lora_config": "MODEL brings its own LoRA",
     "model.embedded": "MODEL has its shape",
 }
-# Of `training.`: what decides how a model learns, is saved or watched.
+# Settings below `training.` that only affect how a model learns, is saved or is monitored.
 OF_LEARNING = (
     *("method", "rewards", "teacher", "beta", "num_generations", "max_completion_length"),
     *("temperature", "method_settings", "num_epochs", "max_steps", "gradient_accumulation"),
@@ -37,15 +37,15 @@ OF_LEARNING = (
 
 
 def unused_because(key: str) -> str | None:
-    """Why a measurement has no use for the setting; None: it has."""
+    """Return why a measurement does not use the setting; None if it does."""
     return next((r for part, r in UNUSED.items() if f"{key}.".startswith(f"{part}.")), None)
 
 
 def refuse_flags_without_effect(config: DeploymentConfig) -> None:
-    """Refuse, by name, each flag or keyword that a measurement would take and not follow.
+    """Refuse each flag or keyword that would have no effect on a measurement.
 
     Raises:
-        ConfigurationError: a sentence for each.
+        ConfigurationError: with a sentence for each.
     """
     sentences = []
     for key, source in config.sources().items():
@@ -60,16 +60,17 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What a measurement is to find out besides the loss.
+    """What to measure in addition to the loss.
 
     Attributes:
         against: a second model, measured on the same rows.
-        measures: of `infrastructure.config.measures`; None: those that fit the rows and can be
-            computed here.
-        max_tokens: the longest answer; None: a few tokens more than the longest expected one.
+        measures: names in `infrastructure.config.measures`; None: those that fit the rows and can
+            be computed on this machine.
+        max_tokens: the maximum length of an answer; None: a few tokens more than the longest
+            expected one.
 
     Raises:
-        ValueError: there is no such measure, or an answer has no token.
+        ValueError: there is no such measure, or `max_tokens` is below 1.
         MissingPackageError: a measure needs a package that is not installed.
     """
 
@@ -87,17 +88,17 @@ class Request:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """Which tasks, and how many of their rows.
+    """Which tasks to run, and how many of their rows.
 
     Attributes:
-        names: of the harness, or of files in `folder`; with `*` as in file names.
-        folder: of YAML files of one's own tasks.
-        limit: rows of each task; None: all.
-        num_fewshot: examples before each question; None: as the task says.
+        names: tasks of the harness, or of files in `folder`; `*` is a wildcard as in file names.
+        folder: contains YAML files of custom tasks.
+        limit: the number of rows of each task; None: all.
+        num_fewshot: the number of examples before each question; None: the task's default.
 
     Raises:
         MissingPackageError: the harness is not installed.
-        ValueError: no task, no such folder, a number below what makes sense.
+        ValueError: no task is given, the folder does not exist, or a number is too small.
     """
 
     names: tuple[str, ...]

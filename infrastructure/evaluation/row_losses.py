@@ -1,4 +1,4 @@
-"""The loss of each held-out row by itself: what intervals and comparisons are made of."""
+"""The loss of each held-out row, from which intervals and comparisons are computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,7 @@ from infrastructure.training.models.token_functions import cross_entropy
 
 @dataclass(frozen=True)
 class RowLoss:
-    """Sums over the learnt tokens of one row: of cross-entropies, and of tokens that were the
-    model's first choice."""
+    """Sums over the trained tokens of one row: cross-entropies, and tokens predicted correctly."""
 
     loss_sum: float
     num_right: int
@@ -23,10 +22,10 @@ class RowLoss:
 
 @dataclass
 class RowLosses(EvaluationLoss):
-    """Measures as a training does, and keeps each row besides.
+    """An evaluation loss that is measured as during training, and that also keeps each row.
 
     Attributes:
-        rows: in the order of the examples; of an adapter that has no next token to predict, none.
+        rows: in the order of the examples; empty if the adapter does not predict next tokens.
     """
 
     rows: list[RowLoss] = field(default_factory=list)
@@ -57,12 +56,12 @@ class RowLosses(EvaluationLoss):
 
 
 def predicts_next_token(adapter: object) -> bool:
-    """Whether the model's loss is a sum over the next tokens of its rows."""
+    """Return whether the model's loss is a sum over the next tokens of its rows."""
     return isinstance(adapter, StandardModelAdapter) and adapter.objective is None
 
 
 class _Tokens:
-    """Keeps what a metric is given, in the order of the batch's tokens; is no metric itself."""
+    """A recorder in place of a metric: keeps its arguments, in the order of the batch's tokens."""
 
     def __init__(self) -> None:
         self.losses: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""A model on held-out rows, one by one, and what they come to for each task."""
+"""Measurements of a model on single held-out rows, and their aggregation by task."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,19 +33,19 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.forward.evaluation_loss import perplexity
 
 ALL = "all"
-SHARES = (EXACT_MATCH, FINAL_ANSWER)  # each row is right or wrong
+SHARES = (EXACT_MATCH, FINAL_ANSWER)  # measures for which a row is either right or wrong
 
 
 @dataclass
 class MeasuredRow:
-    """One held-out row.
+    """The measurement of one held-out row.
 
     Attributes:
         place: file:line.
-        task: kind of task, or "".
-        loss: None where the model predicts no next token, or the row was not looked at.
-        answer: what the model wrote; None where it was not asked.
-        scores: of the answer, by the name of the measure.
+        task: the kind of task, or "".
+        loss: None if the model does not predict next tokens, or if the row was not measured.
+        answer: the model's answer; None if the row was not answered.
+        scores: scores of the answer by the name of the measure.
     """
 
     place: str
@@ -57,15 +57,15 @@ class MeasuredRow:
 
 @dataclass
 class ModelRows:
-    """What one model did.
+    """The measurements of one model.
 
     Attributes:
         model: its name.
-        metrics: `eval_loss` and what the adapter adds, as the end of a training measures them.
+        metrics: `eval_loss` and what the adapter adds, measured as at the end of a run.
         rows: in the order of the data.
-        num_questions: rows that have a prompt and an answer.
-        contents: a hash of what each row says, (rows,); None: it is not known.
-        num_cut: answers that had not ended at their greatest length.
+        num_questions: the number of rows that have a prompt and an answer.
+        contents: a hash of each row's content, (rows,); None: unknown.
+        num_cut: the number of answers that were cut off at the maximum length.
     """
 
     model: str
@@ -76,17 +76,17 @@ class ModelRows:
 
     @property
     def answers(self) -> list[Answer]:
-        """Those that there are."""
+        """The answers of the rows that have one."""
         return [row.answer for row in self.rows if row.answer is not None]
 
     @property
     def num_cut(self) -> int:
-        """Answers that had not ended at their greatest length."""
+        """The number of answers that were cut off at the maximum length."""
         return sum(answer.is_cut for answer in self.answers)
 
     @property
     def tasks(self) -> list[str]:
-        """The kinds of tasks that rows name."""
+        """The task names that occur in the rows, sorted."""
         return sorted({row.task for row in self.rows} - {""})
 
 
@@ -95,10 +95,11 @@ class Questions:
     """Which rows are answered, and how.
 
     Attributes:
-        most: at most so many, from everywhere in the data; None: all.
-        is_limited: fewer where the answers are long.
-        places: these and no others; None: any.
-        max_tokens: the longest answer; None: that of the longest expected one of a batch.
+        most: the maximum number of answers, spread evenly over the data; None: all rows.
+        is_limited: answer fewer rows if the answers are long.
+        places: answer only these rows; None: any.
+        max_tokens: the maximum length of an answer; None: derived from the longest expected answer
+            of a batch.
     """
 
     most: int | None = None
@@ -114,14 +115,14 @@ def measure_rows(
     which: Questions = Questions(),
     count: Callable[[int, int], None] = do_nothing,
 ) -> ModelRows:
-    """The loss of all held-out rows, and greedy answers to those that `which` names.
+    """Measure the loss of all held-out rows, and answer those that `which` selects.
 
     Args:
-        measures: of answers; None: those that fit and can be computed here.
+        measures: of answers; None: those that fit the data and can be computed on this machine.
         count: see `generate_answers`.
 
     Raises:
-        MissingPackageError: one of them needs a package that is not installed.
+        MissingPackageError: a measure needs a package that is not installed.
     """
     kept: list[RowLosses] = []
 
@@ -169,7 +170,7 @@ def _answer(
     max_tokens: int | None,
     count: Callable[[int, int], None],
 ) -> None:
-    """Add the model's answers to their rows."""
+    """Generate answers, and add them and their scores to the rows."""
     data, tokenizer = trainer.initialize_data(), trainer.adapter.tokenizer
     assert isinstance(data, DataPipeline)
     assert tokenizer is not None
@@ -194,13 +195,13 @@ def _answer(
             row.scores = {
                 name: score(row.answer.text, expected)
                 for name, score in scores.items()
-                if name != ROUGE2 or len(words_of(expected)) > 1  # of single words it is always 0
+                if name != ROUGE2 or len(words_of(expected)) > 1  # always 0 for single words
             }
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One number of some rows: what it is, with its interval, over how many rows."""
+    """One measured number with its interval, and the number of rows it covers."""
 
     interval: Interval
     num_rows: int
@@ -209,10 +210,10 @@ class Measured:
 def by_task(
     model: ModelRows, measures: Iterable[str] | None = None
 ) -> dict[str, dict[str, Measured]]:
-    """Each measure that there are rows for: of all rows under "all", then task by task.
+    """Return each measure that rows have: for all rows under "all", then for each task.
 
     Args:
-        measures: those of interest; None: all.
+        measures: the measures of interest; None: all.
     """
     names = [name for name in MEASURES if measures is None or name in set(measures)]
     groups = {ALL: model.rows}
@@ -224,7 +225,7 @@ def by_task(
 
 
 def measured(rows: Sequence[MeasuredRow], measure: str) -> Measured | None:
-    """One measure of rows; None where none of them has it."""
+    """Return one measure over the rows; None if no row has it."""
     sums, counts = sums_of(rows, measure)
     if len(sums) == 0:
         return None
@@ -235,7 +236,7 @@ def measured(rows: Sequence[MeasuredRow], measure: str) -> Measured | None:
 
 
 def sums_of(rows: Sequence[MeasuredRow], measure: str) -> tuple[Floats, Floats]:
-    """Of each row that has this measure its sum, and what that is over; (rows,) both."""
+    """Return the sum and the count of this measure for each row that has it, both (rows,)."""
     if MEASURES[measure] is Of.ROWS:
         values = [row.scores[measure] for row in rows if measure in row.scores]
         return np.array(values, dtype=np.float64), np.ones(len(values))

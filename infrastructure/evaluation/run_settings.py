@@ -1,4 +1,4 @@
-"""How the run that a model lies in made tokens of its rows: a measurement does the same."""
+"""Settings of the run that made a model, so that a measurement tokenizes rows in the same way."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.training.data.preparation.plan import first_rows
 
-# How rows became tokens in the run that made the model; other rules would measure something else.
+# These decide how rows become tokens: with other values, a measurement would measure another task.
 INHERITED = ("max_length", "train_on", "chat_template", "over_length", "image_background")
-# Which columns they were made of; other data may have other ones.
+# These name the columns that rows are made of; other data may have other columns.
 COLUMNS = (
     *("shape", "prompt_column", "answer_column", "context_column", "text_column"),
     *("image_column", "task_column"),
@@ -25,11 +25,13 @@ COLUMNS = (
 
 
 def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
-    """Take the data settings of the run that each model lies in, where nobody gave others. Beside
-    it, a model that lies in none is measured alike: it may be what the run began with.
+    """Apply the data settings of each model's run, unless the user set them.
+
+    A model that belongs to no run gets the other model's settings: it may be what that run began
+    with.
 
     Returns:
-        A note for each value that is not the usual one.
+        A note for each value that differs from the default.
     """
     own = [inherit_from_run(config) for config in configs]
     for config, other in zip(configs, reversed(configs), strict=True):
@@ -44,8 +46,7 @@ def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
 
 
 def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
-    """Take the data settings of the run that the model lies in, where nobody gave others; those
-    that were different."""
+    """Apply the data settings of the model's run unless the user set them; return the changes."""
     saved = _data_of_run(config)
     if saved is None:
         return {}
@@ -54,7 +55,7 @@ def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
 
 
 def _has_columns(config: DeploymentConfig, saved: DataConfig) -> bool:
-    """Whether the data that is measured has the columns that were named for the run's."""
+    """Return whether the measured data has the columns that were configured for the run's data."""
     named = {name: getattr(saved, name) for name in COLUMNS}
     if all(named[name] == getattr(DataConfig(), name) for name in COLUMNS):
         return False
@@ -79,7 +80,7 @@ def _take(config: DeploymentConfig, values: Mapping[str, object]) -> dict[str, o
 
 
 def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
-    """How the run that the model lies in made tokens; None: there is none, or it is unreadable."""
+    """Return how the model's run tokenized rows; None if there is no run, or it cannot be read."""
     run = record_of_run(Path(config.model.name))
     if run is None:
         return None
@@ -89,11 +90,11 @@ def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
         known |= {name: recorded[name] for name in COLUMNS if name in recorded}
         return DataConfig(**known)
     except (KeyError, TypeError, ValueError):
-        return None  # not a run of ours, or an unreadable one: the model itself is still whole
+        return None  # not a run of Temper, or an unreadable one: the model itself can still be used
 
 
 def record_of_run(model: Path) -> JsonObject | None:
-    """What the run says of itself that a model lies in; None: it is none of ours, or unreadable."""
+    """Return what run.json of the model's run contains; None without a readable run."""
     folder = run_folder(model)
     try:
         return None if folder is None else as_object(parse_json((folder / RUN_FILE).read_text()))
@@ -102,21 +103,23 @@ def record_of_run(model: Path) -> JsonObject | None:
 
 
 def run_folder(model: Path) -> Path | None:
-    """The run that a model lies in; None: it lies in none."""
+    """Return the folder of the run that a model belongs to; None if it belongs to no run."""
     if not model.is_dir():
         return None
     return next((path for path in (model, model.parent) if (path / RUN_FILE).is_file()), None)
 
 
 def precision_of_run(model: Path) -> str | None:
-    """The number format that the run computed in that a model lies in; None: it lies in none."""
+    """Return the number format that the model's run computed in; None if it belongs to no run."""
     run = record_of_run(model)
     return None if run is None else str(run.get("precision"))
 
 
 def quantization_of_run(model: Path) -> str | None:
-    """Return how the run quantised the base of its LoRA, where this machine can; None: it did not,
-    or the model lies in no run."""
+    """Return how the model's run quantized the base of its LoRA, if bitsandbytes is installed here.
+
+    None if it did not quantize, or if the model belongs to no run.
+    """
     run = record_of_run(model)
     described = {} if run is None else run.get("model")
     if not isinstance(described, dict) or not described.get("lora"):
@@ -126,7 +129,7 @@ def quantization_of_run(model: Path) -> str | None:
 
 
 def background_of_run(model: Path) -> str:
-    """The colour behind transparent pixels that the model was trained with, or the usual one."""
+    """Return the color behind transparent pixels used in training, or the default."""
     run = record_of_run(model)
     data = None if run is None else values_of(run).get("data")
     recorded = data.get("image_background") if isinstance(data, dict) else None
@@ -134,13 +137,13 @@ def background_of_run(model: Path) -> str:
 
 
 def has_context(model: Path) -> bool:
-    """Whether the rows of the run that a model lies in say what their questions are about."""
+    """Return whether the rows of the model's run have a context column."""
     folder = run_folder(model)
     return folder is not None and read_summary(RunDirectory(folder)).get("has_context", False)
 
 
 def values_of(run: JsonObject) -> JsonObject:
-    """The settings that a run has recorded, by section."""
+    """Return the recorded settings of a run, by section."""
     configuration = run.get("configuration")
     values = configuration.get("values") if isinstance(configuration, dict) else None
     return values if isinstance(values, dict) else {}

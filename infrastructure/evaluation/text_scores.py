@@ -1,7 +1,7 @@
-"""How near a written answer is to the expected one: a number from 0 to 1 for each row.
+"""Scores of an answer against the expected one: a number from 0 to 1 for each row.
 
-ROUGE and F1 are torchmetrics'. Words are what letters and digits are in any script, and each sign
-of Chinese and Japanese is one; in plain English that is what the rouge-score package takes.
+ROUGE and F1 come from torchmetrics. Words are runs of letters and digits of any script; each
+Chinese or Japanese character is a word. For plain English this matches the rouge-score package.
 """
 
 import re
@@ -21,7 +21,7 @@ from infrastructure.config.measures import (
 )
 from infrastructure.core.optional import is_installed, refuse_missing
 
-FINAL_ANSWER_SIGN = "####"  # of GSM8K: after it stands the result alone
+FINAL_ANSWER_SIGN = "####"  # GSM8K's marker: the final result follows it
 _SIGNS = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_SIGNS}]|[^\W_{_SIGNS}]+")
 _NOT_OF_NUMBER = re.compile(r"[,$€£%\s]|\.$")
@@ -30,21 +30,22 @@ Score = Callable[[str, str], float]
 
 
 def exact_match(written: str, expected: str) -> float:
-    """Equal, white space around it aside."""
+    """Return 1 if both are equal, ignoring surrounding whitespace, else 0."""
     return float(written.strip() == expected.strip())
 
 
 def final_answer_of(text: str) -> str | None:
-    """What stands after the last "####", on its line; None where there is none."""
+    """Return the rest of the line after the last "####"; None if there is no such marker."""
     _, sign, after = text.rpartition(FINAL_ANSWER_SIGN)
     lines = after.strip().splitlines()
     return lines[0].strip() if sign and lines else None
 
 
 def final_answer(written: str, expected: str) -> float:
-    """The same result after "####": as a number where it is one (1,000 is 1000.0), else as text.
+    """Return 1 if the result after "####" is the same, else 0.
 
-    Of an expected answer without that sign all of it is the result.
+    Results are compared as numbers if they are numbers (1,000 equals 1000.0), else as text. If the
+    expected answer has no such marker, all of it is the result.
     """
     was = final_answer_of(written)
     wanted = final_answer_of(expected) or expected.strip()
@@ -59,7 +60,7 @@ def _result(text: str) -> Decimal | str:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in small letters."""
+    """Return the words of a text in lower case."""
     return _WORD.findall(text.lower())
 
 
@@ -90,10 +91,10 @@ def _f1() -> Score:
 
 
 def scores_by_name(names: Collection[str]) -> dict[str, Score]:
-    """What computes the measures of answers among `names`.
+    """Return the scoring functions of those `names` that are measures of answers.
 
     Raises:
-        MissingPackageError: torchmetrics is not installed, and one of them needs it.
+        MissingPackageError: one of them needs torchmetrics, which is not installed.
     """
     refuse_missing_package(names)
     made: dict[str, Score] = {}
@@ -110,20 +111,21 @@ def scores_by_name(names: Collection[str]) -> dict[str, Score]:
 
 
 def refuse_missing_package(names: Collection[str]) -> None:
-    """Refuse measures that need torchmetrics where it is not installed; imports nothing.
+    """Refuse measures that need torchmetrics if it is not installed; imports nothing.
 
     Raises:
-        MissingPackageError: with the line that installs it.
+        MissingPackageError: with the command that installs it.
     """
     if needing := [name for name in names if name in OF_TORCHMETRICS]:
         refuse_missing("torchmetrics", f"the measure {', '.join(needing)}")
 
 
 def usual_measures(*, has_final_answers: bool, has_pairs: bool = True) -> list[str]:
-    """Those of answers that are computed where nobody has chosen.
+    """Return the measures of answers that are computed by default.
 
     Args:
-        has_pairs: some expected answer has two words; of single words there is no ROUGE-2.
+        has_final_answers: some expected answer has a "####" marker.
+        has_pairs: some expected answer has two words; for single words ROUGE-2 is always 0.
     """
     left_out = set() if is_installed("torchmetrics") else {*OF_TORCHMETRICS}
     left_out |= set() if has_final_answers else {FINAL_ANSWER}
