@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class BestEffort:
-    """Runs actions by name. If one raises, the error is logged and the caller continues.
+    """A runner of optional actions. If one raises, the error is logged and the caller continues.
 
     Args:
         log: gets the first failure of each name, as a warning.

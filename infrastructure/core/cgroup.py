@@ -20,8 +20,7 @@ class MemoryLimit:
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
-    """Return how many cores' worth of time this process may use (such as 1.5); None without a
-    limit."""
+    """Return how many cores' worth of time this process may use (such as 1.5); None: no limit."""
     quotas = [*_cpu_quotas_v2(root), *_cpu_quotas_v1(root)]
     return min(quotas, default=None)
 
@@ -112,8 +111,7 @@ def _memory_limit(folder: Path, limit: str, usage: str, droppable: str) -> Itera
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield this process's group of `controller` ("" is v2) and its ancestors, up to the mount's
-    root."""
+    """Yield this process's group of `controller` ("" is v2) and its ancestors up to the root."""
     mounts = [root / "sys/fs/cgroup" / controller]
     if not controller:
         mounts.append(root / "sys/fs/cgroup/unified")  # the hybrid layout of older systemd
@@ -132,8 +130,7 @@ def _group(root: Path, controller: str) -> Path:
 
 
 def _number(file: Path) -> int | None:
-    """Return the non-negative number in `file`; None if it has none ("max", -1) or does not
-    exist."""
+    """Return the non-negative number in `file`; None if there is none ("max", -1, no such file)."""
     text = _read(file)
     return int(text) if text.isdigit() else None
 

@@ -87,13 +87,12 @@ def write_above_bar(line: str, stream: TextIO) -> None:
 
 
 def _bar_class() -> Any:
-    """Return tqdm's class of bars; None if nothing has imported tqdm, or another thread is
-    importing it."""
+    """Return tqdm's class of bars; None if tqdm is not imported, or not completely yet."""
     return getattr(sys.modules.get("tqdm"), "tqdm", None)
 
 
 class Report:
-    """Shows lines to the user, with secrets masked.
+    """A callable that shows lines to the user, with secrets masked.
 
     Args:
         show_line: shows one line.
@@ -116,7 +115,7 @@ class Report:
 
     @contextmanager
     def waiting(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Inside, show what is being done whenever nothing else was shown for some seconds.
+        """Show what is being done inside the block, whenever nothing else was shown for seconds.
 
         Args:
             what: the words to show, or a function that returns them each time; it must not raise.

@@ -1,4 +1,4 @@
-"""What Python's logging shows to the user: on standard error, in words, with secrets masked.
+"""The console output of Python's logging: on standard error, in words, with secrets masked.
 
 Libraries are shown only when something failed. At the level DEBUG everything that they log is
 shown, and each line names its logger.

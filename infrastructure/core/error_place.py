@@ -1,4 +1,4 @@
-"""Where an error was raised: the line of user code."""
+"""The line of user code where an error was raised."""
 
 import inspect
 import sys
@@ -28,8 +28,7 @@ def error_place(error: BaseException) -> str | None:
 
 
 def named(error: BaseException) -> str:
-    """Return `KeyError: 'a'`: type and text of an error on one line, shown unchanged on the
-    screen."""
+    """Return type and text of an error on one line, as the screen shows it: `KeyError: 'a'`."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -80,8 +79,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_of_a_library(file: str) -> bool:
-    """Return whether code belongs to a library, or has no file, such as code compiled from a
-    string."""
+    """Return whether code belongs to a library or has no file, such as code made from a string."""
     return file.startswith("<") or any(Path(file).is_relative_to(f) for f in _library_folders())
 
 

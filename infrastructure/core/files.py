@@ -205,8 +205,7 @@ def _recover(directory: Path, token: str) -> None:
 
 
 def _neighbour(directory: Path, token: str, kind: str) -> Path:
-    """Return a neighbor's path. A "part" may be removed if its process is dead; an "old" may
-    not."""
+    """Return a neighbor: a "part" may be removed if its process is dead; an "old" is whole."""
     return directory.with_name(f".{directory.name}.{token}.{kind}")
 
 

@@ -28,8 +28,7 @@ def has_no_gpu(root: Path = Path("/")) -> bool:
 
 
 def _build() -> dict[str, str | None] | None:
-    """Return the versions that the installed PyTorch is built for, by name; None if they are
-    unknown."""
+    """Return the versions that the installed PyTorch is built for, by name; None if unknown."""
     try:
         file = Path(str(distribution("torch").locate_file("torch/version.py")))
         statements = ast.parse(file.read_text("utf-8")).body

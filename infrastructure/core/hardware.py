@@ -152,8 +152,7 @@ class OtherPrograms:
         self._began = time.monotonic(), _busy_seconds(), _own_seconds()
 
     def share(self) -> float:
-        """Return their share of all processors, 0 to 1, without this process and its
-        descendants."""
+        """Return their share of all processors, from 0 to 1, without this process tree."""
         began, busy, own = self._began
         passed = (time.monotonic() - began) * (os.cpu_count() or 1)
         others = _busy_seconds() - busy - (_own_seconds() - own)

@@ -93,16 +93,15 @@ class HelperProcess(subprocess.Popen[bytes]):
         return self.poll() is not None
 
     def close_pipes(self) -> None:
-        """Close its input, which ends a helper that reads it, and its output, discarding their
-        contents."""
+        """Close its input, which ends a helper that reads it, and its output; discard their
+        rest."""
         for pipe in (self.stdin, self.stdout):
             with suppress(OSError, ValueError):  # bytes that were never read; a busy reader
                 if pipe is not None:
                     pipe.close()
 
     def fate(self, patience_seconds: float = 0.0) -> str | None:
-        """Return how it ended and its last words; None if it is still alive after
-        `patience_seconds`."""
+        """Return how it ended and its last words; None if it still lives after the patience."""
         self.ends_within(patience_seconds)
         code = self.poll()
         if code is None:
@@ -218,7 +217,7 @@ class _WorkerPool(ProcessPoolExecutor):
 
 
 class _WorkerPopen(popen_spawn_posix.Popen):
-    """Starts one process of a pool."""
+    """A process of a pool, started so that it finds modules as a helper does."""
 
     def _launch(self, process_obj: Any) -> None:
         with _modules_found(imports_main=process_obj.imports_main):
@@ -251,7 +250,7 @@ MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # with these, spawn 
 
 @contextmanager
 def _modules_found(*, imports_main: bool = False) -> Iterator[None]:
-    """Inside, let processes that `multiprocessing` starts find modules as a helper does.
+    """Let processes that `multiprocessing` starts inside the block find modules as a helper does.
 
     It has no parameter for that: its processes begin with the current folder first, and then take
     this process's path.

@@ -57,7 +57,7 @@ def hub_is_reachable() -> bool:
 
 @contextmanager
 def offline_where_unreachable(*settings: Any) -> Iterator[None]:
-    """Inside, use only the cache of the Hub if the Hub cannot be reached.
+    """Use only the cache of the Hub inside the block, if the Hub cannot be reached.
 
     Its client would retry every file for half a minute, and transformers requests some files even
     when it is set to use only local ones.

@@ -45,19 +45,18 @@ def do_without_torch() -> None:
     The process starts in half the time and uses a third of the memory. The fast tokenizers of
     transformers do not need torch.
     """
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type] # as if it were not installed
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type] # as if not installed
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would warn that torch is missing
 
 
 def may_freeze() -> bool:
-    """Return whether `gc.freeze` and later `gc.unfreeze` affect no objects that other code
-    froze."""
+    """Return whether `gc.freeze` and later `gc.unfreeze` leave objects frozen by others alone."""
     return _imports.are_frozen or gc.get_freeze_count() == 0
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Inside, collect no garbage, and import transformers without its unneeded parts.
+    """Collect no garbage inside the block, and import transformers without its unneeded parts.
 
     See `transformers_imports` for these parts.
     """
@@ -75,9 +74,10 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def searching_rarely() -> Iterator[None]:
-    """Inside, collect garbage as rarely as in a process of Temper's own; afterwards as before.
+    """Collect garbage inside the block as rarely as in a process of Temper's own.
 
-    A notebook's existing garbage, such as that of a failed run, is collected first.
+    A notebook's existing garbage, such as that of a failed run, is collected first. Afterwards the
+    earlier settings apply again.
     """
     threshold, were_frozen = gc.get_threshold(), _imports.are_frozen
     gc.set_threshold(*COLLECTED_AFTER)

@@ -21,8 +21,7 @@ Value = TypeVar("Value")
 
 
 class JsonCache(Generic[Value]):
-    """Values by key. If there are more than `MAX_ENTRIES`, those that were unchanged longest are
-    dropped.
+    """Values by key. Beyond `MAX_ENTRIES`, those that were unchanged longest are dropped.
 
     Args:
         path: the file; it and its folder are created at the first `put`.

@@ -37,7 +37,7 @@ def traceback_file(error: BaseException) -> Path | None:
 
 @contextmanager
 def traceback_kept_in(path: Path) -> Iterator[None]:
-    """Inside, write the traceback of an unexpected error to `path`.
+    """Write the traceback of an unexpected error inside the block to `path`, and raise the error.
 
     Expected errors are a `TemperError` that user code has not raised.
     """

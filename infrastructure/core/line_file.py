@@ -19,7 +19,7 @@ SEARCH_BYTES = 1 << 16
 
 
 class LineFile:
-    """Appends lines to `path`; opens it at the first use and then cuts off a torn last line."""
+    """A file to append lines to; it is opened at the first use, which cuts off a torn last line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -11,8 +11,7 @@ NVIDIA_SMI_TIMEOUT_SECONDS = 10.0
 
 
 def nvidia_driver_present(root: Path = Path("/")) -> bool:
-    """Return whether an NVIDIA driver is loaded (Linux, WSL), by its traces and then by
-    `nvidia-smi`.
+    """Return whether an NVIDIA driver is loaded (Linux, WSL), by its traces or `nvidia-smi`.
 
     A machine may have the `nvidia-smi` program without a driver, so its existence is not enough: it
     has to respond within ten seconds. `root` is for tests.

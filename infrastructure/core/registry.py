@@ -41,8 +41,7 @@ _REGISTRIES: "list[Registry[Any]]" = []
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a plug-in that is not built in; a run records it so that it can resume
-    elsewhere.
+    """The source of a plug-in that is not built in; a run records it to resume elsewhere.
 
     Attributes:
         address: `module:name`; None: it was defined in a notebook or in the script itself, and no
@@ -118,7 +117,7 @@ class Registry(Generic[Plugin]):
 
     @contextmanager
     def registered(self, name: str, plugin: Plugin) -> Iterator[None]:
-        """Inside, add a plug-in.
+        """Add a plug-in for the duration of the block.
 
         Raises:
             ValueError: as `register`.
@@ -311,8 +310,7 @@ class Registry(Generic[Plugin]):
     def _check_call(
         self, name: str, plugin: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
-        """Report an error in how the plug-in is called; errors inside the plug-in stay what they
-        are."""
+        """Report an error in how the plug-in is called; its own errors are left alone."""
         try:
             inspect.signature(plugin).bind(*arguments, **keywords)
         except TypeError as error:
@@ -338,8 +336,7 @@ class Registry(Generic[Plugin]):
 
 
 def registered_addresses() -> str:
-    """Return what this process has registered and others can import, for a helper's
-    `PLUGINS_VARIABLE`.
+    """Return what this process has registered and helpers can import, as `PLUGINS_VARIABLE`.
 
     Empty if there is nothing.
     """

@@ -102,7 +102,10 @@ def is_reader_gone(stream: TextIO) -> bool:
 
 @contextmanager
 def lossy_output(*names: str) -> Iterator[None]:
-    """Inside, standard output and error (or the named ones) may be lost, except in a notebook."""
+    """Let standard output and error (or the named ones) be lost inside the block without an error.
+
+    Does nothing in a notebook.
+    """
     own: dict[str, LossyStream] = {}
     if not in_notebook_kernel():
         for name in names or STREAMS:
@@ -121,7 +124,7 @@ def lossy_output(*names: str) -> Iterator[None]:
 
 @contextmanager
 def lost_output_kept_in(path: Path) -> Iterator[None]:
-    """Inside, append what cannot be written to the file `path`, creating its folder."""
+    """Append what cannot be written inside the block to the file `path`, creating its folder."""
     before = LossyStream.kept_in
     LossyStream.kept_in = path
     try:

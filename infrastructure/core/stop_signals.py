@@ -124,7 +124,7 @@ class Stopper:
 def signals_handled(
     numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Inside, let `handle` handle these signals; afterwards restore the earlier handlers.
+    """Let `handle` handle these signals inside the block, then restore the earlier handlers.
 
     Does nothing outside the main thread, because only that one gets signals.
     """
@@ -141,8 +141,10 @@ def signals_handled(
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Inside, treat SIGTERM and SIGHUP like Ctrl-C: they raise StopSignal to end the work in
-    order."""
+    """Treat SIGTERM and SIGHUP inside the block like Ctrl-C: end the work in order.
+
+    They raise StopSignal instead of ending the process.
+    """
 
     def handle(number: int, _frame: FrameType | None) -> None:
         raise StopSignal(number)

@@ -28,7 +28,7 @@ read_distributions = importlib.metadata.packages_distributions
 
 @contextmanager
 def transformers_imported_lightly() -> Iterator[None]:
-    """Inside, importing transformers, or more of it, is faster."""
+    """Make importing transformers, or more of it, faster inside the block."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
@@ -40,7 +40,7 @@ def transformers_imported_lightly() -> Iterator[None]:
 
 @contextmanager
 def _function_deferred(library: str, function: str, _importer: ModuleType) -> Iterator[None]:
-    """Inside, `function` can be imported from `library` without importing `library`."""
+    """Let `function` be imported from `library` inside the block without importing `library`."""
     if library in sys.modules:
         yield
         return
@@ -55,7 +55,7 @@ def _function_deferred(library: str, function: str, _importer: ModuleType) -> It
 
 @contextmanager
 def _read_once(import_utils: ModuleType) -> Iterator[None]:
-    """Inside, read the file lists of packages only when one of them is looked up.
+    """Read the file lists of packages inside the block only when one of them is looked up.
 
     Afterwards the folder of all models is passed under one name to the function that reads it: the
     function caches its results, and accepts the folder as well as the file `__init__.py` in it.

@@ -39,7 +39,7 @@ PointsByKey = dict[str, Points]
 
 @dataclass(frozen=True)
 class Quantity:
-    """How to draw one key of the records."""
+    """The way to draw one key of the records."""
 
     key: str
     title: str

@@ -22,7 +22,7 @@ RANKED = "pairs ranked rightly"
 
 @dataclass(frozen=True)
 class QuantityName:
-    """How to show a number.
+    """The way to show a number.
 
     Attributes:
         title: its name.

@@ -25,8 +25,7 @@ PLAIN_LOSS = "cross_entropy"
 
 
 def held_out_loss(loss: object = None) -> str:
-    """Return the name of the held-out loss, which includes the loss function if it is not the
-    default.
+    """Return the name of the held-out loss, with the loss function if it is not the default.
 
     Args:
         loss: as `training.loss` names it; None: unknown.
@@ -74,8 +73,7 @@ def before_after_rows(
     *,
     has_details: bool = True,
 ) -> list[tuple[str, str, str, str]]:
-    """Return rows (what, before, after, change) of held-out loss, other numbers, exact match by
-    task.
+    """Return rows (what, before, after, change): held-out loss, others, exact match by task.
 
     Args:
         before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`; each part may

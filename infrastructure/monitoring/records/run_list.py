@@ -31,7 +31,7 @@ ID = re.compile(r"(?P<second>\d{8}-\d{6})(?:-(?P<name>.+?))?(?:-(?P<part>[0-9a-f
 
 
 class NoSuchRunError(InputError):
-    """There is no run of that name in the folder of runs; the text lists those that exist."""
+    """A run name that is not in the folder of runs; the text lists those that exist."""
 
 
 def is_of_a_script(record: Mapping[str, object]) -> bool:
@@ -89,8 +89,7 @@ def moment_of(seconds: float) -> tuple[str, str]:
 
 
 def finished_model(name: str) -> str:
-    """Resolve `FOLDER/final`, if it does not exist, to the model of the newest finished run in
-    FOLDER.
+    """Resolve a missing `FOLDER/final` to the model of the newest finished run in FOLDER.
 
     Any other name is returned unchanged.
     """
@@ -102,8 +101,7 @@ def finished_model(name: str) -> str:
 
 
 def run_named(name: str, output_dir: Path) -> Path | None:
-    """Return the newest run with this name, in `output_dir` or in the folder of a path
-    (`runs/my-run`).
+    """Return the newest run with this name, in `output_dir` or a path's folder (`runs/my-run`).
 
     The name is the one that the user has given (`--name`), or the end of the ID after its time.
     None if there is no such run.
@@ -166,8 +164,7 @@ def _is_model_or_run(path: Path) -> bool:
 
 
 def model_of_run(name: str, output_dir: Path) -> str:
-    """Resolve a run's ID or name to the path of its trained model, or of the run if it has none
-    yet.
+    """Resolve a run's ID or name to the path of its trained model, or of the run without one.
 
     Any other name is returned unchanged, because a model on the Hub may be meant. So is the name of
     a run of a custom Trainer.
@@ -183,15 +180,14 @@ def model_of_run(name: str, output_dir: Path) -> str:
 
 
 def run_or_model(name: str, output_dir: Path) -> str:
-    """Resolve a name to the path of a run or of its model; paths and Hub names are returned
-    unchanged.
+    """Resolve a name to the path of a run or its model; paths and Hub names are unchanged.
 
     A run's ID or name, alone or in a folder of runs (`my-run`, `runs/my-run`, `runs/my-run/final`),
     becomes the path of the run or of its model; `runs/final` becomes the model of the newest
     finished run there.
 
     Raises:
-        ValueError: it names a checkpoint, which is not a model yet.
+        ValueError: it names a checkpoint, which is not a model yet, or one of an unknown run.
     """
     name = finished_model(name)
     run, version = split_version(name)
@@ -227,7 +223,7 @@ def _is_run(name: str, output_dir: Path) -> bool:
 
 @contextmanager
 def naming_runs(output_dir: Path) -> Iterator[None]:
-    """Inside, list the runs in an error about a missing model: a run may have been meant."""
+    """List the runs in a block's error about a missing model, because a run may be meant."""
     try:
         yield
     except InputError as error:

@@ -78,8 +78,7 @@ def take_announced_stop(run_path: Path) -> bool:
 
 
 def leave_trainer(run_path: Path) -> None:
-    """Record that this process no longer trains the run, although it may live on as a notebook's
-    kernel.
+    """Record that this process no longer trains the run; it may live on as a notebook's kernel.
 
     If that cannot be written, it becomes visible when the process is gone.
     """
@@ -118,10 +117,9 @@ def read_trainer(run_path: Path) -> TrainerProcess | None:
 
 
 def started_trainings(folder: Path) -> list[psutil.Process]:
-    """Return the processes that `temper train` or `train-resume` has started in `folder`, newest
-    first.
+    """Return the processes that `temper train` or `train-resume` started in `folder`.
 
-    Those that already have a run are included.
+    The newest is first; those that already have a run are included.
     """
     trainings: list[psutil.Process] = []
     for process in psutil.process_iter():

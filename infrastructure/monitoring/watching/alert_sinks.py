@@ -48,7 +48,7 @@ class AlertSink(Protocol):
 
 
 class ConsoleAlerts:
-    """A line for each alert that the user should act on; `report` shows it."""
+    """A sink that shows a line for each alert that the user should act on, by `report`."""
 
     name = "console"
 
@@ -63,7 +63,7 @@ class ConsoleAlerts:
 
 
 class LogAlerts:
-    """A record of Python's logging: debug, warning or error.
+    """A sink that writes to Python's logging: debug, warning or error.
 
     Args:
         is_shown: the alert is also on the screen, so the log's record is only for files.
@@ -83,7 +83,7 @@ class LogAlerts:
 
 
 class NotebookAlerts:
-    """A colored box below the running cell, for alerts that the user should act on."""
+    """A sink that shows a colored box below the running cell, if the user should act."""
 
     name = "notebook"
 

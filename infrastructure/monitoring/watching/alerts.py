@@ -71,7 +71,7 @@ class AlertRule:
 
 @dataclass(frozen=True)
 class Alert:
-    """The begin or end of an incident.
+    """The beginning or end of an incident.
 
     Attributes:
         time: seconds since 1970.
@@ -102,7 +102,7 @@ class _Incident:
 
 @dataclass
 class AlertWatch:
-    """Compares numbers with rules and remembers the incidents.
+    """A set of rules that numbers are compared with, and the incidents so far.
 
     Attributes:
         rules: each rule checks its key if that is among the values.
