@@ -1,1 +1,1 @@
-"""Layer 0: machine, files, errors, optional packages. Imports nothing of the project."""
+"""Layer 0: machine, files, errors, optional packages. Imports nothing else from the project."""

@@ -1,4 +1,4 @@
-"""What is done for a training and never worth one: it may fail, and that is told once."""
+"""Optional work for a run that must never fail it: a failure is reported once."""
 
 import logging
 from collections import Counter
@@ -12,17 +12,18 @@ Result = TypeVar("Result")
 
 
 class BestEffort:
-    """Does things, each under a name; where one raises, that is logged and whoever asked goes on.
+    """A runner of optional actions. If one raises, the error is logged and the caller continues.
 
     Args:
-        log: where the first failure under a name is told, as a warning.
-        message: the code of its words, about `name` and `error`.
+        log: gets the first failure of each name, as a warning.
+        message: the code of the message to log, with `name` and `error`.
         errors: what is caught; anything else is raised.
-        tries_again: after a failure the same name is done again; else it is switched off.
+        tries_again: whether to run actions of a name again after it has failed; otherwise that name
+            is switched off.
 
     Attributes:
-        num_failures: by name.
-        first_error: what was raised first, by name: its type and its text.
+        num_failures: number of failures by name.
+        first_error: the first error by name: its type and text.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class BestEffort:
     def attempt(
         self, name: str, action: Callable[[], Result], *, even_if_off: bool = False
     ) -> Result | None:
-        """What `action` returns; None where it failed, or is switched off.
+        """Return what `action` returns; None if it fails or its name is switched off.
 
         Args:
-            even_if_off: do it all the same: what was begun is ended.
+            even_if_off: run it even if its name is switched off, to end what was begun.
         """
         if self.is_off(name) and not even_if_off:
             return None
@@ -59,5 +60,5 @@ class BestEffort:
         return None
 
     def is_off(self, name: str) -> bool:
-        """Whether it failed and is not tried again."""
+        """Return whether `name` has failed and is not tried again."""
         return name in self.first_error and not self.tries_again

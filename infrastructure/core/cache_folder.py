@@ -1,4 +1,4 @@
-"""Where Temper keeps what it can make again."""
+"""The folder for files that Temper can recreate."""
 
 import contextlib
 import functools
@@ -16,10 +16,10 @@ OWN_ONLY = 0o700
 
 
 def cache_directory(configured: str | Path | None = None) -> Path:
-    """The configured folder; else `~/.cache/temper`.
+    """Return the configured folder, or `~/.cache/temper` if none is configured.
 
-    A container often has a user without a home, or with one that cannot be written to. Then it is a
-    folder among the temporary files that nobody but this user can write to, and a line says so.
+    In containers the user often has no home, or one that is not writable. The cache is then in a
+    temporary folder that only this user can write to, and a warning says so.
 
     Args:
         configured: `cache.directory`.
@@ -35,12 +35,12 @@ def cache_directory(configured: str | Path | None = None) -> Path:
 def _home() -> Path | None:
     try:
         return Path.home()
-    except RuntimeError:  # no HOME, and the machine knows no user of this number
+    except RuntimeError:  # no HOME, and the machine does not know this user ID
         return None
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Whether it can be made, or files can be made in it; makes nothing."""
+    """Return whether the folder can be created, or files in it; creates nothing."""
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
@@ -48,7 +48,7 @@ def _can_be_written(folder: Path) -> bool:
 @functools.cache
 def _among_temporary_files(home: Path | None) -> Path:
     folder = Path(tempfile.gettempdir()) / f"temper-cache-{os.getuid()}"
-    with contextlib.suppress(OSError):  # looked at below, whoever made it
+    with contextlib.suppress(OSError):  # checked below, whoever made it
         folder.mkdir(OWN_ONLY)
     if not _is_own(folder):
         folder = Path(tempfile.mkdtemp(prefix="temper-cache-"))
@@ -62,7 +62,7 @@ def _among_temporary_files(home: Path | None) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether it is a folder into which nobody else could put anything."""
+    """Return whether it is a folder that only this user can write to."""
     try:
         status = folder.lstat()
     except OSError:

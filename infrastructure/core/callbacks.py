@@ -1,5 +1,5 @@
-"""The callback of somebody who does not listen."""
+"""A callback that does nothing."""
 
 
 def do_nothing(*_: object) -> None:
-    """Takes whatever a callback is given."""
+    """Ignore all arguments."""

@@ -1,7 +1,7 @@
 """The limits that a container or a service manager puts on this process (Linux control groups).
 
-Reads both versions (cgroup v1 and v2) as the kernel's documentation describes them; a limit set on
-any ancestor counts. Elsewhere, and where nothing can be read, there is no limit. `root` is for
+Reads both versions (cgroup v1 and v2) as the kernel's documentation describes them. A limit set on
+any ancestor counts. On other systems, and if nothing can be read, there is no limit. `root` is for
 tests: the folder that stands for `/`.
 """
 
@@ -13,20 +13,20 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A memory limit in force and what is left under it, in bytes."""
+    """A memory limit in force and what is left of it, in bytes."""
 
     total_bytes: int
     available_bytes: int
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
-    """How many cores' worth of time this process may use (such as 1.5), or None without a limit."""
+    """Return how many cores' worth of time this process may use (such as 1.5); None: no limit."""
     quotas = [*_cpu_quotas_v2(root), *_cpu_quotas_v1(root)]
     return min(quotas, default=None)
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
-    """The memory limit with the least left under it, or None without one.
+    """Return the memory limit with the least memory left; None without a limit.
 
     File pages that the kernel can drop (`inactive_file`) count as available, as in `free`.
     """
@@ -35,16 +35,16 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
 
 
 def cpu_used_seconds(root: Path = Path("/")) -> float | None:
-    """Processor time that this process's group has used, or None where that is not counted.
+    """Return the processor time that this process's group has used; None if it is not counted.
 
-    It is the group's that the tightest quota stands on, or else of the process's own group.
+    The group is the one with the tightest quota, or the process's own group if there is no quota.
     """
     used = [*_cpu_used_v2(root), *_cpu_used_v1(root)]
     return min(used, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def _cpu_used_v2(root: Path) -> Iterator[tuple[float, float]]:
-    """(quota in cores, seconds used) of each group that counts."""
+    """Yield (quota in cores, seconds used) of each group that counts its time."""
     for folder in _folders(root, controller=""):
         fields = dict(
             line.split(maxsplit=1)
@@ -111,7 +111,7 @@ def _memory_limit(folder: Path, limit: str, usage: str, droppable: str) -> Itera
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """This process's group of `controller` ("" is v2) and its ancestors, up to the mount's root."""
+    """Yield this process's group of `controller` ("" is v2) and its ancestors up to the root."""
     mounts = [root / "sys/fs/cgroup" / controller]
     if not controller:
         mounts.append(root / "sys/fs/cgroup/unified")  # the hybrid layout of older systemd
@@ -130,7 +130,7 @@ def _group(root: Path, controller: str) -> Path:
 
 
 def _number(file: Path) -> int | None:
-    """The non-negative number in `file`; None if there is none ("max", -1, no such file)."""
+    """Return the non-negative number in `file`; None if there is none ("max", -1, no such file)."""
     text = _read(file)
     return int(text) if text.isdigit() else None
 

@@ -1,6 +1,7 @@
 """Checksums of files that are written once and read much later.
 
-A JSON record holds its own. A folder holds a SHA256SUMS, as `sha256sum --check` reads it.
+A JSON record contains its own checksum. A folder has a SHA256SUMS in the format of
+`sha256sum --check`.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import atomic_write, file_sha256, write_json
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 
-CHECKSUM = "checksum"  # the key of a record's own
+CHECKSUM = "checksum"  # key of the checksum in a record
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
@@ -30,12 +31,13 @@ def with_checksum(record: Mapping[str, object]) -> JsonObject:
 
 
 def read_record(path: Path) -> JsonObject:
-    """The JSON object in `path`, without its checksum; one that has none, as older versions wrote
-    it, is not compared.
+    """Return the JSON object in `path`, without its checksum.
+
+    Records of older versions have no checksum and are not verified.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedFileError: it is not what was written.
+        FileNotFoundError: the file does not exist.
+        DamagedFileError: its contents are not what was written.
     """
     try:
         return parse_record(path.read_bytes())
@@ -44,7 +46,7 @@ def read_record(path: Path) -> JsonObject:
 
 
 def parse_record(data: bytes) -> JsonObject:
-    """As `read_record`, of a file's bytes.
+    """Parse and verify a record as `read_record` does, from the bytes of a file.
 
     Raises:
         DamagedFileError: they are not what was written.
@@ -62,7 +64,7 @@ def parse_record(data: bytes) -> JsonObject:
 
 
 def has_checksum(data: bytes) -> bool:
-    """Whether the bytes of a record, which can be read, hold a checksum."""
+    """Return whether the bytes of a readable record contain a checksum."""
     return as_object(parse_json(data)).get(CHECKSUM) is not None
 
 
@@ -72,12 +74,12 @@ def _checksum(record: Mapping[str, object]) -> str:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """The files of a folder that its SHA256SUMS names, sorted."""
+    """Return the files of a folder that its SHA256SUMS lists, sorted."""
     return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != SUMS)
 
 
 def sums_text(directory: Path, files: Iterable[Path] | None = None) -> str:
-    """What the SHA256SUMS of a folder holds."""
+    """Return the contents of SHA256SUMS for a folder."""
     chosen = files_in(directory) if files is None else files
     return "".join(f"{file_sha256(p)}  {p.relative_to(directory).as_posix()}\n" for p in chosen)
 
@@ -90,10 +92,10 @@ def write_sums(directory: Path) -> None:
 
 
 def parse_sums(text: str) -> dict[str, str]:
-    """Relative path → hex SHA-256.
+    """Parse a SHA256SUMS: relative path → hex SHA-256.
 
     Raises:
-        DamagedFileError: a line is none of a SHA256SUMS, or leads out of the folder.
+        DamagedFileError: a line is not a line of a SHA256SUMS, or its path leads out of the folder.
     """
     sums = {}
     for line in text.splitlines():
@@ -105,10 +107,10 @@ def parse_sums(text: str) -> dict[str, str]:
 
 
 def read_sums(directory: Path) -> dict[str, str]:
-    """The sums of a folder; empty where it has none, as older versions wrote it.
+    """Return the checksums of a folder; empty if it has none, as in older versions.
 
     Raises:
-        DamagedFileError: as `parse_sums`.
+        DamagedFileError: SHA256SUMS is empty, is not text, or cannot be parsed (`parse_sums`).
     """
     try:
         text = (directory / SUMS).read_bytes().decode()
@@ -122,11 +124,11 @@ def read_sums(directory: Path) -> dict[str, str]:
 
 
 def damaged_files(directory: Path, sums: Mapping[str, str] | None = None) -> list[str]:
-    """The files of a folder that are missing or not what `sums` (None: its SHA256SUMS) says.
+    """Return the files of a folder that are missing or differ from `sums` (None: its SHA256SUMS).
 
     Raises:
         DamagedFileError: SHA256SUMS itself cannot be read.
-        PermissionError: a file may not be read, which says nothing of what it holds.
+        PermissionError: a file may not be read, so its contents are unknown.
     """
     known = read_sums(directory) if sums is None else sums
     return [name for name, digest in known.items() if not _holds(directory / name, digest)]

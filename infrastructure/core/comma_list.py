@@ -1,5 +1,7 @@
-"""A list as people type it: `a,b`. An item that has a comma itself stands in double quotes, as in
-CSV: `"a,b",c`."""
+"""Comma-separated lists as users type them: `a,b`.
+
+An item that contains a comma is in double quotes, as in CSV: `"a,b",c`.
+"""
 
 import csv
 from collections.abc import Iterable
@@ -8,10 +10,10 @@ from infrastructure.core.errors import InputError
 
 
 def split_items(text: str) -> list[str]:
-    """The items, without spaces around them; empty ones are left out.
+    """Return the items without surrounding spaces; empty ones are dropped.
 
     Raises:
-        ValueError: quotes that are opened and not closed.
+        ValueError: a quote is opened and not closed.
     """
     try:
         rows = [*csv.reader([" ".join(text.splitlines())], skipinitialspace=True, strict=True)]
@@ -21,7 +23,7 @@ def split_items(text: str) -> list[str]:
 
 
 def join_items(items: Iterable[object]) -> str:
-    """The text that `split_items` reads so."""
+    """Return the text that `split_items` splits into these items."""
     return ",".join(map(_quoted, map(str, items)))
 
 

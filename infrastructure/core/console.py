@@ -1,7 +1,6 @@
-"""Lines for a person: above a progress bar, in colour where a terminal has it, never silent for
-long.
+"""Console lines: above a progress bar, in color on a terminal, and never silent for long.
 
-Colour is for a terminal that is not `dumb`, where NO_COLOR is not set (https://no-color.org).
+Color is used on a terminal that is not `dumb`, unless NO_COLOR is set (https://no-color.org).
 """
 
 import os
@@ -18,7 +17,7 @@ from infrastructure.core.redact import redact
 ShowLine = Callable[[str], None]
 
 BOLD, DIM, RED, YELLOW = "1", "2", "31", "33"
-# What a line begins with, and how it is drawn.
+# How a line is drawn, by its beginning.
 STYLES = {
     "note: ": YELLOW,
     "It does not fit": RED,
@@ -27,20 +26,22 @@ STYLES = {
     "ALERT": YELLOW,
     "… ": DIM,
 }
-SILENT_SECONDS = 5.0  # nobody waits longer without a word
+SILENT_SECONDS = 5.0  # the longest silence
 SILENT_AT_TERMINAL_SECONDS = 2.0
-SILENT_IN_FILE_SECONDS = 20.0  # in the end: a file keeps all of its lines
+SILENT_IN_FILE_SECONDS = 20.0  # reached gradually: a file keeps all of its lines
 LOOK_SECONDS = 0.5
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether lines can be drawn again on `stream`."""
+    """Return whether lines on `stream` can be redrawn."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def shows_bars(stream: TextIO) -> bool:
-    """Whether a bar can be drawn on `stream`: of one without a size, as `script` makes, tqdm shows
-    the end of the line alone."""
+    """Return whether a progress bar can be drawn on `stream`.
+
+    On a terminal without a size, such as that of `script`, tqdm shows only the end of the line.
+    """
     if not is_terminal(stream):
         return False
     try:
@@ -50,22 +51,22 @@ def shows_bars(stream: TextIO) -> bool:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether `stream` shows colours, and its person wants them."""
+    """Return whether `stream` shows colors and the user has not disabled them."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
-    """`text` in a style, where `stream` shows any."""
+    """Return `text` in a style, if `stream` shows styles."""
     return f"\033[{style}m{text}\033[0m" if style and has_colour(stream) else text
 
 
 def show(line: str) -> None:
-    """Print a line on standard output; a progress bar on the screen is drawn again below it."""
+    """Print a line on standard output; a progress bar on the screen is redrawn below it."""
     _show_on(sys.stdout, line)
 
 
 def show_beside(line: str) -> None:
-    """As `show`, on standard error: beside a result that a program may read."""
+    """Print a line on standard error, so that standard output has only what a program may read."""
     _show_on(sys.stderr, line)
 
 
@@ -75,7 +76,7 @@ def _show_on(stream: TextIO, line: str) -> None:
 
 
 def write_above_bar(line: str, stream: TextIO) -> None:
-    """Write a line on `stream`; what is drawn on the terminal's last line makes room for it."""
+    """Write a line on `stream`, above whatever is drawn on the terminal's last line."""
     _WAITING.erase()
     bar = _bar_class()
     if getattr(bar, "_instances", None):
@@ -86,16 +87,17 @@ def write_above_bar(line: str, stream: TextIO) -> None:
 
 
 def _bar_class() -> Any:
-    """The bars of tqdm; None where nothing has imported it, or another thread is just doing so."""
+    """Return tqdm's class of bars; None if tqdm is not imported, or not completely yet."""
     return getattr(sys.modules.get("tqdm"), "tqdm", None)
 
 
 class Report:
-    """Shows lines to a person, without secrets.
+    """A callable that shows lines to the user, with secrets masked.
 
     Args:
-        show_line: shows one.
-        is_verbose: details are shown, too; otherwise the run's files and its report have them.
+        show_line: shows one line.
+        is_verbose: whether to show details, too; otherwise only the run's files and report have
+            them.
     """
 
     def __init__(self, show_line: ShowLine = show, is_verbose: bool = False) -> None:
@@ -107,16 +109,16 @@ class Report:
         self.show_line(redact(line))
 
     def detail(self, line: str) -> None:
-        """Show a line to who wants to know more."""
+        """Show a line if verbose output is on."""
         if self.is_verbose:
             self(line)
 
     @contextmanager
     def waiting(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Inside, a silence of some seconds is ended by a word on `what` is done.
+        """Show what is being done inside the block, whenever nothing else was shown for seconds.
 
         Args:
-            what: words, or what gives them each time; that must not raise.
+            what: the words to show, or a function that returns them each time; it must not raise.
         """
         self.last = time.monotonic()
         ended = threading.Event()
@@ -144,15 +146,15 @@ class Report:
                 else:
                     self(text)
                     patience = min(max(SILENT_SECONDS, (now - began) / 6), SILENT_IN_FILE_SECONDS)
-            except (OSError, ValueError):  # nobody reads any more: closed, as by `| head`
+            except (OSError, ValueError):  # closed by its reader, as by `| head`
                 return
 
 
 class Count:
-    """How much is done of what takes long, in words for `Report.waiting`.
+    """The progress of a long task, in words for `Report.waiting`.
 
     Args:
-        what: is done.
+        what: what is being done.
         things: what is counted.
     """
 
@@ -164,30 +166,30 @@ class Count:
         self.num_done, self.total = num_done, total
 
     def begin(self, what: str) -> None:
-        """Count anew, of something else."""
+        """Restart the count for another task."""
         self.what, self.num_done, self.total = what, 0, 0
 
     def words(self) -> str:
-        """`measuring the model, 32 of 75 answers`; before the first count without it."""
+        """Return `measuring the model, 32 of 75 answers`; before the first count, only the task."""
         if not self.total:
             return self.what
-        if not self.num_done:  # the first of them come together: no number yet says how far it is
+        if not self.num_done:  # the first ones come together: no progress to show yet
             return f"{self.what}, {self.total:,} {self.things} to write"
         return f"{self.what}, {self.num_done:,} of {self.total:,} {self.things}"
 
 
 def waiting_beside(what: str | Callable[[], str]) -> AbstractContextManager[None]:
-    """As `Report.waiting`, with all its words on standard error."""
+    """Return `Report.waiting` with all its words on standard error."""
     return Report(show_beside).waiting(what)
 
 
 def details(report: ShowLine) -> ShowLine:
-    """What shows lines to who wants to know more than `report` tells everybody."""
+    """Return a function that shows lines only if `report` is verbose."""
     return report.detail if isinstance(report, Report) else do_nothing
 
 
 class _LastLine:
-    """A line at a terminal that is drawn again in place, until another line comes."""
+    """A line at a terminal that is redrawn in place, until another line is written."""
 
     def __init__(self) -> None:
         self._stream: TextIO | None = None
@@ -197,7 +199,7 @@ class _LastLine:
     def draw(self, text: str, stream: TextIO) -> None:
         with self._lock:
             if getattr(_bar_class(), "_instances", None):
-                return  # a bar is drawn there
+                return  # a bar is drawn on that line
             if self._stream is stream and self._text == text:
                 return
             self._text = text

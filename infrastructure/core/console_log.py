@@ -1,7 +1,7 @@
-"""What Python's logging shows to a person: standard error, in words, without secrets.
+"""The console output of Python's logging: on standard error, in words, with secrets masked.
 
-Libraries are heard when something failed; all that they log is shown at the level DEBUG, where each
-line names its logger.
+Libraries are shown only when something failed. At the level DEBUG everything that they log is
+shown, and each line names its logger.
 """
 
 import logging
@@ -13,28 +13,28 @@ from pathlib import Path
 from infrastructure.core.console import RED, YELLOW, styled, write_above_bar
 from infrastructure.core.redact import RedactingFormatter
 
-# Libraries that warn, on import, of parts of themselves that nobody here asks for.
+# Libraries that warn about parts of themselves that Temper does not use, most of them on import.
 CHATTY_LOGGERS = (
     "torchao",
     "torch.utils._pytree",
     "httpx",
-    "transformers.integrations.bitsandbytes",  # warns of eetq where no layer has such sizes
-    "transformers.generation.stopping_criteria",  # of answers that are cut; we tell of these
+    "transformers.integrations.bitsandbytes",  # warns of eetq if no layer has suitable sizes
+    "transformers.generation.stopping_criteria",  # about cut answers; Temper reports them
 )
-# It tells of each request that is tried again, through a handler of huggingface_hub's own.
+# It reports each retried request, through huggingface_hub's own handler.
 RETRIES = "huggingface_hub.utils._http"
-# It warns through a handler of its own, made when it is imported, at the level of this variable.
+# It warns through its own handler, created on import, at the level of this variable.
 TRANSFORMERS, ITS_LEVEL = "transformers", "TRANSFORMERS_VERBOSITY"
 OURS = ("infrastructure", "colab", "temper", "__main__")
 LIBRARIES = tuple(
     {str(Path(sysconfig.get_path(name))) for name in ("stdlib", "purelib", "platlib")}
 )
-WARNINGS = "py.warnings"  # what `warnings.warn` says
+WARNINGS = "py.warnings"  # logger of `warnings.warn`
 STYLES = {logging.WARNING: YELLOW, logging.ERROR: RED, logging.CRITICAL: RED}
 
 
 class ForPeople(logging.Formatter):
-    """A record in words: what is wrong begins with `warning:` or `error:`."""
+    """A formatter that shows a record in words; problems begin with `warning:` or `error:`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ForPeople(logging.Formatter):
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes to standard error, above a progress bar."""
+    """A handler that writes to standard error, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -58,11 +58,11 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
-SHOWN = "is_shown"  # attribute of a record
+SHOWN = "is_shown"  # attribute of a record that is already on the screen
 
 
 def start_console_log(level: str) -> None:
-    """Show records of at least `level`; replaces what showed them before."""
+    """Show records of at least `level`, replacing earlier console handlers."""
     handler = ConsoleHandler()
     if level == "DEBUG":
         handler.setFormatter(RedactingFormatter("%(levelname)s %(name)s: %(message)s"))
@@ -78,19 +78,22 @@ def start_console_log(level: str) -> None:
 
 
 def _quiet_transformers() -> None:
-    """What it warns of is shown to no person, as what other libraries warn of."""
+    """Hide the warnings of transformers from the user, like those of other libraries."""
     handlers = logging.getLogger(TRANSFORMERS).handlers
     for handler in handlers:
-        if type(handler) is logging.StreamHandler:  # its own; others have put theirs there for all
+        if type(handler) is logging.StreamHandler:  # its own; others were added by other code
             handler.addFilter(is_for_people)
     if not handlers:
         os.environ.setdefault(ITS_LEVEL, "error")
 
 
 def is_for_people(record: logging.LogRecord) -> bool:
-    """Whether a record is of the project or of somebody's own code, or says that something failed;
-    what libraries warn of each other is for those who write them. What a line on the screen has
-    said already (`SHOWN`) is for log files alone."""
+    """Return whether the console shows a record.
+
+    It shows records of the project and of user code, and errors of any logger. Warnings of
+    libraries are for their developers. A record that is already on the screen (`SHOWN`) is for log
+    files only.
+    """
     if getattr(record, SHOWN, False):
         return False
     if record.levelno >= logging.ERROR or record.name.partition(".")[0] in OURS:
@@ -100,6 +103,6 @@ def is_for_people(record: logging.LogRecord) -> bool:
 
 
 def quiet_libraries() -> None:
-    """Let the chatty ones tell errors only."""
+    """Set the chatty loggers to errors only."""
     for chatty in (*CHATTY_LOGGERS, RETRIES):
         logging.getLogger(chatty).setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Where an error was raised: the line of somebody's own code."""
+"""The line of user code where an error was raised."""
 
 import inspect
 import sys
@@ -14,8 +14,10 @@ OUR_FOLDERS = ("infrastructure", "colab", "temper")
 
 
 def error_place(error: BaseException) -> str | None:
-    """`turns.py:21 (begin_step)`, where the innermost code that is of no library is somebody's
-    own; None: it is ours."""
+    """Return `turns.py:21 (begin_step)` if the innermost code outside libraries is user code.
+
+    None if it is Temper's code.
+    """
     for frame, line in reversed([*_frames(error)]):
         file = frame.f_code.co_filename
         if _is_ours(file):
@@ -26,27 +28,30 @@ def error_place(error: BaseException) -> str | None:
 
 
 def named(error: BaseException) -> str:
-    """Return `KeyError: 'a'`: type and text of an error that anybody may have raised, on one line;
-    the screen shows it as it is."""
+    """Return type and text of an error on one line, as the screen shows it: `KeyError: 'a'`."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def described(error: BaseException) -> str:
-    """An error in one line: its type, its text, and the line of somebody's own code."""
+    """Return an error in one line: its type, its text, and the line of user code."""
     return f"{named(error)}{at_place(error)}"
 
 
 def at_place(error: BaseException) -> str:
-    """` at turns.py:21 (begin_step)`, to be put behind an error's text; "" where the text has it,
-    or no code of somebody's own raised it."""
+    """Return ` at turns.py:21 (begin_step)`, to append to an error's text.
+
+    Empty if the text already contains the place, or if no user code raised the error.
+    """
     place = error_place(error)
     return "" if place is None or place in str(error) else f" at {place}"
 
 
 def caller_place(error: BaseException) -> str | None:
-    """The same of the innermost code that is somebody's own, whatever it has called; None: no code
-    but ours and that of libraries took part."""
+    """Return the place of the innermost user code, whatever it has called.
+
+    None if only code of Temper and of libraries took part.
+    """
     for frame, line in reversed([*_frames(error)]):
         file = frame.f_code.co_filename
         if not _is_ours(file) and not _is_of_a_library(file):
@@ -55,8 +60,10 @@ def caller_place(error: BaseException) -> str | None:
 
 
 def place_of(function: object) -> str | None:
-    """`my_losses.py:12 (focal)`, where somebody's own function begins; None: nobody can tell, or it
-    is ours."""
+    """Return where a user-defined function begins, such as `my_losses.py:12 (focal)`.
+
+    None if that is unknown, or if the function belongs to Temper or to a library.
+    """
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     if code is None or _is_ours(code.co_filename) or _is_of_a_library(code.co_filename):
         return None
@@ -72,7 +79,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_of_a_library(file: str) -> bool:
-    """Also what has no file, such as code that was made from a text."""
+    """Return whether code belongs to a library or has no file, such as code made from a string."""
     return file.startswith("<") or any(Path(file).is_relative_to(f) for f in _library_folders())
 
 

@@ -1,4 +1,4 @@
-"""The project's exceptions. Wrong user input is a `ValueError`; these are the rest."""
+"""The exceptions of the project. Wrong user input is a `ValueError`; these are the rest."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
     """An error whose text is a message of the catalogue.
 
     Args:
-        what: the code of a message, or a text that is ready.
-        about: what the words of the code refer to, by name.
+        what: the code of a message, or a finished text.
+        about: the values that the message refers to, by name.
     """
 
     def __init__(self, what: str, /, **about: Any) -> None:
@@ -26,30 +26,30 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
 
 
 def _copied(kind: type[Problem], text: str, state: dict[str, Any]) -> Problem:
-    """Make an error of another process again: its words are those that it had there."""
+    """Recreate an error of another process, with the text that it had there."""
     error = kind.__new__(kind, text)
     error.__dict__.update(state)
     return error
 
 
 class InputError(Problem, ValueError):
-    """What a user gave cannot be used: the message says what is wrong, where, and what to do."""
+    """User input that cannot be used: the message says what is wrong, where, and what to do."""
 
 
 class TemperError(Problem):
-    """Base of every run-time error that Temper raises itself."""
+    """Base class of every run-time error that Temper itself raises."""
 
 
 class MissingPackageError(TemperError):
-    """An optional package is needed and not installed; the text names the pip line."""
+    """An optional package that is needed is not installed; the text names the pip command."""
 
 
 class CheckpointError(TemperError):
-    """A checkpoint cannot be read, or is not what its manifest says."""
+    """A checkpoint cannot be read, or does not match its manifest."""
 
 
 class DamagedFileError(TemperError):
-    """A file is not what was written to it; the text names it."""
+    """The contents of a file are not what was written to it; the text names the file."""
 
 
 class DataError(TemperError):
@@ -61,25 +61,25 @@ class TrainingDivergedError(TemperError):
 
 
 class NothingLearnedError(TemperError):
-    """Many steps in a row have changed no weight, so more of them would not; the text says why."""
+    """Many steps in a row have changed no weight, so further steps would not; the text says why."""
 
 
 class PreflightError(TemperError):
-    """A check before the training failed; the text names it and says what to do."""
+    """A check before the run failed; the text names it and says what to do."""
 
 
 class StorageError(TemperError):
-    """A disk or a remote store refuses, is full, or does not keep what it was given."""
+    """A disk or a remote store refuses to write, is full, or loses data."""
 
 
 class NoAnswerError(StorageError):
-    """A remote store does not answer, or has a fault of its own: nothing given was wrong."""
+    """A remote store does not respond, or has a fault of its own; the input was not wrong."""
 
 
 class CopyNotConfirmedError(TemperError, SystemExit):
-    """A run is finished here, and its copy at the place is not confirmed; the text says why.
+    """A run has finished on this machine, but its backup is not confirmed; the text says why.
 
-    A script that lets it pass ends with exit code 3, as the `temper` command does.
+    A script that does not catch it ends with exit code 3, as the `temper` command does.
     """
 
     def __init__(self, what: str, /, **about: Any) -> None:
@@ -88,32 +88,32 @@ class CopyNotConfirmedError(TemperError, SystemExit):
 
 
 class DeviceFailedError(TemperError):
-    """The GPU failed: this process can use it no more; what was saved before is safe."""
+    """The GPU failed, and this process can no longer use it. What was saved before is safe."""
 
 
 class ProcessLostError(TemperError):
-    """Another process of the same training failed or is gone; the text names it."""
+    """Another process of the same run failed or is gone; the text names it."""
 
 
 class RunFailedError(TemperError):
-    """A training in another process failed; the text is what was told of it there."""
+    """A run in another process failed; the text is the error that was reported there."""
 
 
 class SamplerError(TemperError):
-    """No sampler answered a question."""
+    """No sampler solved a problem."""
 
 
 class MemoryLimitError(TemperError):
-    """The training does not fit into the memory that it was given."""
+    """The run does not fit into its memory limit."""
 
 
 class RestartNeededError(TemperError):
-    """Packages were replaced that this process has loaded: restart the notebook's kernel."""
+    """Packages that this process has loaded were replaced: restart the notebook's kernel."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the text alone."""
+        """Return what a notebook shows: only the text."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class MissingSecretError(TemperError):
-    """A token or password is nowhere to be found; the text says where it can be put."""
+    """A token or password was not found; the text says where to put it."""

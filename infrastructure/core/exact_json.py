@@ -1,7 +1,7 @@
-"""Values of Python as JSON values, and back, exactly.
+"""Lossless conversion of Python values to JSON values and back.
 
-JSON has no tuples, no infinity and no keys but texts; what it lacks is written as a mapping with
-the one key `MARK`. States of optimizers and schedulers have all three.
+JSON has no tuples and no infinity, and only strings as keys. Such values are written as a mapping
+with the single key `MARK`. States of optimizers and schedulers contain all three.
 """
 
 import math
@@ -13,15 +13,16 @@ MARK = "#"
 
 
 def to_json(value: Any, where: str, tuple_key: str | None = None) -> object:
-    """`value` as JSON values.
+    """Convert `value` to JSON values.
 
     Args:
-        where: what it is, for the error.
-        tuple_key: a tuple is written as the mapping `{tuple_key: [...]}`, as a format wants it that
-            is older than this module; None: with `MARK`, as `from_json` reads it.
+        where: what `value` is, for the error message.
+        tuple_key: write a tuple as the mapping `{tuple_key: [...]}`, for formats that are older
+            than this module; None: use `MARK`, as `from_json` expects.
 
     Raises:
-        ValueError: a part of it is neither a number, a text nor made of those.
+        ValueError: a part of it is not None, a boolean, a number or a string, nor a list, tuple or
+            mapping of them.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -45,10 +46,10 @@ def _mapping(value: dict[Any, Any], where: str, tuple_key: str | None) -> dict[s
 
 
 def from_json(value: Any, tuple_key: str | None = None) -> Any:
-    """The inverse of `to_json` with the same `tuple_key`.
+    """Restore a value that `to_json` converted with the same `tuple_key`.
 
     Raises:
-        ValueError, TypeError, OverflowError: `to_json` has not written it.
+        ValueError, TypeError, OverflowError: `to_json` did not write it.
     """
     if isinstance(value, list):
         return [from_json(item, tuple_key) for item in value]

@@ -1,4 +1,4 @@
-"""What a process says by its exit code. For people: docs/when-the-machine-goes-away.md."""
+"""The exit codes of processes. For users: docs/when-the-machine-goes-away.md."""
 
 import signal
 from enum import IntEnum
@@ -9,17 +9,17 @@ OF_SIGNALS = 128  # added to the number of the signal that ended a process, as s
 class ExitCode(IntEnum):
     """Every exit code of `temper`, and of the processes that it starts."""
 
-    DONE = 0  # and confirmed wherever a copy was asked for
+    DONE = 0  # and the backup, if any, is confirmed
     FAILED = 1  # or damage was found
-    WRONG_INPUT = 2  # or a training that would end the same again: no supervisor restarts it
-    NOT_CONFIRMED = 3  # finished here, but its copy is not confirmed where it was asked for
-    PROCESS_LOST = 75  # another process of the training is gone (EX_TEMPFAIL): it can go on
+    WRONG_INPUT = 2  # or a run that would fail the same way again: supervisors do not restart it
+    NOT_CONFIRMED = 3  # finished here, but its backup is not confirmed
+    PROCESS_LOST = 75  # another process of the run is gone (EX_TEMPFAIL): it can resume
     HUNG_UP = 129  # SIGHUP
     INTERRUPTED = 130  # SIGINT, or a deadline
-    READER_GONE = 141  # SIGPIPE: nobody reads what is printed any more, as after `| head`
+    READER_GONE = 141  # SIGPIPE: the reader of the output is gone, as after `| head`
     TERMINATED = 143  # SIGTERM
 
 
 def exit_code_of_signal(name: str) -> ExitCode:
-    """That of a process which `SIGHUP`, `SIGINT` or `SIGTERM` has stopped in order."""
+    """Return the exit code of a process that `SIGHUP`, `SIGINT` or `SIGTERM` stopped cleanly."""
     return ExitCode(OF_SIGNALS + signal.Signals[name])

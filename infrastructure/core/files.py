@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: atomic writes, hashes, directory syncs."""
+"""Files that are either complete or absent: atomic writes, hashes, directory syncs."""
 
 import ctypes
 import errno
@@ -20,12 +20,12 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.lock import try_lock
 
 HASH_CHUNK_BYTES = 1 << 20
-_PART = re.compile(r"\..+\.[a-z0-9_]{8}\.part")  # as `_new_part_file` names them
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+_PART = re.compile(r"\..+\.[a-z0-9_]{8}\.part")  # the names that `_new_part_file` makes
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # from linux/fcntl.h and linux/fs.h
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames inside `directory` survive a power cut (POSIX asks for this separately)."""
+    """Make renames inside `directory` survive a power cut (POSIX requires this separately)."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,7 +34,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path, mode: int = 0o777) -> None:
-    """Make a directory and what it lies in; each that is made survives a power cut."""
+    """Create a directory and its parents; each one that is created survives a power cut."""
     if not os.path.lexists(directory.parent):
         make_directory(directory.parent)
     if not directory.is_dir():
@@ -43,10 +43,10 @@ def make_directory(directory: Path, mode: int = 0o777) -> None:
 
 
 def require_listable(directory: Path) -> None:
-    """Refuse a folder that may not be looked into: `glob` takes it for an empty one.
+    """Raise if a folder cannot be listed, because `glob` treats it as empty.
 
     Raises:
-        PermissionError: names it.
+        PermissionError: names the folder.
     """
     if not os.access(directory, os.R_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
@@ -54,15 +54,15 @@ def require_listable(directory: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary neighbour of `path` for writing; on success it becomes `path`.
+    """Open a temporary neighbor of `path` for writing; on success it is renamed to `path`.
 
     The bytes are on the disk before the name is, so a reader never sees half a file. On an
-    exception the temporary file is removed and `path` stays as it was. A lock on it tells
-    `remove_parts` that its process lives.
+    exception the temporary file is removed and `path` stays as it was. A lock on the temporary file
+    tells `remove_parts` that its process is alive.
     """
     make_directory(path.parent)
     descriptor, part = _new_part_file(path)
-    lock = os.dup(descriptor)  # until it has its name
+    lock = os.dup(descriptor)  # held until the part is renamed
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -78,8 +78,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def _new_part_file(path: Path) -> tuple[int, Path]:
-    """A new part of `path`, as open to others as the process's umask lets every new file be, and
-    its descriptor, which holds its lock."""
+    """Create a new part of `path`; return its descriptor, which holds its lock, and its path.
+
+    Its permissions follow the process's umask, as those of any new file.
+    """
     while True:
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
@@ -87,14 +89,17 @@ def _new_part_file(path: Path) -> tuple[int, Path]:
         except FileExistsError:
             continue
         is_locked = try_lock(descriptor)
-        if is_locked is None or (is_locked and part.exists()):  # without locks, nobody removes it
+        if is_locked is None or (is_locked and part.exists()):  # without locks, it is never removed
             return descriptor, part
-        os.close(descriptor)  # another took it for one left behind, and removes it
+        os.close(descriptor)  # another process took it for a leftover, and removes it
 
 
 def remove_parts(directory: Path) -> None:
-    """Remove the parts in `directory` that `atomic_write` left where its process was killed; what a
-    living process writes is locked, and stays. Where there are no locks, all of it stays."""
+    """Remove the parts in `directory` that `atomic_write` left behind when its process was killed.
+
+    Parts that a living process is writing are locked and stay. On a file system without locks all
+    of them stay.
+    """
     with suppress(OSError):
         for part in directory.glob(".*.part"):
             if _PART.fullmatch(part.name) and part.is_file():
@@ -102,8 +107,10 @@ def remove_parts(directory: Path) -> None:
 
 
 def remove_if_unlocked(path: Path) -> bool:
-    """Remove a file that no living process has locked; whether it is gone. False also where the
-    file system has no locks."""
+    """Remove a file that no living process has locked; return whether it is gone.
+
+    Also returns False if the file system has no locks.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -111,7 +118,7 @@ def remove_if_unlocked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        if not try_lock(descriptor):  # somebody writes it, or nobody can tell
+        if not try_lock(descriptor):  # a process writes it, or that is unknown
             return False
         path.unlink(missing_ok=True)
     except OSError:
@@ -124,20 +131,20 @@ def remove_if_unlocked(path: Path) -> bool:
 def write_text(path: Path, text: str) -> None:
     r"""Write `text` (UTF-8) atomically.
 
-    A path of other bytes may stand in it. Python holds these as surrogates, which UTF-8 does not
-    have; they are written as \udcXX, which in JSON is what they were read from.
+    The text may contain a path that is not UTF-8. Python represents its bytes as surrogates, which
+    UTF-8 does not have. They are written as \udcXX, which JSON reads back as the same surrogates.
     """
     with atomic_write(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
 def readable_path(path: str | Path) -> str:
-    r"""A path for people and for files of text: bytes that are no UTF-8 are spelt \xXX."""
+    r"""Return a path for display and for text files; bytes that are not UTF-8 become \xXX."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def is_utf8(path: str | Path) -> bool:
-    """Whether a path is text that everybody can write down."""
+    """Return whether a path is valid UTF-8 text."""
     return readable_path(path) == str(path)
 
 
@@ -148,11 +155,11 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """A temporary neighbour of `directory` that takes its name when everything is on the disk.
+    """Yield a temporary neighbor of `directory` that takes its name once everything is on the disk.
 
-    On Linux's own file systems the two change names in one instant; elsewhere an older directory
-    steps aside just before, and `recover_directory` brings it back should the process be killed
-    right then. On an exception the temporary one is removed and the older one stays.
+    On Linux's own file systems the two swap names atomically. Elsewhere an older directory is
+    renamed away just before; if the process is killed at that moment, `recover_directory` restores
+    it. On an exception the temporary directory is removed and the older one stays.
     """
     make_directory(directory.parent)
     recover_directory(directory)
@@ -163,21 +170,21 @@ def whole_directory(directory: Path) -> Iterator[Path]:
         _give_name(part, directory)
         sync_directory(directory.parent)
     finally:
-        _remove(part)  # unfinished, or by now the older one
+        _remove(part)  # unfinished, or by now the older directory
         os.close(descriptor)
 
 
 def recover_directory(directory: Path) -> None:
-    """Undo what a `whole_directory` left whose process was killed: call it before reading.
+    """Undo what a killed `whole_directory` left behind; call it before reading.
 
-    An older directory that had stepped aside gets its name back, if nothing else has it; what else
-    the dead process left is removed. What a living process writes is not touched.
+    An older directory that was renamed away gets its name back, unless the name is taken. Other
+    remains of the dead process are removed. Files of a living process are not touched.
     """
     pattern = re.compile(rf"\.{re.escape(directory.name)}\.([0-9a-f]{{8}})\.(?:part|old)")
     with suppress(OSError):
         names = [path.name for path in directory.parent.iterdir()]
         for token in sorted({match[1] for match in map(pattern.fullmatch, names) if match}):
-            with suppress(OSError):  # its process lives, or another one recovers it right now
+            with suppress(OSError):  # its process is alive, or another one is recovering it
                 _recover(directory, token)
 
 
@@ -198,16 +205,16 @@ def _recover(directory: Path, token: str) -> None:
 
 
 def _neighbour(directory: Path, token: str, kind: str) -> Path:
-    """A "part" may be removed when its process is dead; an "old" is whole."""
+    """Return a neighbor: a "part" may be removed if its process is dead; an "old" is whole."""
     return directory.with_name(f".{directory.name}.{token}.{kind}")
 
 
 def _new_part(directory: Path) -> tuple[Path, int]:
-    """A new part, and the descriptor whose lock tells that its process lives."""
+    """Create a new part; return it and the descriptor whose lock shows that its process lives."""
     while True:
         part = _neighbour(directory, secrets.token_hex(4), "part")
         part.mkdir()
-        with suppress(FileNotFoundError, BlockingIOError):  # another took it for one left behind
+        with suppress(FileNotFoundError, BlockingIOError):  # another process took it for a leftover
             descriptor, _ = _lock(part)
             if part.exists():
                 return part, descriptor
@@ -215,7 +222,7 @@ def _new_part(directory: Path) -> tuple[Path, int]:
 
 
 def _lock(directory: Path) -> tuple[int, bool]:
-    """A descriptor, and whether it holds the directory's lock: some file systems have none.
+    """Return a descriptor and whether it holds the directory's lock, which some file systems lack.
 
     Raises:
         BlockingIOError: a living process holds it.
@@ -232,7 +239,7 @@ def _lock(directory: Path) -> tuple[int, bool]:
 
 
 def _give_name(part: Path, directory: Path) -> None:
-    """Let `part` be called `directory`; an older one of that name is called `part` then."""
+    """Rename `part` to `directory`; an older directory of that name becomes `part`."""
     if not os.path.lexists(directory):
         part.rename(directory)
         return
@@ -249,7 +256,7 @@ def _give_name(part: Path, directory: Path) -> None:
 
 
 def _step_down(aside: Path, part: Path) -> None:
-    """From now on the older directory may be removed, so it is never brought back in pieces."""
+    """Rename the older directory to `part`: it may be removed from now on, but not restored."""
     with suppress(FileNotFoundError):
         aside.rename(part)
 
@@ -262,7 +269,7 @@ def _remove(path: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one instant; False, and nothing done, where that cannot be done."""
+    """Swap two names atomically; return False, and do nothing, if the system cannot."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -272,7 +279,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 @cache
 def _renameat2() -> Any:
-    """The C library's function (Linux, glibc 2.28 or newer), or None."""
+    """Return the C library's function (Linux, glibc 2.28 or newer), or None."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -295,17 +302,17 @@ def _sync_tree(directory: Path) -> None:
 
 
 def paths_below(directory: Path) -> Iterator[Path]:
-    """Everything below a folder, while others may be removing parts of it.
+    """Yield everything below a folder, even while other processes remove parts of it.
 
-    What goes away meanwhile is left out. (`Path.rglob` raises FileNotFoundError then, up to Python
-    3.12.) A folder that is not there, or cannot be read, has nothing below it.
+    Paths that disappear in the meantime are left out. (`Path.rglob` raises FileNotFoundError for
+    them, up to Python 3.12.) A folder that does not exist or cannot be read has nothing below it.
     """
     for folder, folders, files in os.walk(directory):
         yield from (Path(folder, name) for name in (*folders, *files))
 
 
 def file_sha256(path: Path) -> str:
-    """The hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(HASH_CHUNK_BYTES):
@@ -314,7 +321,7 @@ def file_sha256(path: Path) -> str:
 
 
 def refuse_what_is_there(folder: Path) -> None:
-    """Nothing is ever written over.
+    """Refuse an output folder that already has contents, because nothing is ever overwritten.
 
     Raises:
         ValueError: `folder` is a file, is not empty, or cannot be written.

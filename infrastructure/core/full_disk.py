@@ -1,4 +1,4 @@
-"""A disk that is full, told in one sentence: where, how far the work is, and how it goes on."""
+"""The error for a full disk: which one, at which step, and how to resume."""
 
 import errno
 from pathlib import Path
@@ -9,11 +9,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def full_disk(error: BaseException, folder: Path, step: int) -> OSError | None:
-    """The error for people, where `error`, or what it came from, is a full disk; else None.
+    """Return the error to show if `error`, or one of its causes, is a full disk; otherwise None.
 
     Args:
-        folder: of the run, on the disk that is full.
-        step: that the training had reached.
+        folder: the run's folder, on the disk that is full.
+        step: the step that the run had reached.
     """
     seen: BaseException | None = error
     while seen is not None and not (isinstance(seen, OSError) and seen.errno in FULL):

@@ -1,12 +1,11 @@
-"""Whether PyTorch can see a GPU here, as far as that is certain without importing it, which takes
-seconds; and the sentences for what cannot be without one."""
+"""A check for GPUs that does not import PyTorch, which takes seconds."""
 
 import ast
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-# One of these is there wherever a driver is loaded: on a PC, in a container, in WSL, on a Jetson.
+# One of these exists wherever a driver is loaded: on a PC, in a container, in WSL, on a Jetson.
 DRIVER_TRACES = (
     *("proc/driver/nvidia", "dev/nvidiactl", "dev/nvidia0", "dev/dxg"),
     *("dev/nvmap", "dev/nvgpu", "dev/nvhost-gpu"),
@@ -14,8 +13,10 @@ DRIVER_TRACES = (
 
 
 def has_no_gpu(root: Path = Path("/")) -> bool:
-    """Whether it is certain that PyTorch sees no GPU: it is built without CUDA and ROCm, or no
-    driver of NVIDIA is loaded. False: it may see one, and says so itself. `root` is for tests.
+    """Return whether PyTorch certainly sees no GPU.
+
+    That is certain if it is built without CUDA and ROCm, or if no NVIDIA driver is loaded. False
+    means that PyTorch may see one and has to be asked. `root` is for tests.
     """
     build = _build()
     if build is None or build.get("hip"):
@@ -27,7 +28,7 @@ def has_no_gpu(root: Path = Path("/")) -> bool:
 
 
 def _build() -> dict[str, str | None] | None:
-    """What the installed PyTorch is built for, by name; None where that cannot be read."""
+    """Return the versions that the installed PyTorch is built for, by name; None if unknown."""
     try:
         file = Path(str(distribution("torch").locate_file("torch/version.py")))
         statements = ast.parse(file.read_text("utf-8")).body

@@ -1,8 +1,8 @@
-"""How busy, full and hot the GPUs are, read again and again at little cost.
+"""Utilization, memory and temperature of the GPUs, polled at little cost.
 
-The driver's library is opened once (NVML by `nvidia-ml-py`; GPUtil, which starts `nvidia-smi` at
-each read, is the fallback). Without a GPU, a driver or a package there is an empty list and no
-error. The GPUs are the machine's, whatever CUDA_VISIBLE_DEVICES says.
+The driver's library is opened once (NVML by `nvidia-ml-py`; the fallback is GPUtil, which starts
+`nvidia-smi` at each read). Without a GPU, a driver or a package the list is empty and there is no
+error. The GPUs are those of the machine, regardless of CUDA_VISIBLE_DEVICES.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment; what the card or its driver does not tell is None."""
+    """One GPU at one moment. Values that the card or its driver does not report are None."""
 
     index: int
     name: str
@@ -34,7 +34,7 @@ class GpuReading:
 
 
 class GpuReadings:
-    """The open connection to the driver. Not for two threads at once.
+    """An open connection to the driver. It must not be used by two threads at once.
 
     Attributes:
         source: "nvml", "gputil" or "none".
@@ -46,14 +46,14 @@ class GpuReadings:
         self.source = "nvml" if self._cards else "gputil" if gpus_by_gputil() else "none"
 
     def read(self) -> list[GpuReading]:
-        """All GPUs now; one that has stopped answering is left out."""
+        """Return readings of all GPUs now; one that no longer responds is left out."""
         if self.source == "gputil":
             return [_of_gpu(gpu) for gpu in gpus_by_gputil()]
         readings = [_read(self._nvml, *card) for card in self._cards]
         return [reading for reading in readings if reading is not None]
 
     def close(self) -> None:
-        """Let the driver's library go; nothing can be read from then on."""
+        """Release the driver's library; nothing can be read afterwards."""
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
@@ -61,7 +61,7 @@ class GpuReadings:
 
 
 def _cards(nvml: ModuleType) -> list[tuple[int, object, str]]:
-    """Index, handle and name of each GPU."""
+    """Return index, handle and name of each GPU."""
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         names = [nvml.nvmlDeviceGetName(handle) for handle in handles]
@@ -75,7 +75,7 @@ def _read(nvml: Any, index: int, handle: Any, name: str) -> GpuReading | None:
     def query(function: Callable[..., Value], *arguments: object) -> Value | None:
         try:
             return function(handle, *arguments)
-        except nvml.NVMLError:  # many cards do not tell all of it
+        except nvml.NVMLError:  # many cards do not report everything
             return None
 
     space = query(nvml.nvmlDeviceGetMemoryInfo)

@@ -1,10 +1,10 @@
-"""What this machine is: processor, memory, disk, GPUs, Python. Facts only; nothing is changed.
+"""Facts about this machine: processor, memory, disk, GPUs, Python. Nothing is changed.
 
-Limits of a container (control groups) and of the scheduler (affinity) count: what is reported is
-what this process may use. Nothing here imports torch, initialises CUDA or raises because a fact
-cannot be read: the fact is then None, or the list of GPUs empty. GPUs are read from NVML
-(`nvidia-ml-py`), else from GPUtil; they are all the machine's, whatever CUDA_VISIBLE_DEVICES says.
-`root` arguments are for tests: the folder that stands for `/`.
+Limits of a container (control groups) and of the scheduler (affinity) count: the values are what
+this process may use. Nothing here imports torch, initializes CUDA or raises because a fact cannot
+be read: the fact is then None, or the list of GPUs is empty. GPUs are read from NVML
+(`nvidia-ml-py`), or else from GPUtil. They are all GPUs of the machine, regardless of
+CUDA_VISIBLE_DEVICES. `root` arguments are for tests: the folder that stands for `/`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.core.optional import is_installed, require
 
-BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # the last is Arm's name
+BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # the last one is Arm's
 Value = TypeVar("Value")
 MIB = 1 << 20
 GIB = 1 << 30
@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Processor:
-    """The CPU. `num_cores` is what this process may use, `num_cores_machine` what there is."""
+    """The CPU. This process may use `num_cores` of the machine's `num_cores_machine`."""
 
     model: str
     num_cores: int
@@ -43,13 +43,13 @@ class Processor:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether bf16 arithmetic is in the hardware (elsewhere it works, but is emulated)."""
+        """Whether the hardware has bf16 arithmetic (otherwise it works, but is emulated)."""
         return bool(self.bf16_flags)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """RAM in bytes, container limits included. `limited` tells whether such a limit binds."""
+    """RAM in bytes, container limits included. `limited` is whether such a limit applies."""
 
     total_bytes: int
     available_bytes: int
@@ -58,7 +58,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class GPU:
-    """One GPU as the driver sees it; what the driver does not tell is None."""
+    """One GPU as the driver sees it. Values that the driver does not report are None."""
 
     index: int
     name: str
@@ -77,13 +77,13 @@ class GPU:
 
     @property
     def has_bf16(self) -> bool | None:
-        """Whether bf16 is in the hardware (Ampere, 8.0, and later); None if not known."""
+        """Whether the hardware has bf16 (Ampere, 8.0, and later); None if unknown."""
         return None if self.compute_capability is None else self.compute_capability >= (8, 0)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The whole machine; `dataclasses.asdict` of it is what `run.json` keeps."""
+    """The whole machine; `run.json` stores its `dataclasses.asdict`."""
 
     python: str
     platform: str
@@ -95,7 +95,7 @@ class Hardware:
 
 
 def detect(folder: Path) -> Hardware:
-    """Read everything now; disk space is that of the file system that `folder` is (to be) on."""
+    """Read everything now. Disk space is that of the file system where `folder` is or will be."""
     driver = nvidia_driver_present()
     return Hardware(
         python=platform.python_version(),
@@ -109,7 +109,7 @@ def detect(folder: Path) -> Hardware:
 
 
 def processor(root: Path = Path("/")) -> Processor:
-    """The CPU's model, usable cores and bf16 instructions."""
+    """Return the CPU's model, usable cores and bf16 instructions."""
     fields = _cpuinfo(root)
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     machine = os.cpu_count() or 1
@@ -126,7 +126,7 @@ def processor(root: Path = Path("/")) -> Processor:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """The first processor's fields of /proc/cpuinfo; empty where there is no such file."""
+    """Return the first processor's fields of /proc/cpuinfo; empty if there is no such file."""
     try:
         text = (root / "proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -136,7 +136,7 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """RAM: the machine's, or a container's limit where that is smaller."""
+    """Return the machine's RAM, or a container's limit if that is smaller."""
     machine = psutil.virtual_memory()
     limit = memory_limit(root)
     if limit is None or limit.total_bytes >= machine.total:
@@ -146,13 +146,13 @@ def memory(root: Path = Path("/")) -> Memory:
 
 
 class OtherPrograms:
-    """How much of the machine's processors others take from now on."""
+    """The load of other programs on the machine's processors, measured from its creation."""
 
     def __init__(self) -> None:
         self._began = time.monotonic(), _busy_seconds(), _own_seconds()
 
     def share(self) -> float:
-        """From 0 to 1 of all processors, without this process and those that it has started."""
+        """Return their share of all processors, from 0 to 1, without this process tree."""
         began, busy, own = self._began
         passed = (time.monotonic() - began) * (os.cpu_count() or 1)
         others = _busy_seconds() - busy - (_own_seconds() - own)
@@ -160,7 +160,7 @@ class OtherPrograms:
 
 
 def _busy_seconds() -> float:
-    """Of all processors since the machine began."""
+    """Return the busy time of all processors since the machine started."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
@@ -174,7 +174,10 @@ def _own_seconds() -> float:
 
 
 def disk_free_bytes(path: Path) -> int | None:
-    """Bytes that this user can still write where `path` is, or would be made; None if unknown."""
+    """Return the bytes that this user can still write at `path`, even if it does not exist yet.
+
+    None if unknown.
+    """
     path = path.absolute()
     existing = next((p for p in (path, *path.parents) if p.exists()), path)
     try:
@@ -184,13 +187,13 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def gpus() -> list[GPU]:
-    """The NVIDIA GPUs: by NVML, else by GPUtil, else none. Never raises; safe to poll."""
+    """Return the NVIDIA GPUs: from NVML, or from GPUtil, or none. Never raises; safe to poll."""
     by_nvml = _gpus_by_nvml()
     return gpus_by_gputil() if by_nvml is None else by_nvml
 
 
 def _gpus_by_nvml() -> list[GPU] | None:
-    """The GPUs, or None when NVML (package or driver) is not there."""
+    """Return the GPUs; None if NVML (package or driver) is not available."""
     nvml = open_nvml()
     if nvml is None:
         return None
@@ -204,7 +207,7 @@ def _gpus_by_nvml() -> list[GPU] | None:
 
 
 def open_nvml() -> ModuleType | None:
-    """NVML, initialised; None where the package or the driver is not there."""
+    """Return NVML, initialized; None if the package or the driver is not available."""
     if not is_installed("pynvml"):
         return None
     try:
@@ -219,7 +222,7 @@ def open_nvml() -> ModuleType | None:
 
 
 def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
-    """One GPU's facts; a card that does not support one of them (many do not) leaves it None."""
+    """Return the facts of one GPU; those that the card does not support (many do not) are None."""
 
     def query(function: Callable[..., Value], *arguments: object) -> Value | None:
         try:
@@ -247,18 +250,18 @@ def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """NVML's strings are bytes in older bindings."""
+    """Return a string of NVML, which is bytes in older bindings."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 def gpus_by_gputil() -> list[GPU]:
-    """The GPUs by way of `nvidia-smi`; without the program GPUtil is not asked (it forks it)."""
+    """Return the GPUs from GPUtil; none without the program `nvidia-smi`, which it runs."""
     if shutil.which("nvidia-smi") is None or not is_installed("GPUtil"):
         return []
     try:
         return [_gpu_by_gputil(gpu) for gpu in require("GPUtil", "GPU facts").getGPUs()]
     except (ImportError, ValueError, IndexError):
-        # no distutils (Python 3.12 without setuptools); output of nvidia-smi that it cannot read
+        # no distutils (Python 3.12 without setuptools), or nvidia-smi output that it cannot parse
         return []
 
 
@@ -282,7 +285,7 @@ def _known(value: float) -> float | None:
 
 
 def describe(hardware: Hardware) -> list[str]:
-    """The machine for a person, one line a thing."""
+    """Return lines that describe the machine to the user, one for each item."""
     cpu, ram = hardware.processor, hardware.memory
     bf16 = f"bf16 in hardware ({', '.join(cpu.bf16_flags)})" if cpu.has_bf16 else "bf16 emulated"
     limit = " (a container's limit)" if ram.limited else ""
@@ -315,6 +318,6 @@ def _describe_capability(gpu: GPU) -> str:
 
 
 def gib(num_bytes: int) -> str:
-    """Bytes as `12.3 GiB`, or `0.047 GiB`: few are not none."""
+    """Format bytes as `12.3 GiB`, or `0.047 GiB`: a small amount does not become zero."""
     amount = num_bytes / GIB
     return f"{amount:.2g} GiB" if 0 < amount < 0.1 else f"{amount:.1f} GiB"

@@ -1,9 +1,9 @@
-"""What a helper process runs first: `python -P helper_main.py MODULE ARGUMENTS…`.
+"""Entry point of a helper process: `python -P helper_main.py MODULE ARGUMENTS…`.
 
-Nothing is imported before it is known where modules are looked for.
+Nothing is imported before the module path is set.
 """
 
-import os  # Python itself has imported these two
+import os  # Python has already imported these two
 import sys
 
 PATH_VARIABLE = "_TEMPER_MODULE_PATH"
@@ -15,5 +15,5 @@ if __name__ == "__main__":
     from infrastructure.core.standard_output import lossy_output
 
     del sys.argv[0]
-    with lossy_output("stderr"):  # nobody reads it when the parent has ended
+    with lossy_output("stderr"):  # its reader is gone once the parent has ended
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

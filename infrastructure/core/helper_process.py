@@ -1,9 +1,9 @@
-"""The one way to start a process of ours: a module of this very package, in another Python.
+"""Helper processes: modules of this package that run in another Python process.
 
-A helper finds this package and what this process has imported it with, wherever it is started: a
-folder of the user may hold a package `infrastructure`, a `torch.py` or a `json.py`. What it writes
-to standard error is read while this process lives, and the end of it is kept, so that whoever sees
-a helper die can say why.
+A helper finds this package and everything that this process has imported, wherever it is started,
+even if a folder of the user contains a package `infrastructure`, a `torch.py` or a `json.py`. Its
+standard error is read while this process lives, and the end of it is kept, so that an error message
+can say why a helper died.
 """
 
 import multiprocessing
@@ -28,21 +28,21 @@ PACKAGE = "infrastructure"
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 SAFE_PATH = "PYTHONSAFEPATH"
 KEPT_BYTES = 8192
-LONGEST_WORDS = 300  # characters of a sentence
-LAST_WORDS_SECONDS = 1.0  # until what a dead helper wrote has been read
+LONGEST_WORDS = 300  # in characters
+LAST_WORDS_SECONDS = 1.0  # to read what a dead helper wrote
 
 
 class HelperProcess(subprocess.Popen[bytes]):
-    """A module of this package, running in a Python of its own.
+    """A module of this package, running in its own Python process.
 
     Args:
         module: its full name; it runs as `__main__`.
-        arguments: for it.
-        stderr: where its words go; PIPE: they are kept here.
-        shows_words: write what is kept to this process's standard error, too.
-        own_session: what is sent to this process's group, such as Ctrl-C in a terminal, is not for
-            it.
-        environment: variables besides those of this process.
+        arguments: its command line arguments.
+        stderr: where its standard error goes; PIPE: it is kept here.
+        shows_words: also copy the kept output to this process's standard error.
+        own_session: start it in its own session, so that signals to this process's group, such as
+            Ctrl-C in a terminal, do not reach it.
+        environment: variables in addition to those of this process.
         pass_fds: descriptors that it inherits.
     """
 
@@ -78,28 +78,30 @@ class HelperProcess(subprocess.Popen[bytes]):
 
     @property
     def last_words(self) -> str:
-        """The last line that it wrote to standard error, without secrets; "" where there is none.
-        A Python that dies of an exception ends with its type and text."""
+        """The last line that it wrote to standard error, with secrets masked; "" if there is none.
+
+        A Python that dies of an exception ends with its type and text.
+        """
         if self._reader is not None and self.poll() is not None:
             self._reader.join(LAST_WORDS_SECONDS)
         return last_line(self._words)
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for its end at most so long; whether it came."""
+        """Wait at most `seconds` for its end; return whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(seconds)
         return self.poll() is not None
 
     def close_pipes(self) -> None:
-        """Close its input, which ends it where it reads, and its output, whatever is still in
-        them."""
+        """Close its input, which ends a helper that reads it, and its output; discard their
+        rest."""
         for pipe in (self.stdin, self.stdout):
-            with suppress(OSError, ValueError):  # bytes that nobody took; a busy reader
+            with suppress(OSError, ValueError):  # bytes that were never read; a busy reader
                 if pipe is not None:
                     pipe.close()
 
     def fate(self, patience_seconds: float = 0.0) -> str | None:
-        """How it ended, in words, with its last ones; None where it lives on after so long."""
+        """Return how it ended and its last words; None if it still lives after the patience."""
         self.ends_within(patience_seconds)
         code = self.poll()
         if code is None:
@@ -107,7 +109,7 @@ class HelperProcess(subprocess.Popen[bytes]):
         return fate_of(code, self.last_words)
 
     def _read(self, stream: IO[bytes], shows_words: bool) -> None:
-        with stream, suppress(OSError, ValueError):  # ValueError: closed meanwhile
+        with stream, suppress(OSError, ValueError):  # ValueError: closed in the meantime
             while piece := os.read(stream.fileno(), KEPT_BYTES):
                 self._words = (self._words + piece)[-KEPT_BYTES:]
                 if shows_words:
@@ -116,12 +118,12 @@ class HelperProcess(subprocess.Popen[bytes]):
 
 
 def module_arguments(module: str) -> list[str]:
-    """What a Python is given to run `module`; it needs `module_variables`, too."""
+    """Return the Python arguments that run `module`, which also needs `module_variables`."""
     return ["-P", helper_main.__file__, module]
 
 
 def module_variables() -> dict[str, str]:
-    """The environment variables by which a helper finds what this process has found."""
+    """Return the environment variables by which a helper finds the same modules as this process."""
     return {
         helper_main.PATH_VARIABLE: "\n".join(module_path()),
         PLUGINS_VARIABLE: registered_addresses(),
@@ -129,23 +131,26 @@ def module_variables() -> dict[str, str]:
 
 
 def fate_of(code: int, words: str = "") -> str:
-    """How a process ended, by the code that `subprocess` has for it and its last words."""
+    """Describe how a process ended, from its return code in `subprocess` and its last words."""
     if code < 0:
         return phrase("core.killed_by_signal", signal=signal.Signals(-code).name)
     return phrase("core.ended_with_exit_code", code=code, output=f" ({words})" if words else "")
 
 
 def last_line(words: bytes) -> str:
-    """The last line that says something, without secrets; "" where there is none."""
+    """Return the last line that is not blank, with secrets masked; "" if there is none."""
     lines = words.decode(errors="replace").split("\n")
     spoken = [line.strip() for line in lines if line.strip()]
     return redact(spoken[-1])[:LONGEST_WORDS] if spoken else ""
 
 
 def module_path() -> list[str]:
-    """Where a helper looks for modules: where this process does, but in the folders that Python
-    itself put first (the current one, the script's) last of all, and in this very package's before
-    any other that holds one of its name."""
+    """Return the folders in which a helper looks for modules.
+
+    They are those of this process. The folders that Python itself put first (the current one, the
+    script's) come last, and the parent of this package comes before any other folder that contains
+    a package of its name.
+    """
     own, current = str(PACKAGE_PARENT), str(Path.cwd())
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     by_chance = {_real(current)}
@@ -170,23 +175,25 @@ def worker_pool(
     *,
     imports_main: bool = False,
 ) -> ProcessPoolExecutor:
-    """Processes that call functions of this package; started anew, because forking a process that
-    has threads may hang it. All of them start with the first call.
+    """Create processes that call functions of this package; all of them start with the first call.
+
+    They are spawned, because forking a process that has threads may hang.
 
     Args:
-        imports_main: they run the user's script, too, as what they are given is defined there. A
-            script that trains outside `if __name__ == "__main__":` would train again in each.
+        imports_main: also run the user's script in them, because the objects that they get are
+            defined there. A script that trains outside `if __name__ == "__main__":` would train
+            again in each.
     """
     kind = _WorkerContextWithMain() if imports_main else _WorkerContext()
-    with _modules_found():  # its locks start a process, too
+    with _modules_found():  # creating its locks starts a process, too
         return _WorkerPool(num_processes, kind, initializer=initializer, initargs=arguments)
 
 
 def refuse_to_train_in_worker() -> None:
-    """Raise where this process only reads the user's script, to find what is defined there.
+    """Raise if this process only imports the user's script to find what is defined there.
 
     Raises:
-        RuntimeError: the script trains as soon as it is read.
+        RuntimeError: the script trains as soon as it is imported.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
@@ -197,10 +204,12 @@ def refuse_to_train_in_worker() -> None:
 
 
 class _WorkerPool(ProcessPoolExecutor):
-    """Starts no process after its thread has begun to watch them, as Python itself keeps it for
-    forked ones. Where a process dies while another one is being started, that thread ends with
-    "dictionary changed size during iteration" (Python 3.11 to 3.13), and nobody ends the new
-    process, for which Python waits at exit."""
+    """A pool that starts no process once its thread watches them, as Python does for forked ones.
+
+    If a process dies while another one is being started, that thread ends with "dictionary changed
+    size during iteration" (Python 3.11 to 3.13). The new process is then never ended, and Python
+    waits for it at exit.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -208,7 +217,7 @@ class _WorkerPool(ProcessPoolExecutor):
 
 
 class _WorkerPopen(popen_spawn_posix.Popen):
-    """Starts one process of a pool."""
+    """A process of a pool, started so that it finds modules as a helper does."""
 
     def _launch(self, process_obj: Any) -> None:
         with _modules_found(imports_main=process_obj.imports_main):
@@ -236,13 +245,16 @@ class _WorkerContextWithMain(context.SpawnContext):
 
 
 _STARTING = threading.RLock()
-MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # with which spawn reads the script
+MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # with these, spawn imports the script
 
 
 @contextmanager
 def _modules_found(*, imports_main: bool = False) -> Iterator[None]:
-    """What `multiprocessing` starts inside finds modules as a helper does. It has no parameter for
-    that: its processes begin with the current folder first, and then take this process's path."""
+    """Let processes that `multiprocessing` starts inside the block find modules as a helper does.
+
+    It has no parameter for that: its processes begin with the current folder first, and then take
+    this process's path.
+    """
     get_original_data = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, object]:

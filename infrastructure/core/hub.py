@@ -1,6 +1,6 @@
-"""The Hugging Face hub: whether it answers, and single small files of a model there.
+"""The Hugging Face Hub: whether it is reachable, and single small files of its models.
 
-Loads no torch; nothing is asked of the hub that lies in its cache on this machine.
+Does not load torch. Nothing is requested from the Hub that is in its cache on this machine.
 """
 
 import os
@@ -21,10 +21,10 @@ _TRUE = ("1", "on", "yes", "true")
 
 
 class NotOnHubError(InputError):
-    """Neither the cache nor the hub has the model.
+    """A model that is neither in the cache nor on the Hub.
 
     Attributes:
-        hub_reachable: whether the hub has said so.
+        hub_reachable: whether the Hub itself has reported this.
     """
 
     def __init__(self, name: str, *, hub_reachable: bool) -> None:
@@ -33,13 +33,13 @@ class NotOnHubError(InputError):
 
 
 def reads_like_path(name: str) -> bool:
-    """Whether the name of a model can only be a folder's, and none of the hub's."""
+    """Return whether a model name can only be a folder, not a model on the Hub."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip()
 
 
 def hub_is_reachable() -> bool:
-    """Whether the hub answers at its address, or a proxy stands before it."""
-    # as huggingface_hub reads them, which does so once and for all when it is imported
+    """Return whether the Hub is reachable at its address, or is behind a proxy."""
+    # read as huggingface_hub does, which reads them only once, on import
     offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     if offline.lower() in _TRUE:
         return False
@@ -57,13 +57,13 @@ def hub_is_reachable() -> bool:
 
 @contextmanager
 def offline_where_unreachable(*settings: Any) -> Iterator[None]:
-    """Where the hub cannot be reached, look into its cache only.
+    """Use only the cache of the Hub inside the block, if the Hub cannot be reached.
 
-    Its client would retry every file for half a minute, and transformers asks for some files
-    even when it is told to use local ones only.
+    Its client would retry every file for half a minute, and transformers requests some files even
+    when it is set to use only local ones.
 
     Args:
-        settings: modules with an HF_HUB_OFFLINE of their own.
+        settings: modules with their own HF_HUB_OFFLINE.
     """
     constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
     modules = (constants, *settings)
@@ -79,30 +79,32 @@ def offline_where_unreachable(*settings: Any) -> Iterator[None]:
 
 
 def data_sets_folder() -> Path:
-    """Where the data sets of earlier downloads lie."""
+    """Return the folder of data sets from earlier downloads."""
     constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
     own = os.environ.get("HF_DATASETS_CACHE")
     return Path(own).expanduser() if own else Path(constants.HF_HOME) / "datasets"
 
 
 def cached_file(name: str, file: str, revision: str | None = None) -> Path | None:
-    """A file of a hub model that an earlier download left on this machine."""
+    """Return a file of a Hub model from the cache on this machine; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
-    except HFValidationError:  # no name of the hub at all
+    except HFValidationError:  # not a valid name on the Hub
         return None
     return Path(cached) if isinstance(cached, str) else None
 
 
 def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
-    """A file of a hub model, from the cache or fetched; None where the model lacks it, or it
-    cannot be had for a reason that loading the model tells better.
+    """Return a file of a Hub model, from the cache or downloaded.
+
+    None if the model does not have it, or if it is unavailable for a reason that loading the model
+    reports better.
 
     Raises:
-        NotOnHubError: there is no such model.
+        NotOnHubError: there is no such model, or the Hub cannot be reached.
     """
     if (cached := cached_file(name, file, revision)) is not None:
         return cached
@@ -128,7 +130,7 @@ def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
 
 
 def json_of(path: Path | None) -> JsonObject:
-    """What a JSON file holds; empty where it cannot be read, which is told where it is used."""
+    """Return the contents of a JSON file; empty if it cannot be read, which its user reports."""
     try:
         return {} if path is None else as_object(parse_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

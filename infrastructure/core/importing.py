@@ -1,9 +1,9 @@
-"""Less search for garbage where much is imported, or prepared and trained.
+"""Fewer garbage collections while much is imported, prepared or trained.
 
-Python searches whenever 700 objects are new, and now and then through all that there are. After
-PyTorch and transformers are imported these are a million, nearly none of which is ever garbage: a
-search takes a fifth of a second, and some dozen of them come before the first step of a training.
-What reference counts free is freed as always.
+Python collects after every 700 new objects, and now and then looks at all objects. After PyTorch
+and transformers are imported there are a million of them, and nearly none is ever garbage: a
+collection takes a fifth of a second, and dozens of them come before the first training step. What
+reference counting frees is freed as always.
 """
 
 import gc
@@ -20,8 +20,11 @@ COLLECTED_AFTER = (50_000, 20, 10)
 
 @dataclass
 class _Imports:
-    """Attributes:
-    are_frozen: whether no search looks at them again: nobody else's garbage is among them.
+    """The state of imports in this process.
+
+    Attributes:
+        are_frozen: whether imported objects are exempt from later collections, because no other
+            code's garbage is among them.
     """
 
     are_frozen: bool = False
@@ -31,27 +34,32 @@ _imports = _Imports()
 
 
 def own_process() -> None:
-    """This process runs one command and ends."""
+    """Collect rarely, because this process runs one command and ends."""
     gc.set_threshold(*COLLECTED_AFTER)
     _imports.are_frozen = True
 
 
 def do_without_torch() -> None:
-    """In a process that only encodes rows: it starts in half the time, and takes a third of the
-    memory. transformers' own fast tokenizers need no torch."""
+    """Make torch unavailable in a process that only encodes rows.
+
+    The process starts in half the time and uses a third of the memory. The fast tokenizers of
+    transformers do not need torch.
+    """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type] # as if not installed
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # which it would say
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would warn that torch is missing
 
 
 def may_freeze() -> bool:
-    """Whether `gc.freeze`, and `gc.unfreeze` later, undo nothing of what others have set aside."""
+    """Return whether `gc.freeze` and later `gc.unfreeze` leave objects frozen by others alone."""
     return _imports.are_frozen or gc.get_freeze_count() == 0
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Inside, no garbage is searched for, and transformers is imported without what nothing here
-    needs (`transformers_imports`)."""
+    """Collect no garbage inside the block, and import transformers without its unneeded parts.
+
+    See `transformers_imports` for these parts.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -66,8 +74,11 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def searching_rarely() -> Iterator[None]:
-    """Inside, garbage is searched for as in a process of one's own; afterwards as before. A
-    notebook's own garbage, such as what a training that failed has left, goes first."""
+    """Collect garbage inside the block as rarely as in a process of Temper's own.
+
+    A notebook's existing garbage, such as that of a failed run, is collected first. Afterwards the
+    earlier settings apply again.
+    """
     threshold, were_frozen = gc.get_threshold(), _imports.are_frozen
     gc.set_threshold(*COLLECTED_AFTER)
     freezes = not were_frozen and may_freeze()

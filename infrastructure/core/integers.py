@@ -1,6 +1,6 @@
-"""Arithmetic of whole numbers."""
+"""Integer arithmetic."""
 
 
 def ceil_div(number: int, divisor: int) -> int:
-    """How many pieces of `divisor` hold `number`: the quotient, rounded up."""
+    """Return how many pieces of size `divisor` hold `number`: the quotient, rounded up."""
     return -(-number // divisor)

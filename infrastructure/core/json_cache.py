@@ -1,6 +1,6 @@
-"""What was found out once, kept by what decided it in a small file of the cache.
+"""A small cache file of results, each stored with the inputs that determined it.
 
-What is remembered only saves time: a file that is damaged or cannot be written is passed over.
+The cache only saves time: a file that is damaged or cannot be written is ignored.
 """
 
 import logging
@@ -21,12 +21,12 @@ Value = TypeVar("Value")
 
 
 class JsonCache(Generic[Value]):
-    """Values by key; of more than `MAX_ENTRIES` those longest unchanged are forgotten.
+    """Values by key. Beyond `MAX_ENTRIES`, those that were unchanged longest are dropped.
 
     Args:
-        path: the file; it and its folder are made when something is put.
-        what: for the warning where it cannot be written, as in "WHAT is not remembered".
-        is_whole: whether a value read from the file is one; others count as not there.
+        path: the file; it and its folder are created at the first `put`.
+        what: the subject of the warning if it cannot be written, as in "WHAT is not remembered".
+        is_whole: whether a value from the file is valid; invalid ones are ignored.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class JsonCache(Generic[Value]):
         self._is_whole = is_whole
 
     def get(self, key: Key) -> Value | None:
-        """The value of exactly this key; None: there is none."""
+        """Return the value of exactly this key; None if there is none."""
         return next((value for known, value in self._read() if known == key), None)
 
     def put(self, key: Key, value: Value) -> None:
-        """Keep JSON values; a file that cannot be written is only told."""
+        """Store a JSON value. If the file cannot be written, a warning is logged."""
         self._write([*self._others(key), (key, value)])
 
     def forget(self, key: Key) -> None:
-        """Let there be no value of this key."""
+        """Remove the value of this key."""
         self._write(self._others(key))
 
     def _others(self, key: Key) -> list[tuple[Key, Value]]:

@@ -1,7 +1,7 @@
-"""JSON of strangers: what is nested beyond reason is refused like what is no JSON at all.
+"""JSON from untrusted sources: excessive nesting is refused like invalid JSON.
 
-`json.loads` raises a RecursionError there on one Python, and on another gives a value on which any
-function that calls itself fails later.
+Depending on the Python, `json.loads` raises a RecursionError for it, or returns a value on which
+any recursive function fails later.
 """
 
 import json
@@ -22,10 +22,10 @@ def parse_json(
     parse_constant: Callable[[str], object] | None = None,
     object_hook: Callable[[JsonObject], object] | None = None,
 ) -> JsonValue:
-    """The value of a JSON text; the arguments are those of `json.loads`.
+    """Return the value of a JSON text; the arguments are those of `json.loads`.
 
     Raises:
-        ValueError: it is no JSON, no UTF-8, or nested deeper than MAX_DEPTH.
+        ValueError: it is not JSON, not UTF-8, or nested deeper than MAX_DEPTH.
     """
     try:
         value: JsonValue = json.loads(text, parse_constant=parse_constant, object_hook=object_hook)
@@ -37,8 +37,11 @@ def parse_json(
 
 
 def parse_record(text: str) -> JsonValue:
-    """The value of a JSON text none of whose objects has a key twice; raises what `parse_json`
-    does."""
+    """Return the value of a JSON text whose objects have no key twice with different values.
+
+    Raises:
+        ValueError: as `parse_json`, or a key appears twice with different values.
+    """
     try:
         value: JsonValue = RECORD_DECODER.decode(text)
     except RecursionError:
@@ -49,10 +52,10 @@ def parse_record(text: str) -> JsonValue:
 
 
 def without_repeats(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
-    """The object of these keys and values, as an `object_pairs_hook`.
+    """Return the object of these keys and values; an `object_pairs_hook`.
 
     Raises:
-        ValueError: a key appears twice with different values, of which an object keeps one.
+        ValueError: a key appears twice with different values, and an object keeps only one.
     """
     made = dict(pairs)
     if len(made) != len(pairs):
@@ -66,10 +69,10 @@ RECORD_DECODER = json.JSONDecoder(object_pairs_hook=without_repeats)
 
 
 def as_object(value: JsonValue) -> JsonObject:
-    """`value`, which a record of ours has as a JSON object.
+    """Return `value`, which has to be a JSON object in Temper's records.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not an object.
     """
     if not isinstance(value, dict):
         raise TypeError(f"{_shown(value)} is no JSON object")
@@ -77,10 +80,10 @@ def as_object(value: JsonValue) -> JsonObject:
 
 
 def as_list(value: JsonValue) -> list[JsonValue]:
-    """`value`, which a record of ours has as a list.
+    """Return `value`, which has to be a list in Temper's records.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a list.
     """
     if not isinstance(value, list):
         raise TypeError(f"{_shown(value)} is no list")
@@ -88,10 +91,10 @@ def as_list(value: JsonValue) -> list[JsonValue]:
 
 
 def as_text(value: JsonValue) -> str:
-    """`value`, which a record of ours has as a text.
+    """Return `value`, which has to be a string in Temper's records.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a string.
     """
     if not isinstance(value, str):
         raise TypeError(f"{_shown(value)} is no text")
@@ -99,10 +102,10 @@ def as_text(value: JsonValue) -> str:
 
 
 def as_number(value: JsonValue) -> float:
-    """`value`, which a record of ours has as a number, whole or not.
+    """Return `value`, which has to be a number in Temper's records, an integer or not.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{_shown(value)} is no number")
@@ -110,10 +113,10 @@ def as_number(value: JsonValue) -> float:
 
 
 def as_integer(value: JsonValue) -> int:
-    """`value`, which a record of ours has as a whole number.
+    """Return `value`, which has to be an integer in Temper's records.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not an integer.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{_shown(value)} is no whole number")
@@ -125,12 +128,12 @@ def _shown(value: JsonValue) -> str:
 
 
 def too_deep() -> str:
-    """The words for it."""
+    """Return the error text for excessive nesting."""
     return phrase("core.nested_too_deep", max_depth=MAX_DEPTH)
 
 
 def is_too_deep(value: object, max_depth: int = MAX_DEPTH) -> bool:
-    """Whether lists and objects stand inside each other more than `max_depth` times."""
+    """Return whether lists and objects are nested more than `max_depth` levels deep."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(max_depth):
         if not level:

@@ -1,5 +1,7 @@
-"""The traceback of an error that nobody foresaw, in a file of the run: what is shown of it is one
-sentence, and whoever has to find the cause needs the lines."""
+"""Tracebacks of unexpected errors, kept in a file of the run.
+
+The screen shows one sentence of such an error; finding its cause needs the lines.
+"""
 
 import traceback
 from collections.abc import Iterator
@@ -18,22 +20,27 @@ _ATTRIBUTE = "_temper_traceback_file"
 
 
 def keep_traceback(error: BaseException, path: Path) -> None:
-    """Write the traceback of `error` to `path`, without secrets, in place of an earlier one's. A
-    disk that refuses is no second error."""
+    """Write the traceback of `error` to `path`, with secrets masked, replacing an earlier one.
+
+    A disk that refuses does not raise a second error.
+    """
     with suppress(OSError):
         write_text(path, redact("".join(traceback.format_exception(error))))
         vars(error)[_ATTRIBUTE] = path
 
 
 def traceback_file(error: BaseException) -> Path | None:
-    """Where the traceback of `error` is kept, if it is."""
+    """Return the file with the traceback of `error`; None if it was not kept."""
     path: Path | None = vars(error).get(_ATTRIBUTE)
     return path
 
 
 @contextmanager
 def traceback_kept_in(path: Path) -> Iterator[None]:
-    """Inside, an error that says no sentence of ours leaves its traceback in `path`."""
+    """Write the traceback of an unexpected error inside the block to `path`, and raise the error.
+
+    Expected errors are a `TemperError` that user code has not raised.
+    """
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a launcher (torchrun, accelerate launch) told this process about the others it started."""
+"""The environment that a launcher (torchrun, accelerate launch) gives to each process it starts."""
 
 import os
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ class LaunchedProcess:
     """One of several processes that were started with the same command line.
 
     Attributes:
-        rank: its number; 0 leads.
-        size: how many there are, on all machines.
+        rank: its number; rank 0 leads.
+        size: the number of processes, on all machines.
         local_rank: its number on this machine.
-        address: where the others reach the first machine.
+        address: the address at which the other machines reach the first one.
     """
 
     rank: int
@@ -25,7 +25,10 @@ class LaunchedProcess:
 
 
 def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedProcess | None:
-    """What the launcher said; None where there was none, or it started one process only."""
+    """Return this process's place among those of the launcher.
+
+    None if there was no launcher, or if it started only one process.
+    """
     if any(not environment.get(name) for name in NEEDED):
         return None
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -34,5 +37,5 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedPro
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher has started this process, alone or as one of several."""
+    """Return whether a launcher has started this process, alone or as one of several."""
     return bool(environment.get("RANK"))

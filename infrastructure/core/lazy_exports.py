@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when somebody asks for them: importing it stays light."""
+"""Lazily loaded names of a package, so that importing it stays light."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -13,15 +13,16 @@ def lazy_names(
     places: Mapping[str, str],
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[str], Any]:
-    """A `__getattr__` for the module `package`.
+    """Return a `__getattr__` for the module `package`.
 
     Args:
         places: the module that holds each name.
-        elsewhere: for names that specifications give to something, what does that here.
+        elsewhere: for names in the specifications that do not exist here, what to use instead.
 
     Returns:
-        A function that raises ImportError for what is elsewhere, because Python drops the text of
-        an AttributeError in `from package import name`; AttributeError for any other name.
+        A function that raises ImportError for a name in `elsewhere`, because Python drops the text
+        of an AttributeError in `from package import name`; AttributeError for any other unknown
+        name.
     """
 
     def get(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""A growing text file of whole lines: what a kill or a full disk tore is cut, never built upon.
+"""A growing text file of whole lines; a line torn by a kill or a full disk is cut off.
 
 Each line goes to the operating system at once, so a killed process loses at most the line it was
-writing. It is not synced line by line, only when it is closed: a power cut may take the last
+writing. The file is synced only when it is closed, not line by line: a power cut may take the last
 seconds of a file that is being written, and nothing of one that was closed.
 """
 
@@ -19,50 +19,50 @@ SEARCH_BYTES = 1 << 16
 
 
 class LineFile:
-    """Appends lines to `path`; opens it at the first use and cuts a torn last line then."""
+    """A file to append lines to; it is opened at the first use, which cuts off a torn last line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: FileIO | None = None
 
     def append(self, line: bytes) -> None:
-        """Write one line, given with its line end.
+        """Write one line, which includes its line end.
 
         Raises:
-            OSError: it could not be written; the next call cuts what was left half-way.
+            OSError: it could not be written; the next call cuts off what was written of it.
         """
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[self._open().write(rest) :]
         except OSError:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
+            with contextlib.suppress(OSError):  # report the first error
                 self.close()
             raise
 
     def read_lines(self) -> list[bytes]:
-        """The whole lines, with their line ends."""
+        """Return the whole lines, with their line ends."""
         self._open()
         return self.path.read_bytes().splitlines(keepends=True)
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """Put `lines` in place of everything; on failure the file stays as it was."""
+        """Replace the contents with `lines`; on failure the file stays as it was."""
         self.close()
         with atomic_write(self.path) as file:
             file.writelines(lines)
 
     def close(self) -> None:
-        """Close the file, all of it on the disk.
+        """Sync the file to the disk and close it.
 
         Raises:
-            OSError: the disk refuses; the file is closed all the same.
+            OSError: the disk refuses; the file is closed anyway.
         """
         file, self._file = self._file, None
         if file is not None:
             try:
                 os.fsync(file.fileno())
             except OSError as error:
-                if error.errno != errno.EINVAL:  # a device or a pipe, which nothing is kept in
+                if error.errno != errno.EINVAL:  # a device or a pipe, which stores nothing
                     raise
             finally:
                 file.close()
@@ -83,7 +83,7 @@ class RotatingLineFile(LineFile):
 
     Args:
         max_bytes: a line that would make the file larger begins a new one.
-        keep: older files that are kept; the oldest is removed.
+        keep: the number of older files to keep; the oldest is removed.
     """
 
     def __init__(self, path: Path, max_bytes: int = 1 << 20, keep: int = 9) -> None:
@@ -110,12 +110,12 @@ class RotatingLineFile(LineFile):
 
 
 def rotated(path: Path, number: int) -> Path:
-    """The name of the `number`-th older file of `path`."""
+    """Return the name of the `number`-th older file of `path`."""
     return path.with_suffix(f".{number}{path.suffix}")
 
 
 def rotated_files(path: Path) -> list[Path]:
-    """`path` and its older files that are there, oldest first."""
+    """Return `path` and its older files, as far as they exist, oldest first."""
     older = [
         (int(match[1]), file)
         for file in path.parent.glob(f"{path.stem}.*{path.suffix}")
@@ -126,7 +126,7 @@ def rotated_files(path: Path) -> list[Path]:
 
 
 def end_of_last_line(file: FileIO) -> int:
-    """The number of bytes up to and with the last line end."""
+    """Return the number of bytes up to and including the last line end."""
     end = file.seek(0, 2)
     while end > 0:
         start = max(0, end - SEARCH_BYTES)

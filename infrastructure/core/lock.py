@@ -10,7 +10,10 @@ NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a living process holds the lock on `path`; None: nobody can tell. Makes no file."""
+    """Return whether a living process holds the lock on `path`; None if unknown.
+
+    Creates no file.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -25,7 +28,10 @@ def is_held(path: Path) -> bool | None:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
-    """Lock an open file, if nobody has; None: the file system has no locks, and nobody can tell."""
+    """Lock an open file, if no process has; return whether it is locked now.
+
+    None: the file system has no locks, so whether another process uses the file is unknown.
+    """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -36,10 +42,10 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
 
 
 class Lock:
-    """A lock on a file, which is made; held until `release` or the end of the process.
+    """A lock on a file, which is created; held until `release` or the end of the process.
 
-    It is the kernel's (flock): nothing of a killed process stands in the way of the next one. A
-    child that inherits `descriptor` holds it too, and until its own end.
+    It is the kernel's lock (flock), so a killed process leaves nothing that blocks the next one. A
+    child that inherits `descriptor` also holds it, until the child ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,11 +56,11 @@ class Lock:
     def take(
         self, *, shared: bool = False, wait: bool = True, where_there_are_none: bool | None = None
     ) -> bool:
-        """Take the lock, or change its kind; False when it is not free and `wait` is not set.
+        """Take the lock, or change its kind; return False if it is not free and `wait` is False.
 
         Args:
-            where_there_are_none: what to answer on a file system without locks (some network
-                mounts), where nobody can tell; None: as if it were free for who would wait.
+            where_there_are_none: what to return on a file system without locks (some network
+                mounts), where the state is unknown; None: True with `wait`, else False.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
@@ -68,5 +74,5 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._close()

@@ -1,4 +1,4 @@
-"""Look a name up in a table of choices; a wrong name gets the nearest right one."""
+"""Lookup of names in a table of choices; for a wrong name, the nearest valid one is suggested."""
 
 import difflib
 import re
@@ -10,14 +10,14 @@ from infrastructure.core.messages import phrase
 Value = TypeVar("Value")
 
 
-LIKE_ENOUGH = 0.7  # of 1; a wrong hint is worse than none
+LIKE_ENOUGH = 0.7  # out of 1; a wrong hint is worse than none
 WORD = re.compile(r"[^\W_]+")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that `name` is a slip of the keyboard, or the beginning, of; None: there is none.
+    """Return the choice of which `name` is a typo or a prefix; None if there is none.
 
-    Words that both begin or end with say nothing: `--save-steps` is not `--max-steps`.
+    Words that both begin or end with are ignored: `--save-steps` is not `--max-steps`.
     """
     likeness = {choice: _likeness(name, choice) for choice in choices}
     best = max(likeness, key=lambda choice: likeness[choice], default=None)
@@ -25,7 +25,7 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def _likeness(name: str, choice: str) -> float:
-    """From 0 to 1, which is the same but for case and signs."""
+    """Return a likeness from 0 to 1, where 1 means equal except for case and punctuation."""
     given, known = (WORD.findall(text.lower()) for text in (name, choice))
     whole = len("".join(given))
     if given and whole >= 4 and "".join(known).startswith("".join(given)):
@@ -51,7 +51,7 @@ def _is_one_letter_more(shorter: str, longer: str) -> bool:
 
 
 def _are_swapped(left: str, right: str) -> bool:
-    """Whether two neighbouring letters have changed places, and nothing else is another."""
+    """Return whether the words differ only in two neighboring letters that are swapped."""
     differing = [i for i, pair in enumerate(zip(left, right, strict=False)) if len(set(pair)) > 1]
     if len(left) != len(right) or len(differing) != 2:
         return False
@@ -60,22 +60,22 @@ def _are_swapped(left: str, right: str) -> bool:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Which choice was meant, as the end of a sentence; "" where none is near."""
+    """Return a hint at the nearest choice, for the end of a sentence; "" if none is near."""
     return meant_hint(nearest(name, choices))
 
 
 def meant_hint(meant: str | None) -> str:
-    """The end of a sentence that says what was meant; "" if nothing is near."""
+    """Return a hint at what was meant, for the end of a sentence; "" if nothing is near."""
     return phrase("core.did_you_mean", meant=meant) if meant else ""
 
 
 def unknown_name(
     what: str, name: str, choices: Iterable[str], shown: Sequence[str] | int | None = None
 ) -> str:
-    """The sentence for an unknown name: what it is, what was meant, what there is.
+    """Return the error text for an unknown name, with the nearest choice and a list of the choices.
 
     Args:
-        shown: the choices that are named, or how many of the nearest; None: all.
+        shown: the choices to list, or how many of the nearest to list; None: all.
     """
     choices = sorted(choices)
     hint = did_you_mean(name, choices)
@@ -89,7 +89,7 @@ def unknown_name(
 
 
 def look_up(what: str, name: str, table: Mapping[str, Value]) -> Value:
-    """`table[name]`.
+    """Return `table[name]`.
 
     Raises:
         ValueError: there is no such name; the text suggests the nearest one.

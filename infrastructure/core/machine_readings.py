@@ -1,8 +1,8 @@
-"""How busy and full this machine is, read again and again at little cost.
+"""Load and memory of this machine, polled at little cost.
 
-What a container's limits leave to this process is the whole: 100 % of the processor is what may be
-used, and the memory is the container's where that is smaller. Rates are those since the read
-before. What the system does not tell is None.
+100 % is what a container's limits leave to this process: the processor time that it may use, and
+the container's memory if that is smaller than the machine's. Rates are averages since the previous
+reading. Values that the system does not report are None.
 """
 
 import time
@@ -15,7 +15,7 @@ import psutil
 from infrastructure.core.cgroup import cpu_quota_cores, cpu_used_seconds
 from infrastructure.core.hardware import disk_free_bytes, memory
 
-CHILDREN_SECONDS = 5.0  # how long a list of the children is believed; making one reads all of /proc
+CHILDREN_SECONDS = 5.0  # how long a list of the children is reused; making one reads all of /proc
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,14 @@ class MachineReading:
     """The machine at one moment.
 
     Attributes:
-        cpu_percent: of what this process may use, all processes, since the read before.
-        memory_used_bytes, memory_total_bytes: the container's where its limit is smaller.
-        process_memory_bytes: resident sets of this process and of all that it started; memory that
-            several of them share counts for each.
+        cpu_percent: the load of all processes since the previous reading, in percent of what this
+            process may use.
+        memory_used_bytes, memory_total_bytes: the container's if its limit is smaller than the
+            machine's memory.
+        process_memory_bytes: resident sets of this process and its descendants; memory that several
+            of them share counts for each.
         disk_read_bytes_per_second, disk_write_bytes_per_second: the machine's disks.
-        network_received_bytes_per_second, network_sent_bytes_per_second: all interfaces but
+        network_received_bytes_per_second, network_sent_bytes_per_second: all interfaces except
             loopback.
         disk_free_bytes: where the run is written.
     """
@@ -49,12 +51,14 @@ class MachineReading:
 
 
 class MachineReadings:
-    """Remembers the counters of the last read. Not for two threads at once.
+    """A source of readings, which remembers the counters of the previous one.
+
+    It must not be used by two threads at once.
 
     Args:
-        folder: on the file system whose free space is told.
+        folder: a folder on the file system whose free space is reported.
         pid: the process whose tree is measured; None: this one.
-        clock: seconds from any start.
+        clock: seconds from any origin.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class MachineReadings:
         self._read_at = clock()
 
     def read(self) -> MachineReading:
-        """Everything now.
+        """Read everything now.
 
         Raises:
             psutil.NoSuchProcess: the process is gone.
@@ -103,7 +107,7 @@ class MachineReadings:
         for process in self._tree:
             try:
                 total += int(process.memory_info().rss)
-            except psutil.Error:  # it has ended, or is another user's
+            except psutil.Error:  # it has ended, or belongs to another user
                 continue
         return total
 
@@ -132,7 +136,7 @@ class _Processor:
 
 
 def _counters() -> list[int | None]:
-    """Bytes read from and written to disks, received from and sent to the network."""
+    """Return the bytes read from and written to disks, and received from and sent to the net."""
     disk = psutil.disk_io_counters()
     net = psutil.net_io_counters(pernic=True)
     outside = [counted for name, counted in net.items() if name not in ("lo", "lo0")]

@@ -1,14 +1,15 @@
 """Messages as data: a code, what the message is about, and words from the catalogue.
 
 Code raises or reports a `Message`; its words are in `catalogue/TOPIC.toml`, under its code. There
-are three kinds of placeholder:
+are three kinds of placeholders:
 
     {name}          a value of `about`, formatted as by Python: {name!r}, {name:,}
     {count:# row}   a number with its noun: "1 row", "2,000 rows"; {count:# index|indices}
     {=key} {=key:value}   a setting, spelled as the reader gives it: a flag on the command line, a
                           keyword in Python, else its key
 
-Values of `about` are shown as they are, and only a `Setting` among them is spelled so.
+Values of `about` are shown as they are, except a `Setting`, which is spelled as the reader gives
+it.
 """
 
 import os
@@ -24,9 +25,9 @@ from typing import Any, Self
 
 CATALOGUE = Path(__file__).with_name("catalogue")
 CODE = re.compile(r"[a-z_]+\.[a-z0-9_]+")
-WORDS, CODES = "TEMPER_MESSAGES", "codes"  # an environment variable: codes instead of words
+WORDS, CODES = "TEMPER_MESSAGES", "codes"  # environment variable: show codes instead of words
 
-INTERRUPT = "interrupt"  # how one does it, where a key of a setting may stand
+INTERRUPT = "interrupt"  # the way to interrupt, in place of a setting's key
 
 Speller = Callable[[str, str], str]
 
@@ -42,7 +43,7 @@ _spellers: list[Speller] = [as_key]  # of this process: threads show settings as
 
 
 def speller() -> Speller:
-    """Return what spells settings now."""
+    """Return the function that spells settings now."""
     return _spellers[-1]
 
 
@@ -61,7 +62,7 @@ def spelled_by(spell: Speller) -> Iterator[None]:
 
 
 class Setting(str):
-    """The key of a setting, with a value if it has one: shown as the reader spells it."""
+    """The key of a setting, with a value if it has one; shown as the reader spells it."""
 
     value: str
 
@@ -79,8 +80,8 @@ class Message:
     """What happened, as data.
 
     Attributes:
-        code: `topic.name`, the file and the entry of its words; or a text that is ready.
-        about: what the words refer to, by name.
+        code: `topic.name`, the file and the entry of its words; or a finished text.
+        about: the values that the words refer to, by name.
     """
 
     code: str
@@ -131,11 +132,11 @@ def _entries(topic: str) -> Mapping[str, str]:
 
 
 class _Named(str):
-    """The key of a setting that the words themselves name; its value stands where a format does."""
+    """The key of a setting that the words themselves name; its value is in place of a format."""
 
 
 class _Words(string.Formatter):
-    """Formats the words of one message."""
+    """A formatter of the words of one message."""
 
     def get_field(
         self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]

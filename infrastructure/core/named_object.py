@@ -1,8 +1,8 @@
-"""Somebody's own class or function by its address, `module:name`.
+"""User-defined classes and functions by address, `module:name`.
 
-A module is looked for where Python looks, and then in the current folder: the `temper` command
-does not have that one in its path, and nothing that is installed is hidden by a file that lies
-there by chance.
+Modules are searched for in Python's path, and then in the current folder. The `temper` command does
+not have that folder in its path, so a file that happens to be there does not hide an installed
+module.
 """
 
 import importlib
@@ -22,29 +22,29 @@ MAIN = "__main__"
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is written as `module:name`."""
+    """Return whether a text has the form `module:name`."""
     return ADDRESS.fullmatch(text) is not None
 
 
 def load_object(what: str, address: str) -> Any:
-    """What `module:name` stands for; its module is imported.
+    """Return the object at `module:name`; its module is imported.
 
     Args:
-        what: the kind of thing in words, for error messages.
+        what: the kind of object in words, for error messages.
 
     Raises:
-        ValueError: there is no such module, it cannot be imported, or it has no such name; says
-            where it was looked for.
+        ValueError: there is no such module, it cannot be imported, or it has no such name; the text
+            says where it was searched for.
     """
     module_name, _, name = address.partition(":")
     if missing := missing_module(what, address):
         raise ValueError(missing)
     here = str(Path.cwd())
     if not _is_known(module_name) and here not in sys.path:
-        sys.path.append(here)  # for good: the module may import its neighbours later
+        sys.path.append(here)  # permanently: the module may import its neighbors later
     try:
         target: object = importlib.import_module(module_name)
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # whatever the module raises on import
         raise InputError(
             "core.plugin_import_failed",
             kind=what,
@@ -72,8 +72,10 @@ def load_object(what: str, address: str) -> Any:
 
 
 def missing_module(what: str, address: str) -> str | None:
-    """The sentence for a text that is no address, or whose module is nowhere; nothing is
-    imported."""
+    """Return the error text for a text that is not an address, or whose module is missing.
+
+    None if the module exists. Nothing is imported.
+    """
     if not is_address(address):
         return phrase("core.plugin_address_invalid", kind=what, address=address)
     top = address.partition(":")[0].partition(".")[0]
@@ -91,8 +93,11 @@ def missing_module(what: str, address: str) -> str | None:
 
 
 def address_of(target: object) -> str | None:
-    """The `module:name` by which another process finds the same class or function; None: none
-    does, as it is made in a notebook, in the script itself or inside a function."""
+    """Return the `module:name` by which another process finds the same class or function.
+
+    None if no other process can, because it was defined in a notebook, in the script itself or
+    inside a function.
+    """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == MAIN:
         return None
@@ -106,8 +111,10 @@ def address_of(target: object) -> str | None:
 
 
 def module_file(module_name: str) -> Path | None:
-    """The file that a module is, or would be, imported from; None: there is none. Nothing is
-    imported."""
+    """Return the file that a module is, or would be, imported from; None if there is none.
+
+    The module itself is not imported.
+    """
     try:
         spec = find_spec(module_name)
     except (ImportError, ValueError):
@@ -117,15 +124,17 @@ def module_file(module_name: str) -> Path | None:
 
 
 def source_file(module_name: str) -> Path | None:
-    """The source file that a module was, or would be, imported from; None: it has none. Nothing is
-    imported, not even the packages that it lies in."""
+    """Return the source file that a module was, or would be, imported from; None if it has none.
+
+    Nothing is imported, not even the packages that contain the module.
+    """
     loaded = getattr(sys.modules.get(module_name), "__file__", None)
     file = loaded or _file_of_spec(module_name)
     return Path(file) if file and Path(file).suffix == ".py" and Path(file).is_file() else None
 
 
 def look_in_folder_of(file: Path, module_name: str) -> None:
-    """From here on modules are looked for, last of all, where `file` is the module of that name."""
+    """Add the folder from which `file` is imported as `module_name` to the end of Python's path."""
     depth = len(module_name.split(".")) + (file.name == "__init__.py")
     folder = str(file.parents[depth - 1])
     if folder not in sys.path:
@@ -146,7 +155,7 @@ def _file_of_spec(module_name: str) -> str | None:
 
 
 def _is_known(module_name: str) -> bool:
-    """Whether Python finds it without the current folder's help."""
+    """Return whether Python finds a module without the current folder."""
     top = module_name.partition(".")[0]
     if top in sys.modules:
         return True

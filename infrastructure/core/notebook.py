@@ -1,10 +1,10 @@
-"""Whether somebody looks on from a notebook."""
+"""Detection of notebooks."""
 
 import sys
 
 
 def in_notebook_kernel() -> bool:
-    """Whether this process is a notebook's kernel; a `!command` in a cell is not."""
+    """Return whether this process is a notebook's kernel; a `!command` in a cell is not."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")

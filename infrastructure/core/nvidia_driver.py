@@ -1,6 +1,6 @@
-"""Whether this machine has a working NVIDIA driver.
+"""Detection of a working NVIDIA driver.
 
-Standard library only: the installer asks, before anything is installed.
+Uses only the standard library: the installer runs it before anything is installed.
 """
 
 import shutil
@@ -11,10 +11,10 @@ NVIDIA_SMI_TIMEOUT_SECONDS = 10.0
 
 
 def nvidia_driver_present(root: Path = Path("/")) -> bool:
-    """Whether an NVIDIA driver is loaded (Linux, WSL), by its traces and then by `nvidia-smi`.
+    """Return whether an NVIDIA driver is loaded (Linux, WSL), by its traces or `nvidia-smi`.
 
-    A machine may carry the `nvidia-smi` program without a driver, so the program's being there is
-    not enough: it has to answer, within ten seconds. `root` is for tests.
+    A machine may have the `nvidia-smi` program without a driver, so its existence is not enough: it
+    has to respond within ten seconds. `root` is for tests.
     """
     if (root / "proc/driver/nvidia/version").exists():
         return True

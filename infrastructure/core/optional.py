@@ -1,4 +1,4 @@
-"""Optional packages: imported where they are needed, with the pip line in the error."""
+"""Optional packages, imported when they are needed; the error names the pip command."""
 
 import importlib
 import importlib.util
@@ -7,9 +7,9 @@ from types import ModuleType
 
 from infrastructure.core.errors import MissingPackageError
 
-DISTRIBUTION = "temper-train"  # what pip knows this project by
-OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later refuse older ones, as Colab has
-TESTED_TRL = ">=0.29.1,<=1.14.2"  # from the Colab column to requirements.txt
+DISTRIBUTION = "temper-train"  # the project's name in pip
+OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later reject older ones, such as Colab's
+TESTED_TRL = ">=0.29.1,<=1.14.2"  # from Colab's version to that in requirements.txt
 PIP_LINES = {
     "azure.quantum": 'pip install "azure-quantum[qiskit]"',
     "bitsandbytes": "pip install bitsandbytes",
@@ -36,15 +36,19 @@ PIP_LINES = {
 
 
 def is_installed(package: str) -> bool:
-    """Whether `package` could be imported; imports nothing but the packages around it."""
+    """Return whether `package` could be imported; imports only its parent packages."""
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the package around it is not there
+    except ModuleNotFoundError:  # its parent package is not installed
         return False
 
 
 def refuse_missing(module: str, needed_for: str) -> None:
-    """Raise what `require` does where `module` is not installed; imports nothing of it."""
+    """Raise as `require` does if `module` is not installed, but without importing it.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
     # Packages such as dwave.system share their first name with others.
     package = module if module in PIP_LINES else module.split(".")[0]
     if not is_installed(package):
@@ -58,21 +62,22 @@ def require(module: str, needed_for: str) -> ModuleType:
     """Import `module` now.
 
     Raises:
-        MissingPackageError: it is not installed; says what it is needed for and the pip line.
+        MissingPackageError: it is not installed; the text says what needs it and names the pip
+            command.
     """
     refuse_missing(module, needed_for)
     return importlib.import_module(module)
 
 
 def import_without(module: str, unused: str) -> None:
-    """Import `module` as it is where `unused`, a package that it can do without, is not installed.
+    """Import `module` as if `unused`, a package that it can do without, were not installed.
 
-    Whoever imports `unused` itself afterwards gets it. Does nothing where one of them is there
-    already, or cannot be.
+    Later imports of `unused` work as usual. Does nothing if one of the two is already imported, or
+    if `module` is not installed.
     """
     if module in sys.modules or unused in sys.modules or not is_installed(module):
         return
-    sys.modules[unused] = None  # type: ignore[assignment] # which is how Python marks it as missing
+    sys.modules[unused] = None  # type: ignore[assignment] # Python's mark for a missing module
     try:
         importlib.import_module(module)
     finally:

@@ -1,7 +1,7 @@
-"""What an hour of a machine costs, and what a time on it comes to.
+"""The hourly price of a machine, and the cost of a time on it.
 
-A price is a number, with a currency or any other unit where somebody gives one: `2.5`, `$2.50`,
-`2.5 EUR`, `1.76 compute units`.
+A price is a number, optionally with a currency or another unit: `2.5`, `$2.50`, `2.5 EUR`,
+`1.76 compute units`.
 """
 
 import re
@@ -17,10 +17,10 @@ MAX_PRICE = 1e6
 
 @dataclass(frozen=True)
 class Price:
-    """What an hour costs.
+    """The price of an hour.
 
     Attributes:
-        sign: stands before the number, such as "$"; unit: after it, such as "EUR".
+        sign: precedes the number, such as "$"; unit: follows it, such as "EUR".
     """
 
     per_hour: float
@@ -28,27 +28,27 @@ class Price:
     unit: str = ""
 
     def amount(self, seconds: float) -> float:
-        """What so long a time costs."""
+        """Return the cost of this many seconds."""
         return self.per_hour * seconds / 3600
 
     def text(self, seconds: float) -> str:
-        """The same in words: `2.90`, `$2.90`, `2.90 EUR`, `0.003`."""
+        """Return the cost as text: `2.90`, `$2.90`, `2.90 EUR`, `0.003`."""
         amount = self.amount(seconds)
-        small = f"{float(f'{amount:.1g}'):.9f}".rstrip("0").rstrip(".")  # 0.00007, and never 7e-05
+        small = f"{float(f'{amount:.1g}'):.9f}".rstrip("0").rstrip(".")  # 0.00007, not 7e-05
         return self._shown(f"{amount:,.2f}" if amount >= 0.005 else small)
 
     def __str__(self) -> str:
-        return self._shown(f"{Decimal(f'{self.per_hour:.10g}'):f}")  # and never 6e-05
+        return self._shown(f"{Decimal(f'{self.per_hour:.10g}'):f}")  # not 6e-05
 
     def _shown(self, number: str) -> str:
         return f"{self.sign}{number} {self.unit}".strip()
 
 
 def parse_price(text: str) -> Price:
-    """The price that a text means.
+    """Return the price in a text.
 
     Raises:
-        ValueError: it means none.
+        ValueError: it does not contain a valid price.
     """
     match = _PRICE.fullmatch(text.strip())
     unit = match["unit"].strip() if match else ""

@@ -1,4 +1,4 @@
-"""The end of a process that has loaded much: at once, with nothing lost."""
+"""A fast exit for a process that has loaded much, without losing output."""
 
 import gc
 import io
@@ -8,14 +8,14 @@ BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def leave_the_rest() -> None:
-    """Leave what is loaded to the operating system, as the last thing before the exit.
+    """Leave loaded objects to the operating system, as the last action before the exit.
 
-    Python takes half a million objects of PyTorch and its like apart one by one, which takes two to
-    four seconds after the last line is shown. Exit handlers and threads end as ever; what somebody
-    has written to a file that nobody closed is flushed here, because nobody does it later.
+    Python deallocates half a million objects of PyTorch and similar libraries one by one, which
+    takes two to four seconds after the last line is shown. Exit handlers and threads end as usual.
+    Files that are written but not closed are flushed here, because nothing flushes them later.
     """
     for each in gc.get_objects():
-        if issubclass(type(each), BUFFERED):  # isinstance would ask an object that stands in
-            with suppress(OSError, ValueError):  # closed, detached, or nobody reads
+        if issubclass(type(each), BUFFERED):  # isinstance would call into proxy objects
+            with suppress(OSError, ValueError):  # closed, detached, or its reader is gone
                 each.flush()
     gc.freeze()

@@ -1,6 +1,6 @@
-"""Main memory of this process: how much it has, how it gives some back, and a limit to it.
+"""Main memory of this process: how much it uses, how it returns some, and a limit to it.
 
-Sizes are bytes. "Resident" is what lies in main memory now.
+Sizes are in bytes. "Resident" is what is in main memory now.
 """
 
 import ctypes
@@ -17,26 +17,26 @@ from infrastructure.core.hardware import MIB
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_HIGH_WATER_MARK = "5"
-PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss
 LEAST_FREE_BYTES = 16 * MIB
 FILE_PAGES_BYTES = 32 * MIB
-M_MMAP_THRESHOLD = -3  # the number of this option in glibc's malloc.h
+M_MMAP_THRESHOLD = -3  # number of the option in glibc's malloc.h
 LARGE_BLOCK_BYTES = MIB
-UNLIMITED_STACK_BYTES = 2 * MIB  # of a thread where `ulimit -s` sets no limit
+UNLIMITED_STACK_BYTES = 2 * MIB  # of a thread, if `ulimit -s` sets no limit
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process; some ten microseconds."""
+    """Return the resident memory of this process; takes about ten microseconds."""
     return int(_process(os.getpid()).memory_info().rss)
 
 
-@functools.lru_cache(maxsize=1)  # to find out when it began takes ten times as long as its memory
+@functools.lru_cache(maxsize=1)  # reading its start time takes ten times as long as its memory
 def _process(pid: int) -> psutil.Process:
     return psutil.Process(pid)
 
 
 def children_bytes() -> int:
-    """Resident memory of all processes below this one; one that ends meanwhile counts nothing."""
+    """Return the resident memory of all descendants; one that has just ended does not count."""
     total = 0
     for child in psutil.Process().children(recursive=True):
         try:
@@ -47,9 +47,10 @@ def children_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most resident memory that this process ever had.
+    """Return the peak resident memory of this process.
 
-    Linux tells it in /proc; what `getrusage` tells there is never below the starting process's.
+    Linux reports it in /proc; the value of `getrusage` there is never below that of the parent
+    process.
     """
     peak = high_water_mark_bytes()
     if peak is None:
@@ -58,7 +59,7 @@ def peak_resident_bytes() -> int:
 
 
 def high_water_mark_bytes() -> int | None:
-    """The kernel's mark of the most resident memory; None where it keeps none (not Linux)."""
+    """Return the kernel's mark of the peak resident memory; None if it keeps none (not Linux)."""
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
@@ -68,7 +69,7 @@ def high_water_mark_bytes() -> int | None:
 
 
 def reset_high_water_mark() -> bool:
-    """Let the kernel's mark begin anew from what is resident now; whether it did (`proc(5)`)."""
+    """Reset the kernel's mark to what is resident now; return whether it worked (`proc(5)`)."""
     try:
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
     except OSError:  # not Linux, or a container that forbids it
@@ -77,18 +78,18 @@ def reset_high_water_mark() -> bool:
 
 
 def trim_heap() -> None:
-    """Let glibc return the free pages that it keeps; other C libraries keep none worth asking."""
+    """Return glibc's free pages to the system; other C libraries keep few."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def give_back_large_blocks() -> None:
-    """From now on large blocks go back to the system as soon as they are freed.
+    """Return large blocks to the system from now on as soon as they are freed.
 
-    glibc would keep them for the next block of that size. But what is small and stays is cut out
-    of them meanwhile, so the next one does not fit in, and the process grows with each. Other C
-    libraries keep none worth asking.
+    glibc would keep them for the next block of that size. But small objects that stay are then
+    allocated inside them, so the next block does not fit, and the process grows with each one.
+    Other C libraries keep few.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
@@ -96,11 +97,13 @@ def give_back_large_blocks() -> None:
 
 
 def allowed_bytes(threads_to_come: int = 0) -> int | None:
-    """What this process may have at most where the kernel limits its private memory (RLIMIT_DATA,
-    such as `ulimit -d` sets); None: it does not.
+    """Return the most memory that this process may use if the kernel limits its private memory.
+
+    The limit is RLIMIT_DATA, which `ulimit -d` sets, for example; None: there is no limit.
 
     Args:
-        threads_to_come: that it will start; their stacks count there in full, and are hardly used.
+        threads_to_come: number of threads that it will start; their stacks count in full toward the
+            limit, although they are hardly used.
     """
     if not can_limit_hard():
         return None
@@ -113,23 +116,23 @@ def allowed_bytes(threads_to_come: int = 0) -> int | None:
 
 
 def _stack_bytes() -> int:
-    """Of a new thread, as glibc makes it."""
+    """Return the size of a new thread's stack in glibc."""
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return UNLIMITED_STACK_BYTES if soft == resource.RLIM_INFINITY else soft
 
 
 def can_limit_hard() -> bool:
-    """Whether the system refuses memory beyond a limit to one process (Linux does)."""
+    """Return whether the system can refuse memory beyond a limit to one process (Linux can)."""
     return sys.platform == "linux"
 
 
 class HardLimit:
-    """The kernel refuses this process more private memory than leads to `limit_bytes`.
+    """A limit in the kernel: it refuses private memory that would exceed `limit_bytes`.
 
-    RLIMIT_DATA counts address space. What of it is there and not used yet may be used any time, so
-    each `tighten` allows as much new address space as the limit leaves above what is resident and
-    what may become so. A failed allocation is an ordinary MemoryError, or torch's RuntimeError,
-    which the training answers with smaller pieces.
+    RLIMIT_DATA counts address space. Address space that exists but is not used yet may be used at
+    any time. So each `tighten` allows only as much new address space as the limit leaves above the
+    resident memory and what may become resident. A failed allocation is an ordinary MemoryError, or
+    torch's RuntimeError, to which training responds with smaller pieces.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -137,10 +140,10 @@ class HardLimit:
         self._before: tuple[int, int] | None = None
 
     def tighten(self, used_bytes: int) -> None:
-        """Allow no more than what `limit_bytes` leaves above `used_bytes`, in use now.
+        """Allow only what `limit_bytes` leaves above `used_bytes`, which is in use now.
 
-        Some room is kept free for pages of files, which the kernel does not count; and some is left
-        even beyond the limit: not even an error can be told without memory.
+        Some memory is reserved for file pages, which the kernel does not count. A minimum is
+        allowed even beyond the limit, because even reporting an error needs memory.
         """
         if self._before is None:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -154,7 +157,7 @@ class HardLimit:
         resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
     def lift(self) -> None:
-        """Back to what it was."""
+        """Restore the previous limit."""
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._before)
             self._before = None

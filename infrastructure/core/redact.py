@@ -1,8 +1,8 @@
-"""Mask secrets in text and in mappings before they reach a log, a file or a screen.
+"""Masking of secrets in text and mappings before they reach a log, a file or a screen.
 
-Knows tokens by their shape (Hugging Face, GitHub, OpenAI-like, AWS, Slack, Google), passwords in
-URLs, and values whose key says that they are secret. A secret that looks like a word stays unseen:
-a shape is long and has digits or capitals, because `hf_datasets` is a folder's name.
+It recognizes tokens by their shape (Hugging Face, GitHub, OpenAI-like, AWS, Slack, Google),
+passwords in URLs, and values whose key suggests a secret. A secret that looks like a word is not
+recognized: a shape is long and contains digits or capitals, because `hf_datasets` is a folder name.
 """
 
 import logging
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from types import TracebackType
 
-# As `sys.exc_info` gives it.
+# The type that `sys.exc_info` returns.
 ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 )
@@ -18,14 +18,14 @@ MASK = "***"
 _SECRET_KEY = re.compile(
     r"token|secret|passw|api_?key|access_?key|private_?key|credential|webhook", re.IGNORECASE
 )
-# Words of language models that are no secrets: bos_token, num_tokens, tokenizer, token_type_ids.
+# Terms of language models that are not secret: bos_token, num_tokens, tokenizer, token_type_ids.
 _HARMLESS_KEY = re.compile(
     r"(bos|eos|pad|unk|mask|sep|cls|special|image)_token|tokens\b|tokens_|tokeniz|token_(id|type)",
     re.IGNORECASE,
 )
 _TOKEN = re.compile(
-    # Hugging Face's tokens are letters only; capitals among them tell them from words.
-    # A name may lead up to one: eval_hf_…
+    # Hugging Face's tokens are only letters; capitals distinguish them from words.
+    # A name may precede a token: eval_hf_…
     r"(?<![A-Za-z0-9])"
     r"(?:hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{20,}|gh[pousr]_(?=[A-Za-z]*\d)[A-Za-z0-9]{20,}"
     r"|github_pat_(?=[A-Za-z_]*\d)\w{20,}|glpat-(?=[A-Za-z_-]*[A-Z0-9])[\w-]{20,}"
@@ -33,7 +33,7 @@ _TOKEN = re.compile(
     r"|AKIA[A-Z0-9]{16}|AIza(?=[A-Za-z_-]*\d)[\w-]{30,}|DEV-[0-9a-f]{20,}"
     r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
 )
-# One slash too, as `Path("https://me:pw@host")` reads; up to the last @, which passwords may hold.
+# One slash too, as in `Path("https://me:pw@host")`; up to the last @, as passwords may contain one.
 _URL_USER = re.compile(r"(?P<start>\b[a-z][a-z0-9+._-]+:/{1,2})[^\s/]+@", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"(?P<key>\b[\w-]*(?:token|secret|password|passwd|api_?key|access_?key)[\w-]*)"
@@ -43,15 +43,15 @@ _ASSIGNED = re.compile(
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter of log lines that masks secrets, whoever logged them, in tracebacks too.
+    """A formatter of log lines that masks secrets of any logger, also in tracebacks.
 
-    The name of a logger is none (`transformers.token: `), and is no key of what comes after it.
+    The name of a logger is not a secret (`transformers.token: `), nor a key of the text after it.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         shown = logging.makeLogRecord(record.__dict__)
         shown.msg, shown.args = redact(record.getMessage()), None
-        if record.exc_text:  # made by another formatter, which masks nothing
+        if record.exc_text:  # from another formatter, which masks nothing
             shown.exc_text = redact(record.exc_text)
         return redact_shapes(super().format(shown))
 
@@ -63,27 +63,30 @@ class RedactingFormatter(logging.Formatter):
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether a key (`HF_TOKEN`, `api_key`) says that its value is secret."""
+    """Return whether a key (`HF_TOKEN`, `api_key`) suggests that its value is secret."""
     return bool(_SECRET_KEY.search(key)) and not _HARMLESS_KEY.search(key)
 
 
 def redact(text: str) -> str:
-    """`text` with every token, URL password and `secret=value` masked; for logs and messages."""
+    """Return `text` with tokens, URL passwords and `secret=value` masked; for logs and messages."""
     return _ASSIGNED.sub(_mask_assigned, redact_shapes(text))
 
 
 def redact_shapes(text: str) -> str:
-    """`text` with what looks like a token or a URL password masked, and nothing else touched."""
+    """Return `text` with only those parts masked that look like a token or a URL password."""
     return _TOKEN.sub(MASK, redact_urls(text))
 
 
 def redact_urls(text: str) -> str:
-    """`text` with user and password of every URL masked; for paths, whose words are no secrets."""
+    """Return `text` with user and password of every URL masked; for paths.
+
+    Words in a path are not secret.
+    """
     return _URL_USER.sub(rf"\g<start>{MASK}@", text)
 
 
 def public_address(address: str) -> str:
-    """What may be shown of an address: not its user, password, query and fragment, nor a token."""
+    """Return an address without user, password, query and fragment, and with tokens masked."""
     scheme, _, rest = address.partition(":")
     shown = rest.strip("/").split("?")[0].split("#")[0]
     server, _, path = shown.partition("/")
@@ -91,7 +94,7 @@ def public_address(address: str) -> str:
 
 
 def redact_mapping(values: Mapping[str, object]) -> dict[str, object]:
-    """A copy in which secret values are masked, at any depth of mappings and lists."""
+    """Return a copy with secret values masked, at any depth of mappings and lists."""
     return {key: MASK if _hide(key, value) else _redact_any(value) for key, value in values.items()}
 
 

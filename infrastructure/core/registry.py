@@ -1,10 +1,10 @@
-"""Registries that plug-ins add to: by a call, by an entry point of an installed package, or by
-their address, `module:name`.
+"""Registries of plug-ins.
 
-What somebody registers goes before what is built in, and that before what is installed. An entry
-point is loaded when its name is first asked for, so an installed package that nobody asks for costs
-nothing and can break nothing. What this process has registered is known in its helper processes,
-which import it from where it was defined.
+A plug-in is added by a call, by an entry point of an installed package, or by its address,
+`module:name`. Registered plug-ins take precedence over built-in ones, and those over installed
+ones. An entry point is loaded when its name is first requested, so an installed package that is not
+used costs nothing and can break nothing. Helper processes know what this process has registered;
+they import it from where it was defined.
 """
 
 import inspect
@@ -33,22 +33,22 @@ from infrastructure.core.named_object import (
 
 Plugin = TypeVar("Plugin")
 
-PLUGINS_VARIABLE = "_TEMPER_PLUGINS"  # of a helper: what its parent has registered
-MOST_LISTED = 8  # names in a sentence
+PLUGINS_VARIABLE = "_TEMPER_PLUGINS"  # set for a helper: what its parent has registered
+MOST_LISTED = 8  # names in an error text
 
 _REGISTRIES: "list[Registry[Any]]" = []
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a plug-in comes from that is not built in; a run records it, to go on elsewhere.
+    """The source of a plug-in that is not built in; a run records it to resume elsewhere.
 
     Attributes:
-        address: `module:name`; None: a notebook or the script itself has made it, and no other
-            process can import it.
-        package: the installed package that holds it, as pip takes it; None: none does.
-        file, sha256: where its module lay, and what that held, unless a package holds it. Neither
-            says whether two are the same part.
+        address: `module:name`; None: it was defined in a notebook or in the script itself, and no
+            other process can import it.
+        package: the installed package that contains it, as pip accepts it; None: no package does.
+        file, sha256: the file of its module and the checksum of that file, unless a package
+            contains it. They do not count when origins are compared.
     """
 
     address: str | None
@@ -58,13 +58,13 @@ class Origin:
 
 
 class Registry(Generic[Plugin]):
-    """Names → plug-ins of one kind.
+    """Plug-ins of one kind, by name.
 
     Args:
         what: the kind in words, for error messages.
-        group: entry point group of installed packages, such as "temper.formats".
-        built_in: names of what `provide` will be given by the module that implements it. They are
-            known before that is imported.
+        group: the entry point group of installed packages, such as "temper.formats".
+        built_in: the names that the implementing module will pass to `provide`. They are known
+            before that module is imported.
     """
 
     def __init__(self, what: str, group: str, built_in: tuple[str, ...] = ()) -> None:
@@ -75,31 +75,33 @@ class Registry(Generic[Plugin]):
         self._makes = True
         self._registered: dict[str, Plugin] = {}
         self._provided: dict[str, Plugin] = {}
-        self._loaded: dict[str, Plugin] = {}  # of installed packages, by name
-        self._adopted: dict[str, Origin] = {}  # of the run that goes on in this process
+        self._loaded: dict[str, Plugin] = {}  # from installed packages, by name
+        self._adopted: dict[str, Origin] = {}  # of the run that this process resumes
         self._noted: dict[str, Origin] = {}  # of runs whose records this process has read
         _REGISTRIES.append(self)
 
     def provide(
         self, plugins: Mapping[str, Plugin], contract: type | None = None, *, makes: bool = True
     ) -> None:
-        """Say what is built in, once.
+        """Set the built-in plug-ins, once.
 
         Args:
-            contract: what a plug-in makes has the methods and attributes of this class; a plug-in
-                is such a class, or a function that makes such an object. None: it is a function.
+            contract: a class whose methods and attributes every object made by a plug-in has; a
+                plug-in is such a class, or a function that makes such an object. None: a plug-in is
+                a function.
             makes: False: a plug-in makes nothing, but is itself such an object.
         """
         self._provided = dict(plugins)
         self.contract, self._makes = contract, makes
 
     def register(self, name: str, plugin: Plugin) -> None:
-        """Add a plug-in. It goes before one that is built in; the same one again, as a notebook's
-        cell that is run again defines it, takes its own place.
+        """Add a plug-in, which takes precedence over a built-in one.
+
+        A plug-in that is defined again, as by running a notebook cell again, replaces itself.
 
         Raises:
-            ValueError: the name is taken by another plug-in, or this one does not keep the
-                contract.
+            ValueError: the name is empty, is an address or is taken by another plug-in, or this one
+                does not fulfill the contract.
         """
         if not name or is_address(name):
             raise InputError("core.plugin_name_invalid", kind=self.what, name=name)
@@ -115,10 +117,10 @@ class Registry(Generic[Plugin]):
 
     @contextmanager
     def registered(self, name: str, plugin: Plugin) -> Iterator[None]:
-        """Inside, there is one more plug-in.
+        """Add a plug-in for the duration of the block.
 
         Raises:
-            ValueError: the name is taken by another one.
+            ValueError: as `register`.
         """
         self.register(name, plugin)
         try:
@@ -127,30 +129,33 @@ class Registry(Generic[Plugin]):
             self.unregister(name)
 
     def names(self) -> list[str]:
-        """Built-in, registered and installed names."""
+        """Return the built-in, registered and installed names."""
         installed = (point.name for point in entry_points(group=self.group))
         own = {*self._own_names(), *self._adopted}
         return sorted({*self.built_in, *self._provided, *own, *installed})
 
     def is_here(self, name: str) -> bool:
-        """Whether there is such a plug-in; nothing is imported."""
+        """Return whether there is such a plug-in; imports nothing."""
         return name in self.built_in or self.is_own(name) or name in self.names()
 
     def has(self, name: str) -> bool:
-        """Whether there is such a plug-in, or was one where a run began whose record was read."""
+        """Return whether there is such a plug-in, here or in a run whose record was read."""
         return self.is_here(name) or name in self._noted
 
     def is_own(self, name: str) -> bool:
-        """Whether a call has registered the name: here, in the process that has started this, or
-        where the run began that goes on."""
+        """Return whether a call has registered the name.
+
+        The call may be in this process, in the process that started this one, or where the resumed
+        run began.
+        """
         return name in self._own_names() or name in self._adopted
 
     def get(self, name: str) -> Plugin:
-        """The plug-in of that name or address, loaded from its module if need be.
+        """Return the plug-in of a name or address, loaded from its module if necessary.
 
         Raises:
             ValueError: there is none (the text suggests the nearest one), it cannot be loaded, or
-                it does not keep the contract.
+                it does not fulfill the contract.
         """
         if name in self._registered:
             plugin = self._registered[name]
@@ -158,20 +163,21 @@ class Registry(Generic[Plugin]):
             address = self._address(name)
             if address is None and name in self._provided:
                 return self._provided[name]
-            if address is not None:  # a module that a notebook has reloaded has another one now
+            if address is not None:  # load again: a notebook may have reloaded the module
                 plugin = load_object(self.what, address)
             else:
                 if name not in self._loaded:
                     self._loaded[name] = self._load(name)
                 plugin = self._loaded[name]
-        self._check(name, plugin)  # again, as the contract may be known only by now
+        self._check(name, plugin)  # again, because the contract may have been set since
         return plugin
 
     def make(self, name: str, *arguments: object, **keywords: object) -> Any:
-        """What the plug-in of that name makes.
+        """Call the plug-in of a name or address and return what it makes.
 
         Raises:
-            ValueError: as `get`; or what it has made does not keep the contract.
+            ValueError: as `get`; or the arguments do not fit; or the result does not fulfill the
+                contract.
         """
         plugin: Any = self.get(name)
         self._check_call(name, plugin, arguments, keywords)
@@ -191,7 +197,7 @@ class Registry(Generic[Plugin]):
         """Refuse a plug-in that no other process could import.
 
         Raises:
-            ValueError: it is made in a notebook, in the script itself or inside a function.
+            ValueError: it is defined in a notebook, in the script itself or inside a function.
         """
         plugin = self._registered.get(name)
         is_hidden = name in self._registered and address_of(plugin) is None
@@ -200,16 +206,20 @@ class Registry(Generic[Plugin]):
             raise InputError("core.plugin_not_importable", plugin=shown)
 
     def addresses(self) -> dict[str, str]:
-        """Name → address of what was registered, here or where the run began that goes on; without
-        what no other process can import."""
+        """Return name → address of what was registered, here or where the resumed run began.
+
+        Plug-ins that no other process can import are left out.
+        """
         address_of_name = {name: origin.address for name, origin in self._adopted.items()}
         address_of_name |= _inherited(self.group)
         address_of_name |= {name: address_of(plugin) for name, plugin in self._registered.items()}
         return {name: address for name, address in address_of_name.items() if address is not None}
 
     def origin(self, name: str) -> Origin | None:
-        """Where the plug-in of a name or an address comes from; None: it is built in, or there is
-        none. Nothing is imported."""
+        """Return where the plug-in of a name or address comes from; imports nothing.
+
+        None if it is built in or unknown.
+        """
         if name in self._registered:
             address = address_of(self._registered[name])
             return Origin(address, package_of(address))
@@ -223,11 +233,12 @@ class Registry(Generic[Plugin]):
         return None
 
     def problem(self, name: str, recorded: Origin | None = None) -> str | None:
-        """The sentence for a name or an address that cannot be had here; None: it can. Nothing is
-        imported.
+        """Return the error text for a name or address that is not available here; imports nothing.
+
+        None if it is available.
 
         Args:
-            recorded: where it came from when the run began that goes on now.
+            recorded: its origin when the run began that is resumed now.
         """
         is_name = not is_address(name)
         if recorded is None and is_name:
@@ -246,8 +257,10 @@ class Registry(Generic[Plugin]):
         return bool(entry_points(group=self.group, name=name))
 
     def _address(self, name: str) -> str | None:
-        """Where to import a name from that this process has not registered; None: from nowhere, or
-        from where an installed package says."""
+        """Return where to import a name from that this process has not registered.
+
+        None if it comes from an installed package, or from nowhere.
+        """
         if (inherited := _inherited(self.group).get(name)) is not None:
             return inherited
         if is_address(name):
@@ -264,7 +277,7 @@ class Registry(Generic[Plugin]):
         point = next(iter(points))
         try:
             loaded: Plugin = point.load()
-        except Exception as error:  # whatever the package does when it is imported
+        except Exception as error:  # whatever the package raises on import
             raise InputError(
                 "core.plugin_package_failed",
                 kind=self.what,
@@ -286,7 +299,7 @@ class Registry(Generic[Plugin]):
             )
         elif isinstance(plugin, type) and self.contract is not None:
             lacking = _lacking_in_class(plugin, self.contract)
-        if lacking and self.contract is not None:  # what a function makes is looked at later
+        if lacking and self.contract is not None:  # what a function makes is checked later
             raise InputError(
                 "core.plugin_incomplete",
                 plugin=self._shown(name, plugin),
@@ -297,7 +310,7 @@ class Registry(Generic[Plugin]):
     def _check_call(
         self, name: str, plugin: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
-        """An error inside the plug-in stays what it is; one in how it is called is a sentence."""
+        """Report an error in how the plug-in is called; its own errors are left alone."""
         try:
             inspect.signature(plugin).bind(*arguments, **keywords)
         except TypeError as error:
@@ -308,7 +321,7 @@ class Registry(Generic[Plugin]):
                 arguments=given,
                 error=error,
             ) from None
-        except ValueError:  # one that is built into Python may not say what it takes
+        except ValueError:  # built-in functions of Python may have no signature
             return
 
     def _shown(self, name: str, plugin: Any) -> str:
@@ -323,29 +336,33 @@ class Registry(Generic[Plugin]):
 
 
 def registered_addresses() -> str:
-    """What this process has registered and others can import, for `PLUGINS_VARIABLE` of a helper;
-    empty where there is nothing."""
+    """Return what this process has registered and helpers can import, as `PLUGINS_VARIABLE`.
+
+    Empty if there is nothing.
+    """
     by_group = {registry.group: registry.addresses() for registry in _REGISTRIES}
     addresses = {group: known for group, known in by_group.items() if known}
     return json.dumps(addresses) if addresses else ""
 
 
 def note_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
-    """Take the names for known that the record of a run holds (group → name → origin)."""
+    """Treat the names in the record of a run as known (group → name → origin)."""
     for registry in _REGISTRIES:
         registry._noted.update(origins.get(registry.group, {}))
 
 
 def adopt_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
-    """From here on this process trains the run that was begun with these (group → name → origin):
-    its plug-ins go before what is built in, and those of a run before it are forgotten."""
+    """Adopt the plug-ins of the run that this process trains from now on (group → name → origin).
+
+    They take precedence over built-in ones; those of an earlier run are forgotten.
+    """
     for registry in _REGISTRIES:
         registry._adopted = dict(origins.get(registry.group, {}))
 
 
 @cache
 def package_of(address: str | None) -> str | None:
-    """The installed package that holds a module, `name==version`; None: none does."""
+    """Return the installed package that contains a module, `name==version`; None if none does."""
     if address is None:
         return None
     top = address.partition(":")[0].partition(".")[0]
@@ -354,33 +371,32 @@ def package_of(address: str | None) -> str | None:
         return None
     for name in _distributions(_installed_at()).get(top, ()):
         package = distribution(name)
-        if file.is_relative_to(str(package.locate_file(""))):  # not another one of this name
+        if file.is_relative_to(str(package.locate_file(""))):  # not another package of this name
             return f"{name}=={package.version}"
     return None
 
 
 def _installed_at() -> tuple[tuple[str, float], ...]:
-    """Where packages may lie, and when one was last installed or removed there."""
+    """Return the folders of packages and when a package was last installed or removed there."""
     folders = [folder for folder in map(Path, sys.path) if folder.is_dir()]
     return tuple((str(folder), folder.stat().st_mtime) for folder in folders)
 
 
 @cache
 def _distributions(_places: tuple[tuple[str, float], ...]) -> Mapping[str, list[str]]:
-    """Module → the packages that bring it: each package's list of files is read, which takes a
-    second."""
+    """Return module → its packages; takes a second, because each package's file list is read."""
     return packages_distributions()
 
 
 def _inherited(group: str) -> dict[str, str]:
-    """Name → address of what the process that has started this one had registered."""
+    """Return name → address of what the process that started this one had registered."""
     text = os.environ.get(PLUGINS_VARIABLE)
     inherited: dict[str, str] = json.loads(text).get(group, {}) if text else {}
     return inherited
 
 
 def _place_of(plugin: object) -> str | None:
-    """Where it was defined; None: nobody can tell."""
+    """Return where a plug-in was defined; None if unknown."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     return f"{module}:{name}" if module and name else None
 
@@ -405,7 +421,7 @@ def _lacking_in_object(made: object, contract: type) -> list[str]:
 
 
 def _listed(lacking: list[str], contract: type) -> str:
-    """What must be written comes first; of what is no such thing at all the rest is a number."""
+    """List what is missing: required methods first, and of a long list the rest as a number."""
     abstract: frozenset[str] = getattr(contract, "__abstractmethods__", frozenset())
     ordered = sorted(lacking, key=lambda name: (name not in abstract, name))
     more = len(ordered) - MOST_LISTED
@@ -413,6 +429,6 @@ def _listed(lacking: list[str], contract: type) -> str:
 
 
 def _init_hint(made: object, contract: type) -> str:
-    """Of a subclass whose __init__ forgot the contract's."""
+    """Return a hint for a subclass whose __init__ does not call the contract's."""
     is_own = isinstance(made, contract) and "__init__" in vars(type(made))
     return " (does its __init__ call super().__init__?)" if is_own else ""

@@ -1,7 +1,7 @@
-"""Standard output and error that may go away: a closed terminal or pipe, a full disk.
+"""Standard output and error that may become unavailable: a closed terminal or pipe, a full disk.
 
-Whoever prints goes on. What cannot be written is added to a file, once there is one; a disk that
-has space again takes what comes then.
+Printing never fails. Text that cannot be written is appended to a file, once there is one. A stream
+that works again, such as a disk with space, gets what is printed from then on.
 """
 
 import logging
@@ -25,20 +25,20 @@ class LossyStream:
     """A text stream whose `write` and `flush` do not fail.
 
     Attributes:
-        kept_in: the file that gets what `stream` does not take.
-        is_lost: whether there was something that it did not take.
+        kept_in: the file for text that `stream` does not accept.
+        is_lost: whether there was text that it did not accept.
     """
 
-    kept_in: Path | None = None  # of all streams of this process
+    kept_in: Path | None = None  # shared by all streams of this process
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.is_lost = False
-        self._fails = False  # the last time that something was to leave it
-        self._line = ""  # what `stream` may hold still
+        self._fails = False  # whether the last write or flush failed
+        self._line = ""  # the text that `stream` may not have flushed yet
 
     def write(self, text: str) -> int:
-        if not text.startswith("\r"):  # a bar that is drawn again
+        if not text.startswith("\r"):  # a progress bar being redrawn
             self._line += text
         try:
             self.stream.write(text)
@@ -64,8 +64,10 @@ class LossyStream:
         return getattr(self.stream, name)
 
     def release_traceback(self) -> None:
-        """Have what it still holds dropped where it cannot be written: a Python whose last flush
-        fails ends with an exit code of its own."""
+        """Discard pending text that cannot be written.
+
+        A Python whose last flush fails would end with an exit code of its own.
+        """
         self.flush()
         if self._fails:
             with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
@@ -74,8 +76,8 @@ class LossyStream:
     def _lose(self, error: Exception) -> None:
         self._fails = True
         if not self.is_lost:
-            self.is_lost = True  # before the next line, which may come here again
-            if isinstance(error, OSError):  # else it was closed on purpose
+            self.is_lost = True  # before the warning, which may get here again
+            if isinstance(error, OSError):  # otherwise it was closed on purpose
                 name = getattr(self.stream, "name", "output")
                 log.warning(phrase("core.output_lost", stream=name, error=error))
 
@@ -89,7 +91,7 @@ class LossyStream:
 
 
 def is_reader_gone(stream: TextIO) -> bool:
-    """Whether `stream` is a pipe that nobody reads any more."""
+    """Return whether `stream` is a pipe whose reader is gone."""
     try:
         watched = select.poll()
         watched.register(stream.fileno(), 0)
@@ -100,8 +102,10 @@ def is_reader_gone(stream: TextIO) -> bool:
 
 @contextmanager
 def lossy_output(*names: str) -> Iterator[None]:
-    """Inside, standard output and error (or those that are named) may be lost. A notebook's are
-    never."""
+    """Let standard output and error (or the named ones) be lost inside the block without an error.
+
+    Does nothing in a notebook.
+    """
     own: dict[str, LossyStream] = {}
     if not in_notebook_kernel():
         for name in names or STREAMS:
@@ -120,7 +124,7 @@ def lossy_output(*names: str) -> Iterator[None]:
 
 @contextmanager
 def lost_output_kept_in(path: Path) -> Iterator[None]:
-    """Inside, what cannot be written is added to the file `path`; its folder is made then."""
+    """Append what cannot be written inside the block to the file `path`, creating its folder."""
     before = LossyStream.kept_in
     LossyStream.kept_in = path
     try:

@@ -1,7 +1,7 @@
-"""Signals that ask a process to stop, and what a training does at each of them.
+"""Signals that ask a process to stop, and how training responds to them.
 
-SIGHUP comes when a terminal is closed or its connection breaks. Whoever has had it ignored (nohup)
-wants the work to go on without one.
+SIGHUP comes when a terminal is closed or its connection breaks. It is ignored if the process was
+started with it ignored (nohup), so that work continues without a terminal.
 """
 
 import math
@@ -14,18 +14,18 @@ from types import FrameType
 
 
 class StopSignal(KeyboardInterrupt):
-    """A signal, as an interrupt that ends the work in order; `name` is the signal's."""
+    """An interrupt raised by a signal, which ends the work in order; `name` is the signal's."""
 
     def __init__(self, number: int) -> None:
         super().__init__(reason_of(number))
         self.name = signal.Signals(number).name
 
 
-# A machine that is taken away gives half a minute or so; a step, an evaluation, or the compiling of
-# a model may take longer than that, and is then done again by whoever goes on.
+# A preempted machine gives about half a minute. A step, an evaluation or the compilation of a model
+# may take longer than that, and is then repeated when the run resumes.
 PATIENCE_SECONDS = 8.0
 RETRY_SECONDS = 0.05
-UNWINDING_SECONDS = 1.0  # for which an interrupt is given time to arrive before there is another
+UNWINDING_SECONDS = 1.0  # time for an interrupt to arrive before the next one
 
 
 _REASONS = {
@@ -36,29 +36,29 @@ _REASONS = {
 
 
 def reason_of(number: int) -> str:
-    """What a run says of its stop: `ended from outside (SIGTERM)`."""
+    """Return the reason that a run records for its stop: `ended from outside (SIGTERM)`."""
     known = signal.Signals(number)
     return _REASONS.get(known, f"ended from outside ({known.name})")
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Those that ask this process to stop."""
+    """Return the signals that ask this process to stop."""
     always = (signal.SIGINT, signal.SIGTERM)
     is_heard = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return (*always, signal.SIGHUP) if is_heard else always
 
 
 class Stopper:
-    """What every training does at a signal, whoever trains it.
+    """The response of every run to signals.
 
-    The first one asks it to stop after its step. A second Ctrl-C, or the end of patience, breaks
-    off what takes long, as soon as that loses nothing that waiting would keep. However many signals
-    come, and whichever, no finished step is lost that can be saved: only SIGQUIT and SIGKILL
-    end a training that is saving.
+    The first signal asks the run to stop after its step. A second Ctrl-C, or the end of the waiting
+    time, breaks off a long operation, as soon as that loses nothing that waiting would keep.
+    However many signals come, and of whichever kind, no finished step is lost that can be saved:
+    only SIGQUIT and SIGKILL end a run that is saving.
 
     Args:
-        request: asks the training to stop; gets the number of the first signal.
-        may_break_off: whether an exception now loses no finished step.
+        request: asks the run to stop; gets the number of the first signal.
+        may_break_off: whether an exception now would lose no finished step.
     """
 
     def __init__(self, request: Callable[[int], None], may_break_off: Callable[[], bool]) -> None:
@@ -73,7 +73,7 @@ class Stopper:
         self._timer: threading.Timer | None = None
 
     def take_wake(self) -> bool:
-        """Whether the signal that is being handled comes from this object's own timer."""
+        """Return whether the signal that is being handled comes from this object's own timer."""
         is_wake, self._is_wake = self._is_wake, False
         return is_wake
 
@@ -81,7 +81,7 @@ class Stopper:
         """Handle a signal.
 
         Raises:
-            StopSignal: of the first one: what is being done is broken off.
+            StopSignal: with the first signal's number, to break off the current operation.
         """
         is_wake = self.take_wake()
         self._num_ctrl_c += number == signal.SIGINT and not is_wake
@@ -104,7 +104,7 @@ class Stopper:
         self._timer.start()
 
     def _wake(self) -> None:
-        """In the timer's thread: handlers run in the main one."""
+        """Send a signal from the timer's thread, because handlers run in the main thread."""
         main = threading.main_thread().ident
         with self._lock:
             if self._is_over or main is None:
@@ -113,7 +113,7 @@ class Stopper:
             signal.pthread_kill(main, signal.SIGINT)
 
     def close(self) -> None:
-        """From here on, no timer sends a signal."""
+        """Stop the timer, which sends no signal from now on."""
         with self._lock:
             self._is_over = True
         if self._timer is not None:
@@ -124,8 +124,10 @@ class Stopper:
 def signals_handled(
     numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Inside, these signals come to `handle`, and afterwards to who had them. Does nothing outside
-    the main thread, which alone gets any."""
+    """Let `handle` handle these signals inside the block, then restore the earlier handlers.
+
+    Does nothing outside the main thread, because only that one gets signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -139,8 +141,10 @@ def signals_handled(
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP are what Ctrl-C is: they end the work in order, not the process;
-    what is raised is a StopSignal."""
+    """Treat SIGTERM and SIGHUP inside the block like Ctrl-C: end the work in order.
+
+    They raise StopSignal instead of ending the process.
+    """
 
     def handle(number: int, _frame: FrameType | None) -> None:
         raise StopSignal(number)
@@ -150,8 +154,10 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def take_usr1_as_sigterm() -> None:
-    """SIGUSR1, which Slurm's `--signal=USR1@300` sends before a job's limit, asks this process for
-    what SIGTERM does: by itself it would end it. For a command, which owns its process."""
+    """Treat SIGUSR1, which Slurm's `--signal=USR1@300` sends before a job's limit, like SIGTERM.
+
+    By default SIGUSR1 would kill the process. For a command, which owns its process.
+    """
 
     def terminate(_number: int, _frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGTERM)
@@ -161,6 +167,6 @@ def take_usr1_as_sigterm() -> None:
 
 
 def ignore_stop_signals() -> None:
-    """For a helper: its parent is who stops, and tells it."""
+    """Ignore stop signals in a helper: its parent handles them and stops the helper."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

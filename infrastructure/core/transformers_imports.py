@@ -1,11 +1,11 @@
-"""transformers imported without what takes long in it and nothing here needs.
+"""A faster import of transformers, without slow parts that Temper does not need.
 
-With every model it imports libraries, where they are installed, for one function each: scipy for
-losses of object detection, torchao to save weights that it has quantized, scikit-learn for assisted
-generation. They are imported when the function is called. It reads the source of all of its models
-twice, to list what is in it: once is enough. And it reads what every package on the machine is made
-of, to look up three of them. Together that is a second of every start, and more where many packages
-are installed.
+With every model transformers imports libraries, if they are installed, for one function each: scipy
+for losses of object detection, torchao to save weights that it has quantized, scikit-learn for
+assisted generation. Here they are imported when the function is called. transformers reads the
+source of all of its models twice to list their contents; once is enough. And it reads the file
+lists of all packages on the machine to look up three of them. Together this takes a second at every
+start, and more if many packages are installed.
 """
 
 import functools
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Packages that nothing else is installed with; transformers looks them up at every start.
+# Packages that are their own distribution; transformers looks them up at every start.
 ALONE = ("torch", "accelerate", "torchao")
 
 read_distributions = importlib.metadata.packages_distributions
@@ -28,19 +28,19 @@ read_distributions = importlib.metadata.packages_distributions
 
 @contextmanager
 def transformers_imported_lightly() -> Iterator[None]:
-    """Inside, whoever imports transformers, or more of it, does so faster."""
+    """Make importing transformers, or more of it, faster inside the block."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        if finder in sys.meta_path:  # what was imported may have put others in its place
+        if finder in sys.meta_path:  # imported code may have replaced it
             sys.meta_path.remove(finder)
 
 
 @contextmanager
 def _function_deferred(library: str, function: str, _importer: ModuleType) -> Iterator[None]:
-    """Inside, `function` is imported from `library` without importing that."""
+    """Let `function` be imported from `library` inside the block without importing `library`."""
     if library in sys.modules:
         yield
         return
@@ -55,9 +55,11 @@ def _function_deferred(library: str, function: str, _importer: ModuleType) -> It
 
 @contextmanager
 def _read_once(import_utils: ModuleType) -> Iterator[None]:
-    """Inside, what packages are made of is read when it is looked up; afterwards the package of all
-    models has one name where it is read: `read` keeps what it has read, and takes the folder as
-    well as the file `__init__.py` in it."""
+    """Read the file lists of packages inside the block only when one of them is looked up.
+
+    Afterwards the folder of all models is passed under one name to the function that reads it: the
+    function caches its results, and accepts the folder as well as the file `__init__.py` in it.
+    """
     importlib.metadata.packages_distributions = Distributions
     try:
         yield
@@ -65,7 +67,7 @@ def _read_once(import_utils: ModuleType) -> Iterator[None]:
         importlib.metadata.packages_distributions = read_distributions
     name = "create_import_structure_from_path"
     read = getattr(import_utils, name, None)
-    if read is None:  # another version of transformers
+    if read is None:  # not in this version of transformers
         return
 
     @functools.wraps(read)
@@ -77,9 +79,10 @@ def _read_once(import_utils: ModuleType) -> Iterator[None]:
 
 
 class Distributions(Mapping[str, list[str]]):
-    """What `importlib.metadata.packages_distributions` returns: by the name of a package, the names
-    of what it was installed with. All of them are read when one is looked up that need not be of
-    one name."""
+    """A lazy `importlib.metadata.packages_distributions`: import name → distribution names.
+
+    All packages are read only when a name is looked up that may not be its own distribution's name.
+    """
 
     def __getitem__(self, package: str) -> list[str]:
         if package in ALONE and _is_distribution(package):
@@ -105,7 +108,7 @@ def _is_distribution(name: str) -> bool:
     return True
 
 
-# By the module, or the package of modules, that is imported: what is done around its code.
+# Module, or package of modules → what wraps the execution of its code on import.
 AROUND: dict[str, Callable[[ModuleType], AbstractContextManager[None]]] = {
     "transformers.loss": functools.partial(
         _function_deferred, "scipy.optimize", "linear_sum_assignment"
@@ -146,20 +149,20 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        module.__loader__ = module.__spec__.loader = self.loader  # as anybody else sees it
+        module.__loader__ = module.__spec__.loader = self.loader  # as other code expects it
         with self.around(module):
             self.loader.exec_module(module)
 
 
 class _StandIn(ModuleType):
-    """A module that has one function, and becomes the real one where anything of it is used."""
+    """A module with one function; the real module replaces it when anything of it is used."""
 
     def __init__(self, library: str, function: str) -> None:
         super().__init__(library)
         setattr(self, function, functools.partial(_call, library, function))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Python itself: is it a package?
+        if name.startswith("__"):  # Python checks whether it is a package
             raise AttributeError(name)
         return getattr(_real(self.__name__), name)
 

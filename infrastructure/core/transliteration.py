@@ -1,10 +1,10 @@
-"""Names in ASCII, as other programs spell them in addresses: `Prüfung` is `Prufung`."""
+"""ASCII spellings of names, as other programs use them in addresses: `Prüfung` is `Prufung`."""
 
 import re
 import unicodedata
 
 _ACCENTS = re.compile(r"[\u0300-\u036f]")
-# Letters that Unicode does not take apart into one of ASCII and an accent.
+# Letters that Unicode does not decompose into an ASCII letter and an accent.
 _LATIN = "ß=ss ẞ=SS æ=ae œ=oe ø=o ł=l đ=d ð=d þ=th ħ=h ŋ=ng ı=i"
 _GREEK = (
     "α=a β=b γ=g δ=d ε=e ζ=z η=i θ=th ι=i κ=k λ=l μ=m"
@@ -25,5 +25,5 @@ _TABLE = str.maketrans(_LETTERS)
 
 
 def in_ascii(text: str) -> str:
-    """`text` with Latin, Greek and Cyrillic letters spelt in ASCII; all else stays."""
+    """Return `text` with Latin, Greek and Cyrillic letters in ASCII; the rest is unchanged."""
     return _ACCENTS.sub("", unicodedata.normalize("NFKD", text)).translate(_TABLE)

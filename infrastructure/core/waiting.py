@@ -1,4 +1,4 @@
-"""Questions that may never be answered, asked by a thread that can be left behind."""
+"""Calls that may never return, made in a thread that can be abandoned."""
 
 import threading
 from collections.abc import Callable
@@ -8,10 +8,10 @@ Result = TypeVar("Result")
 
 
 def within(seconds: float, question: Callable[[], Result]) -> Result:
-    """The answer, or what `question` raised.
+    """Return what `question` returns, or raise what it raises.
 
     Raises:
-        TimeoutError: there was none in time; the thread waits on and ends with the process.
+        TimeoutError: it did not return in time; the thread keeps waiting and ends with the process.
     """
     answers: list[Result] = []
     errors: list[BaseException] = []
@@ -19,12 +19,12 @@ def within(seconds: float, question: Callable[[], Result]) -> Result:
     def get_answer() -> None:
         try:
             answers.append(question())
-        except BaseException as error:  # raised again where it was asked
+        except BaseException as error:  # raised again in the calling thread
             errors.append(error)
 
     thread = threading.Thread(target=get_answer, daemon=True, name="temper-waiting")
     thread.start()
-    thread.join(seconds)  # a signal ends this wait, whatever the thread hangs in
+    thread.join(seconds)  # a signal interrupts this wait, whatever blocks the thread
     if errors:
         raise errors[0]
     if not answers:

@@ -1,1 +1,1 @@
-"""Layer 2: what people see of a run: its numbers in a file, in a table, in a report."""
+"""Layer 2: what users see of a run: its metrics in a file, in a table, in a report."""

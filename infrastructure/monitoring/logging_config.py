@@ -1,19 +1,19 @@
-"""The logs of a run as JSON lines, by category, each file bounded.
+"""The logs of a run as JSON lines, by category, with bounded file sizes.
 
-| file in the run directory | holds |
+| file in the run directory | contents |
 | --- | --- |
-| logs/training/training.jsonl | what happened, and what Temper logged besides |
+| logs/training/training.jsonl | events of the run, and everything that Temper logs |
 | logs/performance/performance.jsonl | speed and cost of steps, at each sample of the monitor |
-| logs/performance/summary.json | what all samples came to |
-| logs/errors/errors.jsonl | what went wrong and what was done |
-| logs/errors/traceback.txt | of the error that ended it, where nobody foresaw that |
-| logs/errors/copier.txt | the same of the process that copies backups |
+| logs/performance/summary.json | statistics over all samples |
+| logs/errors/errors.jsonl | errors and the response to them |
+| logs/errors/traceback.txt | traceback of the error that ended the run, if it was unexpected |
+| logs/errors/copier.txt | the same for the process that copies backups |
 | logs/system/system.jsonl | the machine, at each sample |
-| logs/system/alerts.jsonl | when an alert began and ended |
-| logs/output.txt | what a detached training said, and what a closed terminal was not told |
+| logs/system/alerts.jsonl | begin and end of alerts |
+| logs/output.txt | output of a detached run, and output that a closed terminal did not get |
 
-This module writes the first; a line has time (seconds since 1970), level, logger and message;
-what happened has its numbers, an exception its traceback. `training.1.jsonl` is the file before,
+This module writes the first file. A line has time (seconds since 1970), level, logger and message;
+events add their numbers, and exceptions their traceback. `training.1.jsonl` is the previous file,
 and so on.
 """
 
@@ -28,12 +28,14 @@ from infrastructure.monitoring.drawing.metrics_file import encode_record, plain_
 
 OUTPUT_FILE = Path("logs") / "output.txt"
 TRAINING_FILE = Path("logs") / "training" / "training.jsonl"
-PACKAGE = "infrastructure"  # the logger above all of ours
+PACKAGE = "infrastructure"  # the parent of all of Temper's loggers
 
 
 class JsonLinesHandler(logging.Handler):
-    """Writes each record as a JSON line, without secrets; a disk that refuses ends it quietly,
-    because a log must not stop what it tells of."""
+    """A handler that writes each record as a JSON line, with secrets masked.
+
+    If the disk refuses, it stops writing silently, because a log must not stop the run.
+    """
 
     def __init__(self, file: RotatingLineFile) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class JsonLinesHandler(logging.Handler):
         try:
             self.file.append(encode_record(as_json(record)))
         except OSError:
-            self.is_off = True  # another line about it would come here again
+            self.is_off = True  # a warning about it would end up here again
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -55,7 +57,10 @@ class JsonLinesHandler(logging.Handler):
 
 
 def as_json(record: logging.LogRecord) -> dict[str, object]:
-    """What a line holds. A log call's `extra={"numbers": {…}}` becomes keys of the line."""
+    """Return the contents of a line.
+
+    `extra={"numbers": {…}}` of a log call becomes keys of the line.
+    """
     line = {
         "time": record.created,
         "level": record.levelname,
@@ -69,23 +74,25 @@ def as_json(record: logging.LogRecord) -> dict[str, object]:
 
 
 class RunLog:
-    """Keeps in a run directory what Temper logs, from `start` to `stop`, and what happens."""
+    """The log in a run directory: everything that Temper logs from `start` to `stop`."""
 
     def __init__(self, run_directory: Path) -> None:
         self._handler = JsonLinesHandler(RotatingLineFile(run_directory / TRAINING_FILE))
 
     def start(self) -> None:
-        """Write what is logged from now on."""
+        """Begin to write what is logged."""
         logging.getLogger(PACKAGE).addHandler(self._handler)
 
     def stop(self) -> None:
-        """Write no more."""
+        """Stop writing and close the file."""
         logging.getLogger(PACKAGE).removeHandler(self._handler)
         self._handler.close()
 
     def write(self, happened: Mapping[str, object]) -> None:
-        """A line for something that happened: its `message`, and what else is known of it. It goes
-        to the file only: the console tells it in its own way."""
+        """Write a line for an event: its `message` and its other values.
+
+        It goes only to the file; the console shows events in its own way.
+        """
         record = logging.makeLogRecord(
             {
                 "name": f"{PACKAGE}.run",

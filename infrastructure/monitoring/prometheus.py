@@ -1,8 +1,8 @@
-"""The monitor's newest numbers for Prometheus, at `http://HOST:PORT/metrics`.
+"""The monitor's newest values for Prometheus, at `http://HOST:PORT/metrics`.
 
-Names are `temper_` and the keys of samples and metrics; a GPU's have the labels `gpu` and `name`.
-`grafana_dashboard.json` beside this file shows them. Each request reads what is in memory already:
-nothing is measured for it, and without a request there is no cost.
+Names are `temper_` plus the keys of samples and metrics; those of a GPU have the labels `gpu` and
+`name`. `grafana_dashboard.json` in this folder displays them. A request only reads what is already
+in memory: nothing is measured for it, and without requests there is no cost.
 """
 
 import logging
@@ -16,11 +16,11 @@ from infrastructure.monitoring.training_monitor import TrainingMonitor
 logger = logging.getLogger(__name__)
 
 PREFIX = "temper_"
-Rows = Sequence[tuple[tuple[str, ...], float]]  # values of the labels, and the number
+Rows = Sequence[tuple[tuple[str, ...], float]]  # label values, and the number
 
 
 class MonitorCollector:
-    """Gives a monitor's numbers when Prometheus asks.
+    """A collector that gives Prometheus a monitor's values on request.
 
     Args:
         run: value of the label `run` on every number.
@@ -68,14 +68,14 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 class PrometheusEndpoint:
-    """Answers Prometheus until closed, in threads of its own.
+    """An endpoint that answers Prometheus in its own threads until it is closed.
 
     Args:
         address: `HOST:PORT`.
 
     Raises:
         MissingPackageError: prometheus_client is not installed.
-        OSError: the address is taken, or is not this machine's.
+        OSError: the address is in use, or does not belong to this machine.
     """
 
     def __init__(self, monitor: TrainingMonitor, run: str, address: str) -> None:
@@ -89,7 +89,7 @@ class PrometheusEndpoint:
         logger.info(phrase("monitoring.prometheus_address", address=address))
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

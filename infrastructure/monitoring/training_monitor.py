@@ -1,4 +1,4 @@
-"""Watches a training and its machine: samples, alerts, and what they come to.
+"""Monitoring of a run and its machine: samples, alerts and statistics.
 
     monitor = TrainingMonitor(run_directory)
     monitor.start_monitoring()
@@ -6,9 +6,9 @@
     summary = monitor.get_performance_summary()
     monitor.stop_monitoring()
 
-A thread looks at the machine at every interval, writes what it saw and tells of alerts; logging a
-step is a few comparisons and waits for nobody. Memory is bounded however long it runs. What fails
-(a sink, a disk, a driver) is told once and switched off; a training is never stopped by it.
+A thread samples the machine at every interval, writes the samples and sends alerts. Logging a step
+takes a few comparisons and never waits. Memory is bounded, however long the run is. A failing part
+(a sink, a disk, a driver) is reported once and switched off; it never stops the run.
 """
 
 import logging
@@ -43,8 +43,8 @@ PERFORMANCE_FILE = Path("logs") / "performance" / "performance.jsonl"
 SUMMARY_FILE = Path("logs") / "performance" / "summary.json"
 INTERVAL_SECONDS = 2.0
 COOLDOWN_SECONDS = 300.0
-FIRST_SECONDS = 0.5  # before the first sample: rates need some time to be of
-HISTORY = 1024  # newest samples and newest metrics that are kept in memory
+FIRST_SECONDS = 0.5  # before the first sample: rates need a time span
+HISTORY = 1024  # number of newest samples and metrics to keep in memory
 MAX_WAITING_ALERTS = 1000
 JOIN_SECONDS = 10.0
 
@@ -53,17 +53,17 @@ Probe = Callable[[], float | None]
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """The numbers of one step, or of the steps since the record before; None is not measured.
+    """The numbers of one step, or of the steps since the previous record; None: not measured.
 
     Attributes:
         timestamp: seconds since 1970.
         batch_size: examples of one optimizer step.
         gradient_norm: before clipping.
-        seconds_per_step: with the wait for data, without evaluating and saving.
-        model_flops_utilization: share of the arithmetic that the device can do, from 0 to 1.
-        data_wait_percent: share of a step that is waiting for data.
+        seconds_per_step: including the wait for data, without evaluating and saving.
+        model_flops_utilization: share of the device's peak FLOPs, from 0 to 1.
+        data_wait_percent: share of a step that is spent waiting for data.
         memory_bytes: peak memory of the process or the device.
-        num_tied_steps: steps in a row whose answers to each prompt all have the same rewards.
+        num_tied_steps: steps in a row in which all answers to each prompt have the same reward.
     """
 
     timestamp: float
@@ -82,7 +82,7 @@ class TrainingMetrics:
     num_tied_steps: float | None = None
 
     def values(self) -> dict[str, float]:
-        """What was measured, by name; without time, step and epoch."""
+        """Return the measured numbers by name; without time, step and epoch."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -91,17 +91,17 @@ class TrainingMetrics:
 
 
 class TrainingMonitor:
-    """The monitor of one training.
+    """The monitor of one run.
 
     Args:
-        directory: of the run; None writes no file.
-        thresholds: limits beyond which an alert is raised; a mapping gives some by name.
-        sinks: who is told of alerts; by default Python's logging.
-        interval_seconds: between two looks at the machine.
-        cooldown_seconds: least time between two alerts of one kind.
+        directory: the run's directory; None writes no files.
+        thresholds: limits beyond which an alert is raised; a mapping sets some of them by name.
+        sinks: where alerts are sent; by default Python's logging.
+        interval_seconds: time between two samples of the machine.
+        cooldown_seconds: minimum time between two alerts of one kind.
         probes: further numbers for each sample, by their key.
-        on_sample: is given each sample too; called from the monitor's thread.
-        machine, gpus: opened when the first sample is taken, if not given.
+        on_sample: also gets each sample; called from the monitor's thread.
+        machine, gpus: opened at the first sample if not given.
         clock: seconds since 1970.
 
     Raises:
@@ -127,7 +127,7 @@ class TrainingMonitor:
         given = thresholds or {}
         limits = given if isinstance(given, AlertThresholds) else AlertThresholds(**given)
         self.directory, self.interval_seconds, self.clock = directory, interval_seconds, clock
-        self._num_lost: dict[str, int] = {}  # alerts by sink, as they were reported
+        self._num_lost: dict[str, int] = {}  # number of alerts by sink, as last reported
         self.sinks = [LogAlerts()] if sinks is None else list(sinks)
         self.probes, self.on_sample = dict(probes or {}), on_sample
         self.step = 0
@@ -144,17 +144,17 @@ class TrainingMonitor:
         self._files = _files(directory) if directory is not None else {}
         self._written_metrics: TrainingMetrics | None = None
         self._best_effort = BestEffort(logger)
-        self._lock = threading.Lock()  # statistics and incidents
-        self._sampling = threading.Lock()  # readings and files: one sample at a time
+        self._lock = threading.Lock()  # guards statistics and incidents
+        self._sampling = threading.Lock()  # guards readings and files: one sample at a time
         self._wake, self._is_stopping = threading.Event(), False
         self._thread: threading.Thread | None = None
         self._started_at: float | None = None
 
     def start_monitoring(self) -> None:
-        """Look at the machine from now on, in a thread of the background.
+        """Begin to sample the machine in a background thread.
 
         Raises:
-            ValueError: it does so already.
+            ValueError: the monitor has already been started.
         """
         if self._thread is not None:
             raise InputError("monitoring.monitor_already_started")
@@ -164,7 +164,7 @@ class TrainingMonitor:
         self._thread.start()
 
     def stop_monitoring(self) -> None:
-        """Take a last sample, write the summary, tell what there is to tell, let everything go."""
+        """Take a last sample, write the summary, deliver remaining alerts, and close everything."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._is_stopping = True
@@ -187,7 +187,7 @@ class TrainingMonitor:
         self._machine = self._gpus = None
 
     def log_training_metrics(self, metrics: TrainingMetrics) -> None:
-        """Take in the numbers of a step."""
+        """Add the numbers of a step."""
         values = metrics.values()
         with self._lock:
             self.step = metrics.step
@@ -197,9 +197,10 @@ class TrainingMonitor:
         self._raise(alerts)
 
     def sample(self) -> Record:
-        """Look at the machine now; the record is what `logs/system/system.jsonl` gets.
+        """Sample the machine now; return the record that is written to `logs/system/system.jsonl`.
 
-        Keys: `time`, `step`, those of a MachineReading, `gpus` (a list of GpuReadings), the probes.
+        Its keys are `time`, `step`, those of a MachineReading, `gpus` (a list of GpuReadings) and
+        the probes.
         """
         with self._sampling:
             record: Record = {"time": self.clock(), "step": self.step, **self._look()}
@@ -217,13 +218,13 @@ class TrainingMonitor:
         return record
 
     def get_performance_summary(self) -> dict[str, Any]:
-        """What all samples come to.
+        """Return statistics over all samples.
 
         Returns:
-            `seconds` watched, `step`, `training` and `machine` (for each number its last, mean,
-            min, max and p95, the 95th percentile of recent values), `gpus` (the same, with index
+            `seconds` watched, `step`, `training` and `machine` (last, mean, min, max and p95 of
+            each number; p95 is the 95th percentile of recent values), `gpus` (the same, with index
             and name), `alerts` (`raised`: how many by rule; `open`: what is wrong now; `lost`: how
-            many did not get to a sink, if any did not).
+            many did not reach a sink, if there are any).
         """
         with self._lock:
             started = self._started_at
@@ -244,7 +245,7 @@ class TrainingMonitor:
             }
 
     def latest(self) -> tuple[Record, TrainingMetrics | None]:
-        """The newest sample (empty before the first) and the newest metrics."""
+        """Return the newest sample (empty before the first) and the newest metrics."""
         with self._lock:
             sample = self.recent_samples[-1] if self.recent_samples else {}
             return sample, self.recent_metrics[-1] if self.recent_metrics else None
@@ -257,7 +258,7 @@ class TrainingMonitor:
         ]
 
     def _watch(self) -> None:
-        """The thread: a sample at every interval, alerts as soon as they are there."""
+        """Run the thread: sample at every interval, and deliver alerts as soon as they exist."""
         self._best_effort.attempt("reading the machine", self._read_machine)  # rates begin here
         due = time.monotonic() + min(self.interval_seconds, FIRST_SECONDS)
         while not self._is_stopping:
@@ -307,7 +308,7 @@ class TrainingMonitor:
             self._wake.set()
 
     def _deliver(self) -> None:
-        """Tell all that waits: the file gets beginnings and ends, people the beginnings."""
+        """Deliver all waiting alerts: the file gets begins and ends, the sinks only begins."""
         while self._waiting:
             alert = self._waiting.popleft()
             self._write("alerts", alert.record())
@@ -316,7 +317,7 @@ class TrainingMonitor:
         self._report_lost()
 
     def _report_lost(self, *, is_end: bool = False) -> None:
-        """Make an alert of alerts that did not get to a sink: of the first, and at the end."""
+        """Raise an alert about alerts that did not reach a sink: at the first, and at the end."""
         for sink in self.sinks:
             num_lost, why = getattr(sink, "lost", (0, ""))
             num_known = self._num_lost.get(sink.name, 0)

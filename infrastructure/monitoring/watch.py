@@ -1,7 +1,7 @@
-"""`temper watch`: a run in the terminal, drawn again and again while it goes on.
+"""`temper watch`: a run in the terminal, redrawn while it trains.
 
-The drawing is rich's. Where nothing can be redrawn (a pipe, a file, a notebook's `!` line) a line
-is printed whenever the run has got further.
+The drawing uses rich. If the output cannot be redrawn (a pipe, a file, a notebook's `!` line), a
+line is printed whenever the run has advanced.
 """
 
 import math
@@ -32,7 +32,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 NOT_FINITE_MARK = "×"
 MAX_MESSAGES = 4
 LOOK_SECONDS = 1.0
-MOST_SECONDS = 30.0  # between two lines in a pipe, which come seldomer the longer one watches
+MOST_SECONDS = 30.0  # between two lines in a pipe, which become rarer over time
 STATE_STYLES = {
     "running": "bold cyan",
     "starting": "cyan",
@@ -47,8 +47,10 @@ NUM_HEADLINES = 3
 
 
 def check_interval(interval_seconds: float | None) -> None:
-    """Raises:
-    ValueError: nobody can look so often.
+    """Refuse an interval that is not positive.
+
+    Raises:
+        ValueError: `interval_seconds` is not above 0.
     """
     if interval_seconds is not None and not interval_seconds > 0:
         raise InputError("monitoring.watch_interval_not_positive", seconds=interval_seconds)
@@ -66,15 +68,17 @@ def watch(
 
     Args:
         is_once: show it as it is now, and return.
-        interval_seconds: between looks; None: a second, and longer between two lines in a pipe.
-        is_patient: a run that was broken off may go on: show it until somebody ends the watching.
+        interval_seconds: time between updates; None: a second, and longer between two lines in a
+            pipe.
+        is_patient: keep showing an interrupted run, because it may resume, until the user stops
+            watching.
 
     Returns:
         The state of the run at the end, one of `live_run.STATES`.
 
     Raises:
         ValueError: there is no such directory, or `interval_seconds` is not above 0.
-        KeyboardInterrupt: the person has seen enough.
+        KeyboardInterrupt: the user has stopped watching.
     """
     check_interval(interval_seconds)
     console = console or Console()
@@ -142,7 +146,7 @@ def _is_over(run: LiveRun, is_patient: bool) -> bool:
 
 
 def status_line(view: RunView) -> str:
-    """The run in one line: `step 120 of 500 · 24 % · loss 0.51 · about 12 min 03 s left`."""
+    """Return the run in one line: `step 120 of 500 · 24 % · loss 0.51 · about 12 min 03 s left`."""
     state = [] if view["state"] == "running" else [STATE_WORDS[view["state"]].lower()]
     numbers = [
         f"{line['name'].lower()} {line['text']}" for line in view["headlines"][:NUM_HEADLINES]
@@ -153,7 +157,7 @@ def status_line(view: RunView) -> str:
 
 
 def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
-    """The points as at most `width` block characters; a stretch that is not finite is a ×."""
+    """Return the points as at most `width` block characters; a non-finite stretch is a ×."""
     if not points or width < 1:
         return ""
     num_columns = min(width, len(points))
@@ -170,7 +174,7 @@ def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """None where one of the values is not finite: such a step must be seen."""
+    """Return the mean; None if a value is not finite, because such a step must be visible."""
     return sum(values) / len(values) if all(map(math.isfinite, values)) else None
 
 
@@ -182,7 +186,7 @@ def _block(value: float | None, low: float, high: float) -> str:
 
 
 def frame(view: RunView, width: int) -> RenderableType:
-    """Everything that is shown at once, for a terminal of `width` columns."""
+    """Return everything that is shown at once, for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(view, width), Text()]
     parts += [part for part in (_numbers(view, width), _machine(view, width)) if part is not None]
     parts.append(Text(printable(view["backup"]["text"]), style="dim"))
@@ -222,11 +226,11 @@ def _bar(share: float, style: str, width: int | None = None) -> ProgressBar:
 
 
 def _numbers(view: RunView, width: int) -> RenderableType | None:
-    """Each chart as its newest value and, where there is more than one point, a line."""
+    """Return each chart as its newest value and, if it has more than one point, a line."""
     rows = []
     for key, chart in charts_of(view["curves"], view["evaluated"]).items():
         if (known := name_of(key)).is_detail:
-            continue  # the report has it
+            continue  # only in the report
         title = known.title if known.better else chart.title
         held_out = f"{title}, held out" if chart.points else title
         rows.append((title, chart, chart.points))
@@ -262,7 +266,7 @@ def _machine(view: RunView, width: int) -> RenderableType | None:
 
 
 def messages(view: RunView) -> list[tuple[str, str]]:
-    """(words, style) of what a person should know: what went wrong, and the newest alerts."""
+    """Return (text, style) of what the user should know: problems, newest alerts and errors."""
     lines = [(problem, "yellow") for problem in view["problems"]]
     lines += [(view["error"], "red")] if view["error"] else []
     lines += [(alert["text"], _style_of(alert)) for alert in view["alerts"][-MAX_MESSAGES:]]

@@ -1,6 +1,6 @@
 "use strict";
-// Asks for the page's parts again and again, changes in them what is new, counts ages up, and lays
-// other runs over this one. Polling, because the proxies of notebooks hold streams back.
+// Polls for the page's parts, changes what is new in them, counts ages up, and overlays other runs on
+// this one. It polls because the proxies of notebooks buffer streams.
 (() => {
   const query = new URLSearchParams(location.search);
   const page = document.body;
@@ -43,8 +43,8 @@
     }
   };
 
-  // Make `live` what `wanted` is, and leave alone what is so already: focus, zoom and what was opened
-  // stay. Parts that a script added are marked `isOwn`.
+  // Make `live` equal to `wanted`, without touching what already is: focus, zoom and open parts stay.
+  // Parts that a script has added are marked `isOwn`.
   const morph = (live, wanted) => {
     for (const { name } of [...live.attributes]) {
       if (!wanted.hasAttribute(name) && name !== "open") live.removeAttribute(name);
@@ -109,8 +109,8 @@
     if (!document.hidden) timer = setTimeout(look, 1000 * wait);
   };
 
-  // Other runs beside this one: what they drew, where they stand, and what was set otherwise.
-  const others = new Map(); // name → {charts, settings, state, next}: null until it was asked for
+  // Other runs for comparison: their charts, their state, and the settings that differ.
+  const others = new Map(); // name → {charts, settings, next}; null until it is fetched
   for (const name of query.getAll("with")) others.set(name, null);
 
   const partsOf = (sections) => {
@@ -139,7 +139,7 @@
     }));
   };
 
-  const OF_ONE_RUN = new Set(["new_run", "run_name", "output_dir"]); // no difference in the training
+  const OF_ONE_RUN = new Set(["new_run", "run_name", "output_dir"]); // these do not affect training
   const wordsOf = (key) => key.replace(/^training\./, "").replace(/[._]/g, " ");
   const shortValue = (key, value) => {
     if (value === undefined || value === "null") return "–";
@@ -159,7 +159,7 @@
     }).settings;
     const runs = [[here, { settings }], ...shown];
     const all = new Set(runs.flatMap(([, run]) => Object.keys(run.settings)));
-    // a setting that an older run did not know is no difference
+    // a setting that an older run does not have is not a difference
     const valuesOf = (key) => runs.map(([, run]) => run.settings[key]).filter((value) => value !== undefined);
     const differing = [...all].filter((key) => !OF_ONE_RUN.has(key) && new Set(valuesOf(key)).size > 1);
     const { own, colourOf } = temperCharts;

@@ -1,8 +1,8 @@
-"""The live page: one HTML document that asks for its parts again and again.
+"""The live page: one HTML document that polls the server for its parts.
 
-Style and script lie in it, so one request shows it whole; its policy allows these two and requests
-to where it came from, nothing else. All addresses are relative, so it works behind a proxy that
-puts a path before them, as notebooks do.
+Style and script are embedded, so one request shows the page completely. Its policy allows only
+these two, and requests to its own server. All addresses are relative, so the page works behind a
+proxy that adds a path prefix, as notebooks do.
 """
 
 import gzip
@@ -22,7 +22,7 @@ from infrastructure.monitoring.drawing.html_page import (
     chart_script,
 )
 
-COMPARED = "compared"  # filled by the script: runs that are laid over
+COMPARED = "compared"  # filled by the script: runs shown for comparison
 SECTIONS = (
     *(
         "head",
@@ -42,13 +42,13 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Look:
-    """The page at one moment.
+    """A snapshot of the page.
 
     Attributes:
-        state: one of `live_run.STATES`, or "" where there is no run.
-        sections: the id of each part that is not empty → its HTML.
-        next_seconds: after how long it is worth while to look again.
-        version: changes when anything else here does.
+        state: one of `live_run.STATES`, or "" if there is no run.
+        sections: the ID of each part that is not empty → its HTML.
+        next_seconds: the time after which the next request makes sense.
+        version: changes whenever another attribute does.
     """
 
     title: str
@@ -63,8 +63,9 @@ class Look:
 
     @cached_property
     def zipped_json(self) -> bytes:
-        """What the page's script gets, compressed once for all viewers; empty parts included, so
-        that what has gone from the page goes.
+        """The JSON for the page's script, compressed once for all viewers.
+
+        Empty parts are included, so that the script removes parts that are gone.
         """
         sections = {name: self.sections.get(name, "") for name in SECTIONS}
         facts = {"title": self.title, "state": self.state, "next_seconds": self.next_seconds}
@@ -73,12 +74,12 @@ class Look:
 
 
 def live_rules() -> str:
-    """The style of what is shown of a run that goes on; its colours are `report_style.COLOURS`."""
+    """Return the CSS of the live page; its colors are those of `css.COLOURS`."""
     return RULES + (Path(__file__).parent / "dashboard.css").read_text(encoding="utf-8")
 
 
 class Page:
-    """The document around the looks; made once, because style and script do not change."""
+    """The document around the snapshots; created once, because style and script do not change."""
 
     def __init__(self) -> None:
         self.style = COLOURS + live_rules() + chart_rules()
@@ -87,8 +88,10 @@ class Page:
 
     @property
     def policy(self) -> str:
-        """The Content-Security-Policy. Who may frame the page is left open: notebooks do, from
-        addresses that nobody knows beforehand, and there is nothing on it to be clicked by mistake.
+        """The Content-Security-Policy.
+
+        It does not restrict who may embed the page. Notebooks do, from addresses that are not known
+        beforehand, and the page has nothing that is harmful to click by mistake.
         """
         return (
             f"default-src 'none'; style-src {allowed_by_hash(self.style)};"
@@ -97,7 +100,11 @@ class Page:
         )
 
     def render(self, look: Look, now: float) -> str:
-        """The document with `look` in it. `now`: unix time of this machine, for ages."""
+        """Return the document with `look` in it.
+
+        Args:
+            now: unix time of this machine, for ages.
+        """
         parts = [element("div", look.sections.get(name, ""), id=name) for name in SECTIONS]
         warning = element("div", "", id="lost", role="status")
         foot = element("footer", phrase("monitoring.dashboard_is_read_only"))

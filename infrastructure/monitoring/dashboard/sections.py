@@ -1,7 +1,7 @@
-"""The parts of the live page, each from the record of a run; what a report has too is the report's.
+"""The parts of the live page, each made from the view of a run; shared parts come from the report.
 
-Nothing in them depends on the moment of the look: ages are `<time>` elements that the page's script
-counts up. So a part is the same text until something has happened.
+None of them depends on the time of the request: ages are `<time>` elements that the page's script
+counts up. So the text of a part stays the same until something has happened.
 """
 
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ from infrastructure.monitoring.report.stack_section import stack_section
 MAX_RUNS = 60
 MAX_OPEN_RUNS = 5
 BAR_WIDTH = 1000
-NUM_SMALL_BUCKETS = 150  # a page that is sent every few seconds is kept small
+NUM_SMALL_BUCKETS = 150  # keeps a page small that is sent every few seconds
 
 
 def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
-    """The parts of the page in their order, by the ids of the elements that hold them."""
+    """Return the parts of the page in order, by the IDs of the elements that contain them."""
     return {
         "head": header(view, "live", _pulse(view)),
         "runs": run_list(runs, Path(view["directory"]).name),
@@ -59,7 +59,7 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def no_run(folder: str) -> dict[str, Markup]:
-    """The page before there is a run."""
+    """Return the page to show before there is a run."""
     title = element("h1", "No run yet")
     text = phrase("monitoring.dashboard_empty", folder=folder)
     how = element("p", "Start one with ", element("code", "temper train DATA"), css_class="soft")
@@ -67,14 +67,14 @@ def no_run(folder: str) -> dict[str, Markup]:
 
 
 def _pulse(view: RunView) -> Markup:
-    """Whether it lives, and when it was heard of last."""
+    """Return an indicator of whether the run is alive, with the time of its last metrics."""
     written = view["written_at"]
     text = "no numbers yet" if written is None else joined(["last numbers ", moment(written)])
     return element("span", element("span", "", css_class=f"pulse {view['state']}"), text)
 
 
 def progress(view: RunView) -> Markup:
-    """How far it is, as words and as a bar."""
+    """Return the progress in words and as a bar."""
     share = view["share_done"]
     if view["step"] is None:
         return NOTHING
@@ -86,7 +86,7 @@ def progress(view: RunView) -> Markup:
 
 
 def bar(share: float, css_class: str) -> Markup:
-    """A bar as a picture, because the page's policy allows no style attributes."""
+    """Return a bar as SVG, because the page's policy allows no style attributes."""
     width = max(0.0, min(1.0, share)) * BAR_WIDTH
     return raw_markup(
         f'<svg class="bar {css_class}" viewBox="0 0 {BAR_WIDTH} 10" preserveAspectRatio="none"'
@@ -96,7 +96,7 @@ def bar(share: float, css_class: str) -> Markup:
 
 
 def _possible_loss(view: RunView) -> list[Markup]:
-    """The age of the last confirmed copy, where there is a place for copies."""
+    """Return the age of the last confirmed backup, if there is a backup destination."""
     known = view["backup"]
     if view["is_over"] or known["place"] is None:
         return []
@@ -111,7 +111,7 @@ def _possible_loss(view: RunView) -> list[Markup]:
 
 
 def meters(view: RunView) -> Markup:
-    """How full the machine is now; nothing when the run has ended."""
+    """Return the machine's current load; nothing if the run has ended."""
     shown = [
         element(
             "div",
@@ -129,7 +129,10 @@ def meters(view: RunView) -> Markup:
 
 
 def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
-    """All runs of the folder, the newest first; a click shows one, a check mark lays it over."""
+    """Return a list of all runs of the folder, newest first.
+
+    A click shows a run; its check box compares it with the run that is shown.
+    """
     if len(runs) < 2:
         return NOTHING
     rows = [_run_row(row, shown) for row in list(runs)[:MAX_RUNS]]
@@ -157,7 +160,7 @@ def _run_row(row: RunRow, shown: str) -> tuple[object, ...]:
 
 
 def _overlay_box(row: RunRow) -> Markup:
-    """What lays a run over the one that is shown; seen where the page's script runs."""
+    """Return the check box that compares a run; it is visible if the page's script runs."""
     label = f"compare with {row.title}"
     attributes = {"data-with": row.name, "aria-label": label, "title": label}
     return element("input", type="checkbox", css_class="with", **attributes)

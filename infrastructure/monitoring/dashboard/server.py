@@ -1,8 +1,9 @@
 """`temper dashboard`: a small web server that shows the runs of a folder, live.
 
-It only reads, and answers nothing but GET. Each look at a run is made once for all viewers. Who
-comes by this machine's own name needs no token; everybody else, and every proxy that gives another
-name, needs it: so a page elsewhere that makes its name point here (DNS rebinding) reads nothing.
+It only reads, and answers only GET. Each snapshot of a run is made once for all viewers. Requests
+by this machine's own name need no token. All others need it, and so does every proxy that sends
+another name. Hence a web page elsewhere whose name resolves to this machine (DNS rebinding) cannot
+read anything.
 """
 
 import errno
@@ -30,23 +31,24 @@ WHY_NOT = {
     errno.EACCES: "that port is for the system's own programs",
     errno.EADDRNOTAVAIL: "this machine has no such address",
 }
-IDLE_SECONDS = 60.0  # a connection on which nothing is asked for is closed
+IDLE_SECONDS = 60.0  # an idle connection is closed
 
 
 class Dashboard:
-    """The server, bound and not serving yet.
+    """The server, bound to its port but not serving yet.
 
     Args:
         output_dir: the folder of the runs.
         run: the run to show; None: always the newest.
-        host: the address to listen on; anything but this machine alone asks for the token.
-        port: 0: any that is free.
+        host: the address to listen on; unless only this machine can reach it, the token is
+            required.
+        port: 0: any free port.
 
     Attributes:
-        token: what others than this machine must give.
+        token: required from viewers that are not on this machine.
 
     Raises:
-        ValueError: host or port cannot be listened on.
+        ValueError: the server cannot listen on this host or port.
     """
 
     def __init__(
@@ -77,28 +79,28 @@ class Dashboard:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         return is_this_machine(self.host)
 
     @property
     def path(self) -> str:
-        """The page's path, with the token, for a proxy such as a notebook's."""
+        """The page's path with the token, for a proxy such as a notebook's."""
         return "/?" + urlencode({"token": self.token})
 
     @property
     def url(self) -> str:
-        """Where to open it; with the token where that is needed."""
+        """The page's address, with the token if it is required."""
         name = self.host if self.host not in ("0.0.0.0", "::", "") else "localhost"
         name = f"[{name}]" if ":" in name else name
         return f"http://{name}:{self.port}" + ("/" if self.is_local else self.path)
 
     def serve(self) -> None:
-        """Answer until `close` is called from another thread, or KeyboardInterrupt."""
+        """Answer requests until another thread calls `close`, or until KeyboardInterrupt."""
         self._is_serving = True
         try:
             self._server.serve_forever(poll_interval=0.2)
         finally:
-            self._is_serving = False  # nobody has to be waited for when it is closed
+            self._is_serving = False  # `close` need not wait for it
 
     def close(self) -> None:
         """Stop answering and free the port."""
@@ -108,14 +110,14 @@ class Dashboard:
         self.looks.close()
 
     def admits(self, host_header: str, token: str) -> bool:
-        """Whether a request may see anything."""
+        """Return whether a request may read anything."""
         if hmac.compare_digest(token.encode(), self.token.encode()):
             return True
         return self.is_local and is_this_machine(_name_of(host_header))
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether `host` is a name or an address of the loopback interface."""
+    """Return whether `host` is a name or an address of the loopback interface."""
     if host == "localhost":
         return True
     try:
@@ -125,7 +127,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def _name_of(host_header: str) -> str:
-    """`localhost:8765` → `localhost`, `[::1]:8765` → `::1`."""
+    """Return the host of a Host header: `localhost:8765` → `localhost`, `[::1]:8765` → `::1`."""
     try:
         return urlsplit(f"//{host_header}").hostname or ""
     except ValueError:
@@ -137,7 +139,7 @@ class _Server(ThreadingHTTPServer):
     dashboard: Dashboard
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A viewer that goes away in the middle of an answer is no news."""
+        """Log the error at debug level: a viewer may disconnect during an answer."""
         logger.debug("a request was broken off", exc_info=True)
 
 
@@ -208,4 +210,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the address may hold the token."""
+        """Log nothing: the address may contain the token."""

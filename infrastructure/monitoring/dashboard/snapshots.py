@@ -1,4 +1,4 @@
-"""What viewers are shown: made once for all of them, no more often than costs next to nothing."""
+"""Snapshots of runs, made once for all viewers, and rarely enough to cost next to nothing."""
 
 import logging
 import math
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 ENDED_LOOK_SECONDS = 10.0
-MAX_CPU_SHARE = 0.01  # of one core, whoever looks; a training may run beside it on two cores
+MAX_CPU_SHARE = 0.01  # of one core, for all viewers; a run may be training on the same two cores
 MAX_LONGEST_SECONDS = 30.0
 MAX_OPEN_RUNS = 8
 
 
 class Looks:
-    """The looks at the runs of a folder. For any number of threads.
+    """The snapshots of the runs in a folder. Safe for any number of threads.
 
     Args:
-        output_dir: the folder of the runs; need not be there yet.
-        run: the run that is shown where nobody asks for another; None: the newest.
+        output_dir: the folder of the runs; it need not exist yet.
+        run: the run to show by default; None: the newest.
         cpu_clock: processor seconds of the calling thread.
     """
 
@@ -56,7 +56,7 @@ class Looks:
         self._looks: dict[Path | None, tuple[float, Look]] = {}
 
     def look(self, name: str | None = None) -> Look:
-        """The run called `name`, or the default one, as it is now or was a moment ago.
+        """Return the run called `name`, or the default one, as it is now or was a moment ago.
 
         Raises:
             ValueError: there is no such run.
@@ -74,7 +74,7 @@ class Looks:
             return made[1]
 
     def close(self) -> None:
-        """Let the files of the runs go; a viewer that still asks is broken off."""
+        """Close the files of the runs; later requests raise an error."""
         with self._lock:
             self._is_closed = True
             for run in self._open.values():
@@ -82,7 +82,7 @@ class Looks:
             self._open.clear()
 
     def _path_of(self, name: str | None) -> Path | None:
-        """Only names that are listed lead to files."""
+        """Return the path of a run; only listed names lead to files."""
         if name is None and self.run is not None:
             return self.run
         runs = {path.name: path for path in runs_in(self._rows.folder)}
@@ -95,7 +95,7 @@ class Looks:
         return runs[name]
 
     def _make(self, path: Path | None) -> tuple[float, Look]:
-        """A new look, and when the next one may be made."""
+        """Return a new snapshot, and when the next one may be made."""
         began = self.cpu_clock()
         look = self._look_at(path)
         cost_seconds = (self.cpu_clock() - began) / MAX_CPU_SHARE
@@ -109,7 +109,7 @@ class Looks:
         try:
             run = self._opened(path)
             return look_at(run, self._rows.read())
-        except Exception as error:  # one page for whatever is wrong with the files
+        except Exception as error:  # any damage to the files leads to the same page
             if path not in self._warned:
                 logger.warning(phrase("monitoring.run_not_shown", path=path, error=error))
             self._warned.add(path)
@@ -120,7 +120,7 @@ class Looks:
             return Look(f"{path.name} · Temper", "", sections, ENDED_LOOK_SECONDS)
 
     def _opened(self, path: Path) -> LiveRun:
-        """The run, read up to now; those that nobody asked for lately are let go."""
+        """Return the run, read up to now; closes the runs that were not requested lately."""
         run = self._open.get(path)
         if run is None:
             run = self._open[path] = LiveRun(path)
@@ -133,7 +133,7 @@ class Looks:
 
 
 def look_at(run: LiveRun, rows: list[RunRow]) -> Look:
-    """The page of one run."""
+    """Return the page of one run."""
     view = view_of(run)
     title, wait = f"{view['title']} · Temper", ENDED_LOOK_SECONDS
     if not view["is_over"]:

@@ -1,16 +1,16 @@
 "use strict";
-// Charts that answer: values under the pointer, zoom, smoothing, a logarithmic scale, other runs
-// beside. A figure has its numbers in data-chart, and a still picture for who runs no script.
+// Interactive charts: values under the pointer, zoom, smoothing, a logarithmic scale, other runs for
+// comparison. A figure has its numbers in data-chart, and a static image in case scripts are off.
 const temperCharts = (() => {
   const figures = new Map(); // figure → its chart
-  let smoothing = null; // as somebody has chosen it; null: as fits the number of points
-  let others = []; // {name, charts: key → numbers}: runs that are laid over
+  let smoothing = null; // as the user has set it; null: depends on the number of points
+  let others = []; // {name, charts: key → numbers}: runs that are overlaid
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colourOf = (position) => `--run${(position % 6) + 1}`;
   const own = (tag, className, text) => {
     const made = document.createElement(tag);
-    made.isOwn = true; // not from the server, so it stays when a part is told anew
+    made.isOwn = true; // not from the server, so it stays when a part is updated
     if (className) made.className = className;
     if (text) made.textContent = text;
     return made;
@@ -26,7 +26,7 @@ const temperCharts = (() => {
         : String(round(scaled, digits));
     return `${text.replace("e+", "e")}${data.unit}`;
   };
-  // Of an axis, with as many digits as show the distances of its ticks; uPlot gives null for no label.
+  // Labels of an axis, with enough digits to show the distances of ticks; uPlot passes null for no label.
   const tickLabels = (ticks, data) => {
     const shown = ticks.filter((tick) => tick !== null);
     let digits = 3;
@@ -47,7 +47,7 @@ const temperCharts = (() => {
       return value === null || !total ? null : average / total;
     });
   };
-  // From both ends, because an average from the start alone lags behind a falling curve.
+  // Average from both ends, because an average only from the start lags behind a falling curve.
   const smooth = (values, weight) => {
     if (!weight) return values;
     const forward = movingAverage(values, weight);
@@ -69,7 +69,7 @@ const temperCharts = (() => {
 
   const valueRange = (low, high, fromZero) => {
     if (fromZero) return [Math.min(0, low ?? 0), (high ?? 0) * 1.08 || 1];
-    if (low == null || (low === 0 && high === 0)) return [0, 1]; // the library would go to 100
+    if (low == null || (low === 0 && high === 0)) return [0, 1]; // the library would end the axis at 100
     return uPlot.rangeNum(low, high, 0.1, true);
   };
 
@@ -102,7 +102,7 @@ const temperCharts = (() => {
     joined() {
       const table = (data) => {
         const times = (values, unit) => {
-          const factor = data[unit] / this.data[unit]; // another run may be in minutes, or in GiB
+          const factor = data[unit] / this.data[unit]; // another run may use minutes, or GiB
           return factor === 1 ? values : values.map((value) => (value === null ? null : value * factor));
         };
         const y = times(data.y, "y_unit");
@@ -184,7 +184,7 @@ const temperCharts = (() => {
       plot.ctx.restore();
     }
 
-    // What lies under the pointer, in the place where the last value stands otherwise.
+    // Show the value under the pointer, in place of the last value.
     tell(index) {
       const now = this.figure.querySelector("h3 .now");
       if (now) {
@@ -236,7 +236,7 @@ const temperCharts = (() => {
 
     listen() {
       this.box.addEventListener("pointermove", (event) => {
-        if (event.pointerType === "mouse") return; // uPlot follows the mouse alone
+        if (event.pointerType === "mouse") return; // uPlot itself follows only the mouse
         const over = this.plot.over.getBoundingClientRect();
         this.plot.setCursor({ left: event.clientX - over.left, top: event.clientY - over.top });
       }, { passive: true });
@@ -263,7 +263,7 @@ const temperCharts = (() => {
       });
     }
 
-    // New numbers in the same chart; where somebody has zoomed, the zoom stays.
+    // Put new numbers into the same chart; a zoom stays.
     refresh() {
       const wasZoomed = this.isZoomed;
       this.data = JSON.parse(this.figure.dataset.chart);
@@ -291,7 +291,7 @@ const temperCharts = (() => {
     heading.after(tools);
   };
 
-  // Make the figures below `root` alive that are not yet, and put new numbers into those that are.
+  // Make the figures below `root` interactive, and put new numbers into those that already are.
   const draw = (root) => {
     for (const figure of figures.keys()) if (!figure.isConnected) figures.delete(figure);
     for (const figure of root.querySelectorAll("figure[data-chart]")) {

@@ -1,9 +1,9 @@
-"""Line charts as SVG text that lives inside a page: its colours are the page's CSS classes.
+"""Line charts as SVG that is embedded in a page and colored by the page's CSS classes.
 
-A `Chart` says what is drawn, and everything that draws takes it: the picture here, the script of
-our pages (`charts.js`, by `chart_json`), the PNG files (`plots.py`) and the terminal's sparkline.
-A picture is a few kilobytes, follows light and dark, and stays where no script runs, in a
-notebook's cell and on paper. Knows nothing of training.
+A `Chart` describes what to draw. Everything that draws uses it: the SVG here, the script of the
+pages (`charts.js`, by `chart_json`), the PNG files (`plots.py`) and the terminal's sparkline. An
+SVG takes a few kilobytes, follows light and dark mode, and works without scripts, in a notebook's
+cell and on paper. This module knows nothing about training.
 """
 
 import json
@@ -31,27 +31,27 @@ from infrastructure.monitoring.drawing.html import Markup, element, escape_text,
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 34
 LOG_SCALE_FROM_RATIO = 30.0
 MAX_DOTS = 80
-MAX_DIGITS = 12  # of an axis whose values lie close together
+MAX_DIGITS = 12  # on an axis whose values are close together
 BAND_MARGIN = 2
-MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # that a page carries of a wide chart, and of another
+MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # in a page, for a wide chart and for others
 LEADING_NUMBER = re.compile(r"([\d.]*)(.*)")
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What one chart shows.
+    """The content of one chart.
 
     Attributes:
-        title: for people who cannot see it.
+        title: also the text alternative for people who cannot see the chart.
         points: (step, value) of the quantity.
         marks: (step, value) drawn as dots on top, such as evaluations.
         from_zero: the value axis begins at 0.
-        may_be_log: use a logarithmic value axis where the values span much.
-        axis: what the other axis counts; in whole numbers.
-        is_noisy: an average over neighbours says more than each value.
-        x_unit, y_unit: seconds and bytes, or whatever the numbers were, in one unit of the axes; so
-            that runs in other units can be laid over.
-        num_buckets: the most pieces of the picture's curve.
+        may_be_log: use a logarithmic value axis if the values span a wide range.
+        axis: what the horizontal axis counts; in whole numbers.
+        is_noisy: an average over neighboring values says more than each value.
+        x_unit, y_unit: the size of one unit of the axes, in seconds, bytes or whatever the original
+            numbers are, so that runs in other units can be overlaid.
+        num_buckets: the maximum number of buckets of the curve.
     """
 
     title: str
@@ -80,13 +80,13 @@ class Chart:
 
     @property
     def is_one_dot(self) -> bool:
-        """Whether there is no line to be seen: a number says as much."""
+        """Whether there is no line to draw, so that a number says as much."""
         return sum(len(piece) for piece in self.curve.pieces) < 2 and len(self.marks) < 2
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where steps and values lie in the picture, in its own units."""
+    """The mapping of steps and values to positions in the image, in its own units."""
 
     width: int
     height: int
@@ -110,7 +110,7 @@ class Frame:
 
 
 def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
-    """The chart as an `<svg>` element; it scales with the page's width."""
+    """Return the chart as an `<svg>` element; it scales with the page's width."""
     frame = _frame(chart, width, height)
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img"'
@@ -127,11 +127,11 @@ def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
 def figure(
     key: str, chart: Chart, now: str = "", caption: Markup | None = None, is_wide: bool = False
 ) -> Markup:
-    """A chart with its heading: the picture, and the numbers for the page's script.
+    """Return a chart with its heading: the image, and the numbers for the page's script.
 
     Args:
         key: what is drawn; the same in every run.
-        now: the newest value, beside the heading.
+        now: the newest value, shown next to the heading.
     """
     heading = element("h3", element("span", chart.title), element("span", now, css_class="now"))
     picture = raw_markup(render_chart(chart, 720, 260) if is_wide else render_chart(chart))
@@ -141,7 +141,7 @@ def figure(
 
 
 def chart_json(chart: Chart, is_wide: bool = False) -> str:
-    """What `charts.js` draws: the points, thinned where they are many, and how they are shown."""
+    """Return the input of `charts.js`: the points, thinned if there are many, and their format."""
     of_one, unit = LEADING_NUMBER.fullmatch(chart.format_value(1.0)).groups()  # type: ignore[union-attr]
     points = sorted(chart.points, key=lambda point: point[0])
     gaps = [(gap.first_step, gap.last_step) for gap in chart.curve.gaps]
@@ -168,7 +168,7 @@ def chart_json(chart: Chart, is_wide: bool = False) -> str:
 
 
 def _columns(points: Points, max_points: int) -> tuple[list[float], list[float | None]]:
-    """Positions and values; a value that is not finite is null."""
+    """Return positions and values; a value that is not finite is null."""
     if len(points) > max_points:
         bounded = BoundedPoints(max_points)
         for position, value in points:
@@ -179,14 +179,14 @@ def _columns(points: Points, max_points: int) -> tuple[list[float], list[float |
 
 
 def value_range(chart: Chart) -> tuple[float, float] | None:
-    """The smallest and the largest finite value, marks included; None where there is none."""
+    """Return the smallest and the largest finite value, including marks; None if there is none."""
     values = [value for _, value in chart.marks if math.isfinite(value)]
     values += [value for bucket in chart.curve.buckets for value in (bucket.low, bucket.high)]
     return (min(values), max(values)) if values else None
 
 
 def uses_log_scale(chart: Chart) -> bool:
-    """Whether the values are all positive and span more than a factor of thirty."""
+    """Return whether the values are all positive and span more than a factor of thirty."""
     low, high = value_range(chart) or (0.0, 0.0)
     return chart.may_be_log and low > 0 and high / low > LOG_SCALE_FROM_RATIO
 
@@ -203,7 +203,7 @@ def _frame(chart: Chart, width: int, height: int) -> Frame | None:
 
 
 def _padded_range(chart: Chart, low: float, high: float, is_log: bool) -> tuple[float, float]:
-    """The value axis: a little more than the values, from 0 where that is asked for."""
+    """Return the range of the value axis: a little more than the values, from 0 if requested."""
     if is_log:
         padding = (high / low) ** 0.05
         return low / padding, high * padding
@@ -234,7 +234,7 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
 def tick_labels(
     ticks: Sequence[float], format_value: Callable[[float], str] = format_number
 ) -> list[str]:
-    """The ticks as they are shown, with as many digits as show their distances."""
+    """Return the labels of ticks, with enough digits to show their distances."""
     labels = [without_zeros(format_value(tick)) for tick in ticks]
     if format_value is format_number:
         for digits in range(5, MAX_DIGITS + 1):
@@ -245,26 +245,26 @@ def tick_labels(
 
 
 def _are_rounded(ticks: Sequence[float], labels: Sequence[str]) -> bool:
-    """Whether a label is further from its tick than a hundredth of what lies between two ticks."""
+    """Return whether a label is off its tick by more than a hundredth of the tick distance."""
     least = min((after - before for before, after in pairwise(ticks)), default=math.inf)
     shown = (float(label.replace(",", "")) for label in labels)
     return any(abs(one - tick) > least / 100 for one, tick in zip(shown, ticks, strict=True))
 
 
 def _step_ticks(frame: Frame) -> list[float]:
-    """Whole steps, as far as the word at the end of the axis leaves room."""
+    """Return ticks at whole steps that leave room for the word at the end of the axis."""
     ticks = linear_ticks(*frame.steps, num_ticks=max(3, frame.width // 110))
     right_edge = frame.width - RIGHT - 48
     return [tick for tick in ticks if tick == int(tick) and frame.x(tick) <= right_edge]
 
 
 def without_zeros(number: str) -> str:
-    """`1.500 GiB` → `1.5 GiB`: the ticks of an axis are round numbers."""
+    """Drop trailing zeros, because axis ticks are round numbers: `1.500 GiB` → `1.5 GiB`."""
     return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda match: match[1].rstrip("."), number, count=1)
 
 
 def _short_count(count: float) -> str:
-    """12000 → 12k, 2500000 → 2.5M."""
+    """Shorten a count: 12000 → 12k, 2500000 → 2.5M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if count >= size:
             return f"{count / (1e3 if unit == 'k' else size):.4g}{unit}"
@@ -272,7 +272,7 @@ def _short_count(count: float) -> str:
 
 
 def _gaps(curve: Curve, frame: Frame) -> list[str]:
-    """A band for each gap; gaps that would lie on each other in the picture share one."""
+    """Return a band for each gap; gaps that would overlap in the image share one."""
     bands: list[tuple[float, list[Gap]]] = []
     right = -math.inf
     for gap in curve.gaps:
@@ -294,7 +294,10 @@ def _band(left: float, gaps: list[Gap], frame: Frame) -> str:
 
 
 def describe_gaps(gaps: list[Gap], max_named: int = 4) -> str:
-    """`NaN at step 120; Infinity at steps 300–340 (5 records); and 3 more stretches`."""
+    """Describe gaps: `NaN at step 120; Infinity at steps 300–340 (5 records)`.
+
+    Of more than `max_named` gaps the rest is summed up: `and 3 more places (9 records)`.
+    """
     named = []
     for gap in gaps[:max_named]:
         if gap.num_records == 1:
@@ -324,7 +327,7 @@ def _lines(curve: Curve, frame: Frame) -> list[str]:
 
 
 def _marks(chart: Chart, frame: Frame) -> list[str]:
-    """Dots joined by a line; where they are many, a line that touches their extremes."""
+    """Return dots joined by a line; if there are many, a line that touches their extremes."""
     if len(chart.marks) > MAX_DOTS:
         curve = make_curve(chart.marks, num_buckets=MAX_DOTS)
         return [_polyline(_zigzag(piece, frame), "mark-line") for piece in curve.pieces]

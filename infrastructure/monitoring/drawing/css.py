@@ -1,6 +1,6 @@
-"""The style sheet of our pages: system fonts, light and dark, narrow and wide, print.
+"""The style sheet of Temper's pages: system fonts, light and dark, narrow and wide, print.
 
-`RULES` take all colours from the variables that `COLOURS` sets.
+`RULES` takes all colors from the variables that `COLOURS` sets.
 """
 
 COLOURS = """

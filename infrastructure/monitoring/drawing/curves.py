@@ -1,4 +1,4 @@
-"""The charts of a training: which numbers of `metrics.jsonl` are drawn, and how they are called."""
+"""The charts of a run: which numbers of `metrics.jsonl` are drawn, and their titles."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from infrastructure.monitoring.drawing.quantity_names import (
 EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
 WIDE = "loss"
-OF_QUANTUM = "quantum_"  # one answer has a section of its own
+OF_QUANTUM = "quantum_"  # a single quantum step has its own section
 POSITION_KEYS = {"step", "epoch", "tokens", "seconds", "num_tokens", "eval_num_tokens"}
 
 
@@ -39,7 +39,7 @@ PointsByKey = dict[str, Points]
 
 @dataclass(frozen=True)
 class Quantity:
-    """How one key of the records is drawn."""
+    """The way to draw one key of the records."""
 
     key: str
     title: str
@@ -59,7 +59,11 @@ QUANTITIES = (
 
 
 def curves(charts: Mapping[str, Chart], wide: str | None = WIDE) -> list[Markup]:
-    """A figure for each chart of more than one point. `wide`: the key of one drawn large."""
+    """Return a figure for each chart with more than one point.
+
+    Args:
+        wide: the key of the chart to draw large.
+    """
     return [
         figure(key, chart, f"last {chart.last}", _caption(chart), key == wide)
         for key, chart in charts.items()
@@ -68,7 +72,7 @@ def curves(charts: Mapping[str, Chart], wide: str | None = WIDE) -> list[Markup]
 
 
 def single_numbers(charts: Mapping[str, Chart]) -> Markup:
-    """The quantities of which there is one point, as numbers; nothing where there is none."""
+    """Return the quantities with only one point as numbers; nothing if there are none."""
     tiles = []
     for chart in charts.values():
         for (step, value), name in zip(
@@ -88,11 +92,11 @@ def single_numbers(charts: Mapping[str, Chart]) -> Markup:
 def charts_of(
     points: PointsByKey, evaluated: Collection[str], num_buckets: int = NUM_BUCKETS
 ) -> dict[str, Chart]:
-    """Key → its chart; the loss first.
+    """Return key → chart; the loss comes first.
 
     Args:
-        evaluated: the keys that evaluations gave.
-        num_buckets: the most pieces of a picture's curve, but for the loss.
+        evaluated: the keys that evaluations have added.
+        num_buckets: the maximum number of buckets of a curve, except the loss.
     """
     points = without_tied_points(points)
     charts: dict[str, Chart] = {}
@@ -116,7 +120,7 @@ def charts_of(
 
 
 def holes(points: PointsByKey) -> list[str]:
-    """One sentence for each quantity with values that are not finite."""
+    """Return one sentence for each quantity with values that are not finite."""
     gaps_by_key = {key: find_gaps(pairs) for key, pairs in points.items()}
     return [
         f"{readable_key(key)}: {describe_gaps(gaps, max_named=3)}"
@@ -128,7 +132,7 @@ def holes(points: PointsByKey) -> list[str]:
 def chart_of(
     quantity: Quantity, points_of: PointsByKey, num_buckets: int = NUM_BUCKETS
 ) -> Chart | None:
-    """How a quantity is drawn; None where there is no point of it."""
+    """Return the chart of a quantity; None if there are no points."""
     points = points_of.get(quantity.key, [])
     marks = points_of.get(quantity.marks_key, [])
     if not points and not marks:
@@ -148,8 +152,10 @@ def chart_of(
 
 
 def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets: int) -> Chart:
-    """A number that an evaluation or an extension added; an evaluation's are drawn as dots, on top
-    of the training's, where that has the same."""
+    """Return the chart of a number that an evaluation or an extension added.
+
+    Values of an evaluation are drawn as dots, on top of the training's values if both exist.
+    """
     name = name_of(key)
     format_value = format_share if name.is_share else format_number
     title = name.title[:1].upper() + name.title[1:]
@@ -162,8 +168,10 @@ def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets:
 
 
 def _unit(key: str, points: Points) -> tuple[float, Callable[[float], str]]:
-    """What the values are divided by, and how they are shown then: bytes in the unit that fits the
-    largest, so that the axis has round numbers."""
+    """Return the divisor of the values and the format of the quotients.
+
+    Bytes get the unit that fits the largest value, so that the axis has round numbers.
+    """
     if not key.endswith("_bytes"):
         return 1.0, format_number
     largest = max((value for _, value in points if not not_finite_name(value)), default=0.0)

@@ -1,7 +1,7 @@
-"""A curve of a run made small enough to draw and still true: envelopes, smoothing, gaps.
+"""Reduction of curves to few points without distortion: envelopes, smoothing, gaps.
 
-Downsampling keeps the smallest and the largest value of every piece, so no spike disappears.
-Values that are not finite are never dropped silently: `find_gaps` names where they are.
+Downsampling keeps the smallest and the largest value of every bucket, so no spike disappears.
+Values that are not finite are never dropped silently: `find_gaps` reports where they are.
 """
 
 import math
@@ -13,12 +13,12 @@ from infrastructure.monitoring.drawing.formatting import not_finite_name
 Points = list[tuple[float, float]]
 
 NUM_BUCKETS = 360
-MAX_OPEN_POINTS = 64  # of a group that is not full yet, before they are thinned
+MAX_OPEN_POINTS = 64  # in a group that is not full yet, before it is thinned
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Neighbouring records whose value is not finite."""
+    """Neighboring records whose values are not finite."""
 
     first_step: float
     last_step: float
@@ -41,7 +41,7 @@ class Curve:
     """One quantity over the steps, ready to draw.
 
     Attributes:
-        pieces: stretches without a gap; each a list of buckets in order of the steps.
+        pieces: stretches without a gap; each a list of buckets in the order of the steps.
         is_downsampled: several records fell into one bucket.
         is_smoothed: `Bucket.smooth` is an average; in a short curve it is the value itself.
     """
@@ -57,17 +57,17 @@ class Curve:
 
 
 class BoundedPoints:
-    """The points of a growing curve in bounded memory, however many come.
+    """The points of a growing curve in bounded memory, however many are added.
 
-    Neighbours are put together in groups of one size, which doubles when there are too many groups.
-    A group keeps its lowest, its highest and its first value that is not finite; so no spike and no
-    gap disappears, and no stretch is told with less detail than another.
+    Neighboring points are combined into groups of equal size, which doubles when there are too many
+    groups. A group keeps its lowest, its highest and its first value that is not finite. So no
+    spike and no gap disappears, and no stretch has less detail than another.
 
     Args:
-        max_kept: about how many points are kept.
+        max_kept: approximate number of points to keep.
 
     Attributes:
-        num_added: how many there were.
+        num_added: the number of points added.
         last: the newest value.
     """
 
@@ -81,7 +81,7 @@ class BoundedPoints:
         self._num_in_last = 0
 
     def add(self, position: float, value: float) -> None:
-        """Take the next point, in the order of positions."""
+        """Add the next point; points come in the order of their positions."""
         self.num_added += 1
         self.last, self._newest = value, [(position, value)]
         if self._groups and self._num_in_last < self._group_size:
@@ -97,7 +97,7 @@ class BoundedPoints:
 
     @property
     def kept(self) -> Points:
-        """The points that are left, in their order; the newest is always among them."""
+        """The points that are kept, in order; the newest is always among them."""
         points = [point for group in self._groups for point in group]
         return points if points[-1:] == self._newest else points + self._newest
 
@@ -111,7 +111,7 @@ class BoundedPoints:
 
 
 def _extremes(points: Points) -> Points:
-    """The lowest, the highest and the first point that is not finite, in their order."""
+    """Return the lowest, the highest and the first non-finite point, in order."""
     finite = [index for index, (_, value) in enumerate(points) if math.isfinite(value)]
     odd = [index for index, (_, value) in enumerate(points) if not math.isfinite(value)]
     chosen = set(odd[:1])
@@ -121,7 +121,7 @@ def _extremes(points: Points) -> Points:
 
 
 def find_gaps(points: Points) -> list[Gap]:
-    """The runs of records that are not finite, in order."""
+    """Return the runs of neighboring records that are not finite, in order."""
     gaps: list[Gap] = []
     was_finite = True
     for step, value in points:
@@ -138,14 +138,14 @@ def find_gaps(points: Points) -> list[Gap]:
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """The mean of two debiased exponential moving averages, one from each end.
+    """Return the mean of two debiased exponential moving averages, one from each end.
 
-    One from the start alone, as TensorBoard draws it, lags behind a falling curve. What is not
-    finite is skipped.
+    An average only from the start, as TensorBoard draws it, lags behind a falling curve. Values
+    that are not finite are skipped.
 
     Args:
-        values: in order of the steps.
-        weight: 0 follows every value, towards 1 smooths more.
+        values: in the order of the steps.
+        weight: 0 follows every value; values closer to 1 smooth more.
     """
     forward = _moving_average(values, weight)
     backward = _moving_average(values[::-1], weight)[::-1]
@@ -163,17 +163,17 @@ def _moving_average(values: Sequence[float], weight: float) -> list[float]:
 
 
 def smoothing_weight(num_values: int) -> float:
-    """Average over about a hundredth of the curve; short curves are drawn as they are."""
+    """Return the weight that averages over about a hundredth of the curve; 0 for a short curve."""
     span = num_values / 100
     return max(0.0, 1 - 1 / span) if span > 1 else 0.0
 
 
 def make_curve(points: Points, num_buckets: int = NUM_BUCKETS, is_noisy: bool = True) -> Curve:
-    """Sort `points` (step, value) into at most `num_buckets` pieces of equal width in steps.
+    """Sort `points` (step, value) into at most `num_buckets` buckets of equal width in steps.
 
-    A noisy quantity gets an average; one that is not, such as a learning rate, is drawn as it
-    is. A curve breaks where values are not finite; downsampled, it breaks where a whole bucket is
-    without a finite value, and shorter gaps are only in `gaps`.
+    A noisy quantity is averaged; others, such as a learning rate, are drawn as they are. A curve
+    breaks where values are not finite. If it is downsampled, it breaks only at a bucket without any
+    finite value, and shorter gaps are only in `gaps`.
     """
     points = sorted(points, key=lambda point: point[0])
     weight = smoothing_weight(len(points)) if is_noisy else 0.0
@@ -203,7 +203,7 @@ def _add_to(bucket: Bucket, step: float, value: float, average: float) -> None:
 
 
 def linear_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten) inside [low, high]."""
+    """Return round numbers (1, 2, 2.5 or 5 times a power of ten) in [low, high]."""
     if not high > low:
         return [low]
     raw = (high - low) / num_ticks
@@ -215,7 +215,7 @@ def linear_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten inside [low, high], with 2 and 5 where there are few."""
+    """Return powers of ten in [low, high], with intermediate ticks if there are few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(exponents) <= 3 else (1, 3) if len(exponents) <= 4 else (1,)
     ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]

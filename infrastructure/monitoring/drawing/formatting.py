@@ -1,6 +1,6 @@
-"""Numbers and text as people read them: one spelling for console, progress, tables and report.
+"""Formatting of numbers and text, the same in console, progress, tables and report.
 
-Knows no terminal and no HTML. NaN and infinity are always written as such, never as 0.
+Knows neither terminals nor HTML. NaN and infinity are always shown as such, never as 0.
 """
 
 import math
@@ -11,17 +11,17 @@ NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of a JSON file is a number, finite or not."""
+    """Return whether a value of a JSON file is a number, finite or not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def not_finite_name(value: float) -> str | None:
-    """NaN, Infinity or -Infinity; None for a finite number."""
+    """Return NaN, Infinity or -Infinity; None for a finite number."""
     return None if math.isfinite(value) else NOT_FINITE[str(float(value))]
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """`value` with `digits` significant digits: 2.345, 0.0123, 3e-05, 12,345, NaN."""
+    """Format `value` with `digits` significant digits: 2.345, 0.0123, 3e-05, 12,345, NaN."""
     value = float(value)
     if name := not_finite_name(value):
         return name
@@ -38,12 +38,15 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_rate(rate: float) -> str:
-    """So many a second, in whole numbers."""
+    """Format a rate per second as a whole number."""
     return format_number(round(rate) if math.isfinite(rate) else rate)
 
 
 def format_share(share: float) -> str:
-    """A share of 1 in percent: 0.975 → 97.5 %. Only a true 1 reads 100 %, a true 0 reads 0 %."""
+    """Format a share in percent: 0.975 → 97.5 %.
+
+    Only exactly 1 is shown as 100 %, and only exactly 0 as 0 %.
+    """
     share = float(share)
     if name := not_finite_name(share):
         return name
@@ -55,7 +58,7 @@ def format_share(share: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """A size in binary units: 512 B, 1.5 MiB, 11.2 GiB."""
+    """Format a size in binary units: 512 B, 1.5 MiB, 11.2 GiB."""
     if name := not_finite_name(num_bytes):
         return name
     size = float(num_bytes)
@@ -67,7 +70,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A time for reading: 0.4 s, 45 s, 2 min 05 s, 1 h 02 min, 3 d 04 h."""
+    """Format a duration: 0.4 s, 45 s, 2 min 05 s, 1 h 02 min, 3 d 04 h."""
     if name := not_finite_name(seconds):
         return name
     if seconds < 9.95:
@@ -84,12 +87,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_step_time(seconds: float) -> str:
-    """Milliseconds below a second: 42 ms, 1.9 s."""
+    """Format a duration, with milliseconds below a second: 42 ms, 1.9 s."""
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
 
 
 def format_moment(recorded: str) -> str:
-    """A recorded moment by this machine's clock: `2026-11-25 23:42`; what is none as it is."""
+    """Format a recorded time in local time: `2026-11-25 23:42`; other text is unchanged."""
     try:
         moment = datetime.fromisoformat(recorded)
     except ValueError:
@@ -98,7 +101,7 @@ def format_moment(recorded: str) -> str:
 
 
 def clip(text: str, max_characters: int) -> str:
-    """`text`, or its beginning and how much was left out."""
+    """Return `text`, or its beginning and how much was left out."""
     if len(text) <= max_characters:
         return text
     left_out = len(text) - max_characters
@@ -106,12 +109,12 @@ def clip(text: str, max_characters: int) -> str:
 
 
 def blank(answer: str) -> str:
-    """What is shown of an answer in which nothing can be read."""
+    """Return what to show in place of an answer that is empty or only white space."""
     return "(only white space)" if answer else "(nothing)"
 
 
 def printable(text: object) -> str:
-    """`text` in one line without control characters, which could steer a terminal."""
+    """Return `text` on one line without control characters, which could control a terminal."""
     return "".join(map(_printable_character, str(text)))
 
 

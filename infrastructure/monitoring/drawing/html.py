@@ -1,6 +1,7 @@
-"""Small HTML pieces that are safe by construction: plain text is always escaped.
+"""Small pieces of HTML that are safe by construction: plain text is always escaped.
 
-Only what `element` and `raw_markup` return is taken as markup. Knows no page and no style.
+Only the results of `element` and `raw_markup` are treated as markup. Knows neither pages nor
+styles.
 """
 
 import json
@@ -25,30 +26,33 @@ VOID_TAGS = {"br", "input", "meta"}
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that already is HTML."""
 
     __slots__ = ()
 
 
 def raw_markup(html: str) -> Markup:
-    """Declare `html` to be markup; never call this on anything that came from data."""
+    """Declare `html` to be markup; never call this with anything that comes from data."""
     return Markup(html)
 
 
 def as_markup(content: object) -> Markup:
-    """`content` as HTML: markup as it is, anything else escaped and without control characters."""
+    """Return `content` as HTML: markup as it is, the rest escaped, without control characters."""
     if isinstance(content, Markup):
         return content
     return Markup(escape_text(content))
 
 
 def escape_text(content: object) -> str:
-    """For the inside of elements and quoted attributes."""
+    """Escape text for the inside of elements and quoted attributes."""
     return escape(INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(content)))
 
 
 def element(tag: str, *contents: object, **attributes: str | None) -> Markup:
-    """`<tag …>contents</tag>`; `css_class` is the class, an attribute that is None is left out."""
+    """Return `<tag …>contents</tag>`.
+
+    `css_class` is the `class` attribute; empty attributes are left out.
+    """
     text = ""
     for name, value in attributes.items():
         if value:
@@ -60,7 +64,7 @@ def element(tag: str, *contents: object, **attributes: str | None) -> Markup:
 
 
 def joined(contents: Iterable[object]) -> Markup:
-    """Contents one after the other."""
+    """Concatenate contents."""
     return Markup("".join([as_markup(content) for content in contents]))
 
 
@@ -70,10 +74,10 @@ def table(
     css_class: str | None = None,
     row_classes: Sequence[str | None] = (),
 ) -> Markup:
-    """A table inside a box that scrolls sideways where the page is too narrow.
+    """Return a table in a box that scrolls sideways if the page is too narrow.
 
-    A cell of a table of class `measures` has its heading as `data-name`: on a phone its rows are
-    drawn as blocks, and the heading stands before each number.
+    Cells of a table of class `measures` have their heading as `data-name`: on a phone its rows are
+    drawn as blocks, and the heading precedes each number.
     """
     rows = list(rows)
     names: list[str | None] = (
@@ -98,19 +102,19 @@ def table(
 
 
 def _cell(content: object, name: str | None) -> Markup:
-    if name is None:  # most of a page: written out, it takes half the time
+    if name is None:  # most cells of a page: without `element` they take half the time
         return Markup(f"<td>{as_markup(content)}</td>")
     return element("td", content, **{"data-name": name})
 
 
 def facts(pairs: Mapping[str, object]) -> Markup:
-    """A two-column list of names and values; nested mappings are flattened with dots."""
+    """Return a two-column list of names and values; nested mappings are flattened with dots."""
     rows = [(readable_key(key), readable_value(key, value)) for key, value in flatten(pairs)]
     return table((), rows, css_class="facts")
 
 
 def flatten(pairs: Mapping[Any, object], prefix: str = "") -> list[tuple[str, object]]:
-    """Pairs in mappings of mappings as one list, the outer keys before the inner ones."""
+    """Flatten nested mappings into one list; outer keys precede inner ones."""
     flat: list[tuple[str, object]] = []
     for key, value in pairs.items():
         if isinstance(value, Mapping) and value:
@@ -123,14 +127,17 @@ def flatten(pairs: Mapping[Any, object], prefix: str = "") -> list[tuple[str, ob
 
 
 def readable_key(key: str) -> str:
-    """`memory_total_bytes` → `memory total`: the unit stands with the value."""
+    """Return a key in words without its unit, which is shown with the value.
+
+    `memory_total_bytes` → `memory total`.
+    """
     for unit in ("_bytes", "_seconds"):
         key = key.removesuffix(unit)
     return re.sub(r"(?:^|(?<=\.))num_", "", key).replace("_", " ").replace(".", " ")
 
 
 def readable_value(key: str, value: object) -> str:
-    """A value for people: sizes and times by the unit in their key, short lists in one line."""
+    """Format a value: sizes and times by the unit in their key, short lists on one line."""
     if value is None or value in ([], {}):
         return "–"
     if isinstance(value, bool):
@@ -145,7 +152,7 @@ def readable_value(key: str, value: object) -> str:
 
 
 def as_json(value: object) -> str:
-    """A value as JSON; what JSON cannot say is its text."""
+    """Return a value as JSON; what JSON cannot represent becomes its text."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -185,7 +192,7 @@ class _Cleaner(HTMLParser):
 
 
 def clean_markup(html: str) -> Markup:
-    """Foreign HTML reduced to text, harmless tags, `class` and `title`; every tag is closed."""
+    """Reduce untrusted HTML to text, harmless tags, `class` and `title`; every tag is closed."""
     cleaner = _Cleaner()
     cleaner.feed(html)
     cleaner.close()

@@ -1,7 +1,8 @@
-"""A whole page that needs no network and no file beside it; its policy forbids them.
+"""A whole page that needs neither network nor other files; its policy forbids them.
 
-Its only script makes charts answer, and is in it only where there is one. The policy allows this
-script and this style by their hashes, so nothing that came from data is ever run.
+Its only script makes charts interactive and links to sections work, and is included only if the
+page has such parts. The policy allows this script and this style by their hashes, so code that
+comes from data never runs.
 """
 
 import base64
@@ -14,7 +15,7 @@ from infrastructure.monitoring.drawing.html import element, joined, raw_markup
 
 FOOTER = "Written by Temper. This page needs nothing but itself."
 FOLDER = Path(__file__).parent
-# In a notebook the page is a frame without an address, where a link to a part of it would load the
+# In a notebook the page is a frame without an address, in which a link to a section would load the
 # notebook into the frame.
 GO_TO_PART = """
 document.addEventListener("click", (event) => {
@@ -29,26 +30,26 @@ DRAW = "temperCharts.draw(document);"
 
 @cache
 def chart_script() -> str:
-    """The chart library and what we make of it; gives `temperCharts`."""
+    """Return the chart library and Temper's script for it; it defines `temperCharts`."""
     files = (FOLDER / "vendor" / "uPlot.iife.min.js", FOLDER / "charts.js")
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 @cache
 def chart_rules() -> str:
-    """The style of the charts that the script draws."""
+    """Return the style of the charts that the script draws."""
     files = (FOLDER / "vendor" / "uPlot.min.css", FOLDER / "charts.css")
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def allowed_by_hash(text: str) -> str:
-    """A source of a Content-Security-Policy: an inline script or style of just this text."""
+    """Return a Content-Security-Policy source that allows exactly this inline script or style."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
 
 def page(title: str, *sections: object) -> str:
-    """The sections below each other as HTML, in the style of all our pages."""
+    """Return the sections one below the other as a page, in the style of all of Temper's pages."""
     content = joined(sections)
     has_charts = " data-chart=" in content
     script = f"{chart_script()}\n{DRAW}" if has_charts else ""

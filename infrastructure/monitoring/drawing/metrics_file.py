@@ -1,7 +1,7 @@
-"""`metrics.jsonl`: one strict JSON object a line, in the order of the steps.
+"""`metrics.jsonl`: one strict JSON object per line, in the order of the steps.
 
-JSON has no NaN and no infinity; they are written as the strings "NaN", "Infinity" and "-Infinity"
-(the spelling of the protobuf JSON mapping) and become numbers again when read. Text with one of
+JSON has no NaN and no infinity. They are written as the strings "NaN", "Infinity" and "-Infinity"
+(the spelling of the protobuf JSON mapping) and become numbers again on reading. Text with one of
 these three spellings therefore cannot be stored as text.
 """
 
@@ -26,12 +26,12 @@ Record = dict[str, Any]
 
 @dataclass
 class ParsedMetrics:
-    """What a metrics file holds.
+    """The contents of a metrics file.
 
     Attributes:
         records: the readable lines, in order.
-        unreadable_lines: numbers, from 1, of whole lines that are no JSON object. A torn last
-            line, as a kill leaves it, is no error and not among them.
+        unreadable_lines: numbers, from 1, of complete lines that are not JSON objects. A torn last
+            line, as a kill leaves it, is not an error and not among them.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -39,7 +39,7 @@ class ParsedMetrics:
 
 
 def plain_value(value: Any) -> object:
-    """`value` as bool, int, float, text or None; array and tensor scalars become numbers."""
+    """Return `value` as bool, int, float, str or None; array and tensor scalars become numbers."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     try:
@@ -49,13 +49,13 @@ def plain_value(value: Any) -> object:
 
 
 def plain_record(record: Mapping[str, object]) -> Record:
-    """`record` with plain values, and secrets masked in its names and texts."""
+    """Return `record` with plain values, and with secrets masked in its names and strings."""
     plain = {redact_shapes(str(key)): plain_value(value) for key, value in record.items()}
     return {k: redact_shapes(v) if isinstance(v, str) else v for k, v in plain.items()}
 
 
 def spell_numbers(values: Mapping[str, object]) -> dict[str, object]:
-    """`values`, nested or not, with floats that are not finite replaced by their names."""
+    """Return `values`, nested or not, with non-finite floats replaced by their names."""
     return {key: _spelled(inner) for key, inner in values.items()}
 
 
@@ -68,16 +68,16 @@ def _spelled(value: object) -> object:
 
 
 def encode_record(record: Mapping[str, object]) -> bytes:
-    """One line of the file, with its line end."""
+    """Return one line of the file, including its line end."""
     line = json.dumps(spell_numbers(record), ensure_ascii=False, allow_nan=False)
     return line.encode(errors="backslashreplace") + b"\n"  # a lone surrogate becomes its escape
 
 
 def decode_record(line: bytes) -> Record:
-    """The record of one line.
+    """Return the record of one line.
 
     Raises:
-        ValueError: the line is no JSON object in UTF-8.
+        ValueError: the line is not a JSON object in UTF-8.
     """
     record = parse_json(line)
     if not isinstance(record, dict):
@@ -89,7 +89,7 @@ def decode_record(line: bytes) -> Record:
 
 
 def parse_metrics(path: Path) -> ParsedMetrics:
-    """Everything readable in the file; what is not is counted, never guessed.
+    """Return everything readable in the file; unreadable lines are listed, never guessed.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -107,9 +107,9 @@ def parse_metrics(path: Path) -> ParsedMetrics:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records of `metrics.jsonl`, NaN and infinity restored.
+    """Return the records of `metrics.jsonl`, with NaN and infinity restored.
 
-    A torn last line is left out; other unreadable lines are left out with a warning.
+    A torn last line is left out. Other unreadable lines are left out with a warning.
 
     Raises:
         FileNotFoundError: there is no such file.

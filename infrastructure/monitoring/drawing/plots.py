@@ -1,4 +1,4 @@
-"""The curves of a run as pictures in files, for talks and papers. Drawn by matplotlib."""
+"""The curves of a run as image files, for talks and papers, drawn by matplotlib."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ MAIN, FAINT, MARK, GRID, SOFT = "#2463c4", "#9fbce8", "#c65d0e", "#e1e5ea", "#5b
 
 
 def write_plots(points: PointsByKey, folder: Path) -> list[Path]:
-    """Write a PNG for each quantity that there are points of; returns their paths.
+    """Write a PNG for each quantity that has points; return their paths.
 
     Raises:
         OSError: the folder cannot be written to.

@@ -1,7 +1,7 @@
-"""What the numbers of a training are called for people, and which direction is good.
+"""Display names of a run's metrics, and which direction is good.
 
-Files keep the names that their trainers give: TRL's `rewards/margins` is a key there, and
-"margin of chosen over rejected" on a screen.
+Files keep the names that their trainers give: TRL's `rewards/margins` is a key there, and "margin
+of chosen over rejected" on a screen.
 """
 
 import re
@@ -16,19 +16,19 @@ HIGHER, LOWER = "higher is better", "lower is better"
 OF_ONE_REWARD = re.compile(r"rewards/(?P<name>.+)/(?P<what>mean|std)")
 HELD_OUT = "eval_"
 RANKING, MARGIN = "rewards/accuracies", "rewards/margins"
-TINY_MARGIN = 1e-6  # what rounding makes of two equal rewards
+TINY_MARGIN = 1e-6  # the rounding error of two equal rewards
 RANKED = "pairs ranked rightly"
 
 
 @dataclass(frozen=True)
 class QuantityName:
-    """How a number is shown.
+    """The way to show a number.
 
     Attributes:
-        title: what it is.
-        better: which direction is good, in words; "" where neither is.
-        is_share: between 0 and 1, and shown in percent.
-        is_detail: for who looks closely: in the report, and not in the table that ends a run.
+        title: its name.
+        better: which direction is good, in words; "" if neither is.
+        is_share: it is between 0 and 1, and shown in percent.
+        is_detail: shown in the report but not in the table at the end of a run.
     """
 
     title: str
@@ -38,16 +38,16 @@ class QuantityName:
 
     @property
     def with_direction(self) -> str:
-        """Both: `mean reward (higher is better)`."""
+        """The title with the direction: `mean reward (higher is better)`."""
         return f"{self.title} ({self.better})" if self.better else self.title
 
 
-# Of TRL's trainers, and of the dialogue adapter; the order is that of a table. "Chosen" and
-# "rejected" are the data's columns; of these two only the difference has a direction: both often
-# fall while it grows.
+# Metrics of TRL's trainers and of the dialogue adapter, in the order of a table. "Chosen" and
+# "rejected" are columns of the data. Only their difference has a direction: both often fall while
+# it grows.
 KNOWN = {
     RANKING: QuantityName(RANKED, HIGHER, is_share=True),
-    "accuracy": QuantityName("accuracy", HIGHER),  # which metrics of one's own are called, too
+    "accuracy": QuantityName("accuracy", HIGHER),  # also a common name of custom metrics
     MARGIN: QuantityName("margin of chosen over rejected", HIGHER),
     "margin": QuantityName("margin", HIGHER),
     "rewards/chosen": QuantityName("reward of chosen answers"),
@@ -88,7 +88,7 @@ KNOWN = {
     "clip_ratio/high_max": QuantityName(
         "tokens clipped above, most", is_share=True, is_detail=True
     ),
-    # of `training.best_metric`
+    # possible values of `training.best_metric`
     "exact_match": QuantityName("exact match", HIGHER, is_share=True),
     "final_answer": QuantityName("right final answers", HIGHER, is_share=True),
     "token_accuracy": QuantityName("tokens right", HIGHER, is_share=True),
@@ -97,7 +97,7 @@ KNOWN = {
 
 
 def split_direction(text: str) -> tuple[str, str]:
-    """A name with its direction as the two of them; the second is "" where there is none."""
+    """Split a name with its direction into the two; the direction is "" if there is none."""
     for better in (HIGHER, LOWER):
         if text.endswith(f" ({better})"):
             return text.removesuffix(f" ({better})"), better
@@ -105,13 +105,15 @@ def split_direction(text: str) -> tuple[str, str]:
 
 
 def bare_key(key: str) -> str:
-    """The key of a held-out number without what says that it is one."""
+    """Return the key of a held-out number without its prefix."""
     return key.removeprefix(HELD_OUT)
 
 
 def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers without the share of pairs that are ranked rightly, where nothing ranks them: a model
-    that is its own reference still gives each pair a tie, which TRL counts as wrong."""
+    """Return numbers without the share of correctly ranked pairs if nothing ranks them.
+
+    A model that is its own reference gives each pair a tie, which TRL counts as wrong.
+    """
     margins = [value for key, value in numbers.items() if bare_key(key) == MARGIN]
     is_tied = any(isinstance(m, int | float) and abs(m) <= TINY_MARGIN for m in margins)
     return {key: v for key, v in numbers.items() if not (is_tied and bare_key(key) == RANKING)}
@@ -120,8 +122,10 @@ def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
 def without_tied_points(
     points: Mapping[str, Sequence[tuple[float, float]]],
 ) -> dict[str, list[tuple[float, float]]]:
-    """Key → (step, value) without the shares of pairs at steps where nothing ranks them, as
-    `without_ties`."""
+    """Return key → (step, value) without the ranking shares at steps where nothing ranks the pairs.
+
+    See `without_ties`.
+    """
     kept = {key: list(pairs) for key, pairs in points.items()}
     for prefix in ("", HELD_OUT):
         tied = {
@@ -136,7 +140,7 @@ def without_tied_points(
 
 
 def name_of(key: str) -> QuantityName:
-    """How the number under a key of the metrics is called: by its key where nobody has named it."""
+    """Return how to show the number under a key of the metrics; unknown keys are shown as words."""
     key = bare_key(key)
     if key in KNOWN:
         return KNOWN[key]
@@ -148,7 +152,7 @@ def name_of(key: str) -> QuantityName:
 
 
 def name_and_value(key: str, value: float) -> tuple[str, str]:
-    """A number as a line or a row shows it: by its key where nobody has named it."""
+    """Return name and value as a line or a row shows them; unknown keys are shown as they are."""
     if bare_key(key) not in KNOWN:
         return printable(key), format_number(value)
     name = name_of(key)
@@ -156,7 +160,7 @@ def name_and_value(key: str, value: float) -> tuple[str, str]:
 
 
 def in_order(keys: list[str]) -> list[str]:
-    """Keys as a table lists them: what is known first, the rest as it comes."""
+    """Return keys in the order of a table: known ones first, the rest as they come."""
     places = {key: place for place, key in enumerate(KNOWN)}
 
     def place_of(key: str) -> int:

@@ -1,6 +1,6 @@
-"""Pictures of quantum steps as SVG text: energies among those of chance, and what was chosen.
+"""Images of quantum steps as SVG: energies compared with random answers, and what was chosen.
 
-Colours are the page's CSS classes. Knows no training: energies, shares and names are given.
+Colors are the page's CSS classes. Knows nothing about training: it gets energies, shares and names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,19 +9,19 @@ from infrastructure.monitoring.drawing.formatting import format_number, format_s
 from infrastructure.monitoring.drawing.html import Markup, escape_text, raw_markup
 
 WIDTH, HEIGHT = 440, 200
-MARGIN, AXIS, ROOM = 14, 26, 40  # at the sides, for the axis, for words above the bars
+MARGIN, AXIS, ROOM = 14, 26, 40  # at the sides, for the axis, for text above the bars
 NUM_BARS = 24
 CELL, MOST_ROWS, MOST_COLUMNS = 16, 60, 60
 NAMES_WIDTH = 120
 
 
 def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: str) -> Markup:
-    """Where answers lie among what answers by chance come to; the lower the better.
+    """Draw the energies of answers in a histogram of random answers' energies; lower is better.
 
     Args:
-        chance: energies of answers by chance.
-        answers: energies by who gave them.
-        best: the one of them that was taken.
+        chance: energies of random answers.
+        answers: energies by the solver or method that gave the answer.
+        best: the name of the answer that was used.
     """
     values = [*chance, *answers.values()]
     low, high = min(values), max(values)
@@ -62,10 +62,10 @@ def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: 
 
 
 def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
-    """A strip for each answer: which share of each part of the training data was chosen.
+    """Draw a strip for each answer: the share of each part of the training data that was chosen.
 
     Args:
-        rows: what stands before each strip, and the shares from 0 to 1 in the data's order.
+        rows: the label of each strip, and the shares from 0 to 1 in the data's order.
     """
     shown = rows[-MOST_ROWS:]
     parts = []
@@ -81,7 +81,7 @@ def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
 
 
 def block_picture(blocks: Sequence[str], answers: Sequence[tuple[str, Sequence[str]]]) -> Markup:
-    """A row for each block, a column for each answer; what was chosen is filled.
+    """Draw a row for each block and a column for each answer; chosen blocks are filled.
 
     Args:
         answers: a name, such as a step, and the blocks that were chosen then.

@@ -1,7 +1,7 @@
-"""Pictures of a stack-wise training as SVG text: which layers train when, and the loss below, over
-one axis of steps.
+"""Images of block-wise training as SVG: which layers train when, and below it the loss.
 
-Colours are the page's CSS classes. Knows no training: spans of layers, steps and losses are given.
+Both share one axis of steps. Colors are the page's CSS classes. Knows nothing about training: it
+gets spans of layers, steps and losses.
 """
 
 import math
@@ -20,13 +20,13 @@ from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.html import Markup, escape_text, raw_markup
 
 RIGHT, TOP, GAP, BOTTOM = 14, 22, 26, 34
-LEFT, NARROW_LEFT, NARROW = 76, 92, 600  # letters are larger in a picture that is less wide
+LEFT, NARROW_LEFT, NARROW = 76, 92, 600  # letters are larger in a narrow image
 LAYERS_HEIGHT, MOST_ROW, LOSS_HEIGHT = 200, 18, 120
 MOST_LABELS = 9
-LABEL_WIDTH, LABEL_HEIGHT = 7.0, 12.0  # of a character
+LABEL_WIDTH, LABEL_HEIGHT = 7.0, 12.0  # per character
 NUM_BUCKETS = 360
 
-Span = tuple[int, int]  # of layers, from 0: first, end
+Span = tuple[int, int]  # of layers, from 0: first and end (exclusive)
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Bar:
     """A phase.
 
     Attributes:
-        first_step, last_step: of it, as they were or as they are planned.
-        has_begun: else it is only planned.
+        first_step, last_step: its range of steps, actual or planned.
+        has_begun: whether it has begun; otherwise it is only planned.
         trains: layers whose weights train.
-        adapts: layers beside which low-rank matrices train.
-        depth: layers that are run, from the input up.
-        trains_below, trains_above: embeddings; final norm and head.
-        label: above the bar, where there is space for it.
+        adapts: layers whose low-rank adapters train.
+        depth: number of layers that are run, from the input up.
+        trains_below, trains_above: whether the embeddings train; whether final norm and head train.
+        label: text above the bar, if there is space for it.
         losses, held_out: (step, value) of this phase.
     """
 
@@ -59,11 +59,11 @@ class Bar:
 
 
 class StackPicture:
-    """The picture of `bars`, `width` wide in its own units.
+    """The image of `bars`, `width` wide in its own units.
 
     Args:
-        num_layers: of the model.
-        above: what lies above them.
+        num_layers: the number of layers of the model.
+        above: the label of what is above the layers.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class StackPicture:
             self.height += GAP + LOSS_HEIGHT
 
     def render(self) -> Markup:
-        """An `<svg>` that scales with the page's width."""
+        """Return an `<svg>` that scales with the page's width."""
         title = "Which layers trained when, and the loss"
         parts = [
             f'<svg class="chart" viewBox="0 0 {self.width} {self.height:.0f}" role="img"'
@@ -98,13 +98,13 @@ class StackPicture:
         ]
         return raw_markup("\n".join(parts))
 
-    # Where things lie
+    # Positions
 
     def _x(self, step: float) -> float:
         return self.left + (self.width - self.left - RIGHT) * step / self.last_step
 
     def _upper(self, row: int) -> float:
-        """The upper edge of a row: 0 is the embedding's, then the layers', then what is above."""
+        """Return a row's upper edge: row 0 is the embedding, then come layers and what is above."""
         return TOP + self.row * (self.num_layers + 1 - row)
 
     def _y(self, value: float) -> float:
@@ -120,10 +120,10 @@ class StackPicture:
         top = self.floor + GAP
         return top + LOSS_HEIGHT * (1 - (value - low) / (high - low))
 
-    # What is drawn
+    # Drawing
 
     def _rows(self) -> list[str]:
-        """Names of the rows, and a line at each that is named."""
+        """Return the labels of rows, and a line at each labeled row."""
         top = self.num_layers + 1
         named = {0: "embedding", top: self.above}
         every = ceil_div(self.num_layers, MOST_LABELS)
@@ -152,7 +152,7 @@ class StackPicture:
         return parts
 
     def _labels(self) -> list[str]:
-        """Of the phases, as far as they do not lie on each other."""
+        """Return the labels of the phases, as far as they do not overlap."""
         parts, end = [], 0.0
         for bar in self.bars:
             middle = (self._x(bar.first_step) + self._x(bar.last_step)) / 2
@@ -219,7 +219,7 @@ class StackPicture:
 
 
 def _rest(depth: int, spans: Sequence[Span]) -> list[Span]:
-    """The layers below `depth` that are in none of the spans."""
+    """Return the layers below `depth` that are in none of the spans."""
     taken = {layer for first, end in spans for layer in range(first, end)}
     rest: list[Span] = []
     for layer in (layer for layer in range(depth) if layer not in taken):
@@ -233,7 +233,7 @@ def _rest(depth: int, spans: Sequence[Span]) -> list[Span]:
 def _block(
     css_class: str, across: tuple[float, float], down: tuple[float, float], title: str
 ) -> str:
-    """A rectangle with a little space around it."""
+    """Return a rectangle with a little space around it."""
     (left, right), (upper, lower) = across, down
     pad = min(0.8, (lower - upper) / 8)
     return (

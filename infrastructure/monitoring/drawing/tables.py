@@ -1,7 +1,7 @@
-"""Plain-text tables for the terminal, and the one that ends a training: before → after.
+"""Plain-text tables for the terminal, and the table at the end of a run: before → after.
 
-Aligned by the width that a terminal gives each character; control characters are replaced. Knows
-no colours.
+Columns are aligned by the width of each character in a terminal; control characters are replaced.
+Knows nothing about colors.
 """
 
 import math
@@ -25,24 +25,24 @@ PLAIN_LOSS = "cross_entropy"
 
 
 def held_out_loss(loss: object = None) -> str:
-    """What the number is called: with the name of the loss, where that is no plain one.
+    """Return the name of the held-out loss, with the loss function if it is not the default.
 
     Args:
-        loss: as `training.loss` names it; None: nothing is known of another one.
+        loss: as `training.loss` names it; None: unknown.
     """
     is_plain = loss is None or loss == PLAIN_LOSS
     return HELD_OUT_LOSS if is_plain else f"{HELD_OUT_LOSS} ({printable(loss)})"
 
 
 def text_width(text: str) -> int:
-    """Columns that `text` takes in a terminal: wide characters two, combining ones none."""
+    """Return the terminal columns of `text`: wide characters take two, combining ones none."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     combining = sum(unicodedata.combining(character) > 0 for character in text)
     return len(text) + wide - combining
 
 
 def fit(text: str, width: int) -> str:
-    """`text`, cut with an ellipsis to at most `width` columns."""
+    """Return `text`, cut with an ellipsis to at most `width` columns."""
     if text_width(text) <= width:
         return text
     while text_width(text) > width - 1:
@@ -53,7 +53,7 @@ def fit(text: str, width: int) -> str:
 def render_table(
     headings: Sequence[str], rows: Sequence[Sequence[object]], max_cell_width: int = MAX_CELL_WIDTH
 ) -> str:
-    """A table with the first column to the left and the others, numbers, to the right."""
+    """Return a table with the first column left-aligned and the others, numbers, right-aligned."""
     cells = [[fit(printable(cell), max_cell_width) for cell in row] for row in (headings, *rows)]
     widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in cells]
@@ -73,18 +73,18 @@ def before_after_rows(
     *,
     has_details: bool = True,
 ) -> list[tuple[str, str, str, str]]:
-    """Rows (what, before, after, change) of held-out loss, other numbers, exact match by task.
+    """Return rows (what, before, after, change): held-out loss, others, exact match by task.
 
     Args:
-        before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`; each part
-            may be missing and shows as a dash. Other numbers get a row each, by their name.
-        after: the same after the training.
+        before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`; each part may
+            be missing and shows as a dash. Other numbers get a row each, by their name.
+        after: the same after training.
         loss: see `held_out_loss`.
-        has_details: with numbers that few people look at.
+        has_details: include numbers that few users look at.
     """
     before, after = without_ties(before), without_ties(after)
     rows = []
-    # What learns by rewards has a loss of about 0, whatever it has learnt.
+    # Training on rewards has a loss of about 0, whatever was learned.
     if "eval_reward" not in after and ("eval_loss" in before or "eval_loss" in after):
         numbers = _loss_row(before.get("eval_loss"), after.get("eval_loss"))
         rows.append((held_out_loss(loss), *numbers))
@@ -112,8 +112,11 @@ def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]
 
 
 def _relative(change: float) -> str:
-    """A change in percent; only what is nothing afterwards has fallen by 100 %, and a small one has
-    a second digit where one would show none."""
+    """Format a relative change in percent.
+
+    Only a value that is exactly zero afterwards has changed by -100 %. A small change gets a second
+    decimal if one would show zero.
+    """
     if change == -1:
         return "-100 %"
     texts = [f"{100 * change:+z.{digits}f}" for digits in (1, 2, 3, 4)]
@@ -142,8 +145,8 @@ def _share_row(what: str, before: float | None, after: float | None) -> tuple[st
 def before_after_table(
     before: Mapping[str, object], after: Mapping[str, object], loss: object = None
 ) -> str:
-    """The table that ends a training, as text; empty when nothing was measured."""
+    """Return the table at the end of a run as text; empty if nothing was measured."""
     rows = before_after_rows(before, after, loss, has_details=False)
-    if rows and all(row[1] == UNKNOWN for row in rows):  # as of a Trainer of one's own
+    if rows and all(row[1] == UNKNOWN for row in rows):  # as with a custom Trainer
         return render_table(["", "after"], [(name, now) for name, _, now, _ in rows])
     return render_table(["", "before", "after", "change"], rows) if rows else ""

@@ -1,1 +1,1 @@
-"""What a run writes of itself, and reading it while it grows or when it is torn."""
+"""The files that a run writes about itself, read while they grow or when they are torn."""

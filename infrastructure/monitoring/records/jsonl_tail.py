@@ -1,4 +1,4 @@
-"""Reads what was added to a file of JSON lines since the last look, however long the file is."""
+"""Incremental reading of JSON lines files: only what was added since the last read."""
 
 import os
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ MAX_READ_BYTES = 1 << 22
 
 
 class GrowingFile:
-    """The new records of a JSON lines file, look by look.
+    """A JSON lines file of which each read returns the new records.
 
-    A file that was replaced (a training that goes on from an earlier step cuts its metrics) is read
-    from its beginning; `num_starts` counts how often that happened.
+    A file that was replaced is read again from its beginning (a run that resumes from an earlier
+    step truncates its metrics); `num_starts` counts how often the file was begun.
 
     Attributes:
-        num_unreadable: whole lines that are no JSON object; they are left out.
+        num_unreadable: complete lines that are not JSON objects; they are left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,22 +29,23 @@ class GrowingFile:
         self._rest = b""
 
     def read_new(self) -> Iterator[Record]:
-        """The records of the whole lines that were added; of a torn last line nothing yet. They are
-        read while they are taken, so that a long file needs no memory.
+        """Yield the records of the complete lines that were added, but not a torn last line.
+
+        They are read lazily, so a long file needs no memory.
 
         Raises:
-            OSError: the file is there and cannot be read.
+            OSError: the file exists but cannot be read.
         """
         return self._read_on() if self._open() else iter(())
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _read_on(self) -> Iterator[Record]:
-        """The whole lines that are not read yet, of the file that is open."""
+        """Yield the complete lines of the open file that were not read yet."""
         while self._file is not None and (data := self._file.read(MAX_READ_BYTES)):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
@@ -56,8 +57,9 @@ class GrowingFile:
                 yield record
 
     def _open(self) -> bool:
-        """Open the file that has the name now; the old one is held open until then, so that its
-        inode cannot come back as another file's.
+        """Open the file that has the name now; return whether a file is open.
+
+        The old file stays open until then, so that its inode cannot be reused for another file.
         """
         try:
             now = self.path.stat()
@@ -76,24 +78,24 @@ class GrowingFile:
 
 
 class GrowingLog(GrowingFile):
-    """A log that is rotated: its older files count too, and a rotation loses no line."""
+    """A rotated log: its older files count, too, and no line is lost at a rotation."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._is_first = True
 
     def read_new(self) -> Iterator[Record]:
-        """The records that were added, in their order; at the first look those of all files.
+        """Yield the records that were added, in order; the first time, those of all files.
 
         Raises:
-            OSError: a file is there and cannot be read.
+            OSError: a file exists but cannot be read.
         """
         if self._is_first:
             self._is_first = False
             others = [GrowingFile(path) for path in rotated_files(self.path) if path != self.path]
             for older in others:
-                yield from older.read_new()  # nothing where it was removed just now
+                yield from older.read_new()  # nothing if it was just removed
                 older.close()
         else:
-            yield from self._read_on()  # what came before the file was put aside
+            yield from self._read_on()  # what was added before the rotation
         yield from super().read_new()

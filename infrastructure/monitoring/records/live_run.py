@@ -1,8 +1,7 @@
-"""A run as somebody looks at it again and again: each look reads only what is new.
+"""A run that is observed repeatedly: each refresh reads only what is new.
 
-Reads the run directory and nothing else, so it can begin before the training, outlive it, and
-follow it through kills and resumes. Changes nothing on the disk. Memory is bounded, however long
-the training.
+It reads only the run directory, so it can begin before training, outlive it, and follow it through
+kills and resumes. It changes nothing on the disk. Memory is bounded, however long the run is.
 """
 
 import itertools
@@ -33,7 +32,7 @@ from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_
 MAX_RECENT_RECORDS = 400
 MAX_ALERTS = 200
 MAX_ERRORS = 200
-MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # of the curve that is drawn wide, and of the others
+MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # for the curve that is drawn wide, and for others
 RATE_SECONDS = 60.0
 
 ENDED = (FINISHED, "stopped", "failed", "interrupted")
@@ -41,21 +40,21 @@ STATES = ("starting", "running", *ENDED)
 
 
 class LiveRun:
-    """What is known of a run after the last `refresh`.
+    """The state of a run at the last `refresh`.
 
     Attributes:
         facts: its small files.
-        records: the newest few of the metrics.
+        records: the newest records of the metrics.
         points: key → the curve so far.
-        evaluated: the keys that evaluations gave.
-        machine: the monitor's samples; empty where it is switched off.
-        errors: the newest that the training got over, and the one that ended it.
+        evaluated: the keys that evaluations have added.
+        machine: the monitor's samples; empty if the monitor is off.
+        errors: the newest errors that the run recovered from, and the one that ended it.
         num_errors: how many there were.
-        alerts: the newest alerts, the oldest first; those that are over have `ended_at`.
-        trainer: who trains it, or did so last.
-        seconds_trained: of all logged steps.
+        alerts: the newest alerts, oldest first; those that are over have `ended_at`.
+        trainer: the process that trains it, or did so last.
+        seconds_trained: total time of all logged steps.
         num_rated, seconds_rated: tokens of the steps whose speed was logged, and their time.
-        written_at: unix time of the newest numbers; None before there are any.
+        written_at: unix time of the newest values; None before there are any.
 
     Raises:
         ValueError: there is no such directory.
@@ -85,7 +84,7 @@ class LiveRun:
             raise
 
     def refresh(self) -> bool:
-        """Read what is new; whether there was anything.
+        """Read what is new; return whether there was anything.
 
         Raises:
             ValueError: the run's directory is gone.
@@ -99,7 +98,7 @@ class LiveRun:
         return is_new
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for file in (self._metrics, self._samples, self._performance, self._alerts, self._errors):
             file.close()
 
@@ -114,7 +113,7 @@ class LiveRun:
 
     @property
     def step(self) -> int | None:
-        """Steps done, as far as anything was written of them."""
+        """The number of steps done, as far as it was recorded."""
         steps = self.facts.summary.get("steps", self.last("step"))
         logged = int(steps) if isinstance(steps, int | float) else None
         sampled, moment = (self.machine.last.get(key) for key in ("step", "time"))
@@ -130,15 +129,17 @@ class LiveRun:
 
     @property
     def share_done(self) -> float | None:
-        """From 0 to 1; None where it cannot be said."""
+        """The share that is done, from 0 to 1; None if unknown."""
         if self.step is None or self.total_steps is None:
             return None
         return min(1.0, self.step / self.total_steps)
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Of the last minute of steps while it is trained, of all afterwards; None before two steps
-        are logged."""
+        """The time per step: of the last minute of steps during training, of all steps afterwards.
+
+        None before two steps are logged.
+        """
         if self.has_ended and self.step and self.seconds_trained:
             return self.seconds_trained / self.step
         timed = [(r.get("step"), r.get("seconds")) for r in self.records]
@@ -152,21 +153,21 @@ class LiveRun:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of steps alone, at the speed of the last minute; None unless it is being trained."""
+        """The time left for the steps, at the last minute's speed; None unless it is training."""
         if self.state != "running" or self.step is None or self.total_steps is None:
             return None
         each = self.seconds_per_step
         return None if each is None else max(0, self.total_steps - self.step) * each
 
     def last(self, key: str) -> float | None:
-        """The newest value under `key` in the records, if it is a number."""
+        """Return the newest value under `key` in the records, if it is a number."""
         values = (record[key] for record in reversed(self.records) if key in record)
         value = next(values, None)
         return value if isinstance(value, int | float) else None
 
     @property
     def peak_memory_bytes(self) -> float | None:
-        """The highest that anybody saw: the steps, the memory optimizer, the forecast's judge."""
+        """The highest recorded peak: from the steps, the memory optimizer or the forecast."""
         summary = self.facts.summary
         optimizer, forecast = summary.get("memory"), summary.get("forecast")
         seen = [record.get("memory_bytes") for record in self.records]
@@ -179,19 +180,19 @@ class LiveRun:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the newest step while it is trained, of all logged steps together afterwards."""
+        """The speed of the newest step during training, of all logged steps together afterwards."""
         if not self.has_ended or not self.seconds_rated:
             return self.last("tokens_per_second")
         return self.num_rated / self.seconds_rated
 
     @property
     def curves(self) -> PointsByKey:
-        """Key → its points, thinned where they are many."""
+        """Key → its points, thinned if there are many."""
         return {key: points.kept for key, points in self.points.items()}
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, and which numbers are none, one sentence each."""
+        """What could not be read, and which values are not finite, one sentence each."""
         damaged = [
             phrase(
                 "monitoring.damaged_lines_skipped",
@@ -215,7 +216,7 @@ class LiveRun:
     def _read_metrics(self) -> bool:
         records = self._metrics.read_new()
         is_new = self._metrics.num_starts != self._num_starts
-        if is_new:  # the training went on from an earlier step
+        if is_new:  # the run resumed from an earlier step
             self._num_starts = self._metrics.num_starts
             self._forget()
         for record in records:
@@ -243,7 +244,7 @@ class LiveRun:
         self.errors.append(error)
 
     def _note(self, alert: Record) -> None:
-        """An incident that has ended stays among the alerts, with the moment of its end."""
+        """Add an alert, or the time of its end to the alert that has ended."""
         kind = (alert.get("rule"), alert.get("subject"))
         if alert.get("state") != "ended":
             self.alerts.append(alert)
@@ -288,7 +289,7 @@ class LiveRun:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it should be training and has said nothing for ten minutes and ten steps."""
+        """Whether it should be training but has written nothing for ten minutes and ten steps."""
         if self.state != "running" or self.written_at is None:
             return False
         return time.time() - self.written_at > max(600.0, 10 * (self.seconds_per_step or 0.0))
@@ -303,11 +304,11 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 
 
 def state_of(facts: RunFacts, trainer: TrainerProcess | None) -> str:
-    """One of `STATES`, from run.json and summary.json and who trains the run."""
+    """Return one of `STATES`, from run.json, summary.json and the process that trains the run."""
     ended_at = changed_at(facts.directory / "summary.json")
     is_left = facts.status != FINISHED and ended_at is not None
     if is_left and trainer is not None and trainer.is_alive and trainer.since > (ended_at or 0):
-        return "starting"  # somebody prepares to go on with it: summary.json is of who was before
+        return "starting"  # a process is about to resume it: summary.json is by the previous one
     if facts.status != "running":
         return facts.status
     if trainer is not None and trainer.is_alive is False:
@@ -318,7 +319,7 @@ def state_of(facts: RunFacts, trainer: TrainerProcess | None) -> str:
 
 
 def changed_at(path: Path) -> float | None:
-    """Unix time of the last write to a file; None where it is not there."""
+    """Return the unix time of the last write to a file; None if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:

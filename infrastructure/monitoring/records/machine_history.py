@@ -1,4 +1,4 @@
-"""The samples of the machine that a run wrote, as curves over time in bounded memory."""
+"""A run's samples of the machine, as curves over time in bounded memory."""
 
 import math
 from collections import deque
@@ -22,9 +22,9 @@ from infrastructure.monitoring.drawing.formatting import (
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.watching.running_stats import Statistics
 
-MAX_POINTS = 600  # these curves are drawn small
-# Without a sample for so long, and for so many times as long as between the two before: nobody
-# trained, as between a kill and what goes on.
+MAX_POINTS = 600  # enough, because these curves are small
+# A gap between samples of this length, and of this many times the previous interval, is a pause in
+# training, such as between a kill and the resume.
 PAUSE_SECONDS, PAUSE_INTERVALS = 60.0, 10
 MAX_PAUSES = 1000
 BYTE_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
@@ -32,12 +32,12 @@ TIME_UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 
 
 class Meter(TypedDict):
-    """How full something is now.
+    """The current use of a resource.
 
     Attributes:
         share: from 0 to 1.
-        level: `fine`, `high` (above 85 %) or `full` (above 95 %). A busy processor is good news,
-            and always fine; full memory is not.
+        level: `fine`, `high` (above 85 %) or `full` (above 95 %). A busy processor is good, so its
+            level is always `fine`; full memory is not.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Meter(TypedDict):
     level: str
 
 
-# What is drawn of the machine, and what is only a row of the table; the unit stands in the key.
+# Quantities that are drawn, and those that are only a row of the table; the key contains the unit.
 DRAWN = {
     "gpu_utilization_percent": "GPU load",
     "gpu_memory_used_bytes": "GPU memory",
@@ -78,11 +78,13 @@ UNITS = {"_celsius": " °C", "_watts": " W"}
 
 @dataclass
 class _ForwardClock:
-    """Moments that never fall, of a clock that may be set back: what is noted after that follows at
-    once on what was noted before, so that no chart runs backwards.
+    """Monotonic times from a clock that may be set back.
+
+    What is recorded after the clock was set back follows directly on what was recorded before, so
+    that no chart runs backwards.
 
     Attributes:
-        moment: the last one; None: there was none.
+        moment: the last time; None before the first.
     """
 
     moment: float | None = None
@@ -99,13 +101,14 @@ class _ForwardClock:
 
 @dataclass
 class MachineHistory:
-    """What the monitor's samples say.
+    """The samples of the monitor.
 
     Attributes:
-        last: the newest sample; empty where nothing was sampled.
-        points: key → (unix time in seconds, value); of GPUs `gpu_…`, with a number from the second.
-        numbers: key → what all of its values come to.
-        pauses: (begin, end), unix times between which nobody trained; the newest.
+        last: the newest sample; empty if there is none.
+        points: key → (unix time in seconds, value); those of GPUs are `gpu_…`, with a number from
+            the second GPU on.
+        numbers: key → statistics of all its values.
+        pauses: (begin, end), unix times between which nothing was trained; only the newest.
     """
 
     last: Record = field(default_factory=dict)
@@ -117,7 +120,7 @@ class MachineHistory:
     _performance: _ForwardClock = field(default_factory=_ForwardClock)
 
     def add(self, sample: Record) -> None:
-        """Take a sample of the machine; they come in the order of time."""
+        """Add a sample of the machine; samples come in the order of time."""
         if is_number(sample.get("time")):
             before, moment = self._samples.moment, self._samples.forward(sample["time"])
             self._note_pause(before, moment)
@@ -125,7 +128,7 @@ class MachineHistory:
             self._add(moment, _flat(sample))
 
     def add_performance(self, record: Record) -> None:
-        """Take what was measured of a step: how well it uses the machine."""
+        """Add measurements of a step: how well it uses the machine."""
         values = {key: value for key, value in record.items() if is_number(value)}
         if (share := values.get("model_flops_utilization")) is not None:
             values["model_flops_percent"] = 100 * share
@@ -142,14 +145,14 @@ class MachineHistory:
 
     @property
     def curves(self) -> dict[str, Points]:
-        """Key → (seconds since 1970 as if there had been no pauses, value)."""
+        """Key → (unix time without the pauses before it, value)."""
         return {
             key: [(self._without_pauses(moment), value) for moment, value in points.kept]
             for key, points in self.points.items()
         }
 
     def _without_pauses(self, moment: float) -> float:
-        """Its time, less what it was paused before."""
+        """Return a time minus the pauses before it."""
         return moment - sum(
             min(moment, end) - begin for begin, end in self.pauses if begin < moment
         )
@@ -163,7 +166,7 @@ class MachineHistory:
                 self.numbers.setdefault(key, Statistics()).add(value)
 
     def meters(self) -> list[Meter]:
-        """What has a most, and how near it is."""
+        """Return the use of each resource that has a maximum."""
         meters = [_percent_meter("processor", self.last.get("cpu_percent"))]
         used, total = (self.last.get(f"memory_{word}_bytes") for word in ("used", "total"))
         meters.append(_memory_meter("memory", used, total))
@@ -175,19 +178,19 @@ class MachineHistory:
         return [meter for meter in meters if meter is not None]
 
     def rows(self) -> list[list[str]]:
-        """Of each quantity its name, mean, 95th percentile of the newest values, most, and last."""
+        """Return for each quantity: name, mean, 95th percentile of recent values, maximum, last."""
         known = {key: summed for key in self.numbers if (summed := self.numbers[key].to_dict())}
         return [
             [title, *(with_unit(key, known[key][name]) for name in ("mean", "p95", "max", "last"))]
             for key, title in _titles(DRAWN | COUNTED, known)
-            if known[key]["max"]  # what was always zero says nothing
+            if known[key]["max"]  # a quantity that is always zero is left out
         ]
 
 
 def machine_charts(
     points_of: Mapping[str, Points], num_buckets: int = NUM_BUCKETS
 ) -> dict[str, Chart]:
-    """Key → chart, of each quantity that was sampled and is not always zero."""
+    """Return key → chart, for each quantity that was sampled and is not always zero."""
     return {
         key: _chart(title, points_of[key], key, num_buckets)
         for key, title in _titles(DRAWN, points_of)
@@ -196,7 +199,7 @@ def machine_charts(
 
 
 def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Key and title of what is known, in the order of the names; of GPUs one for each card."""
+    """Yield key and title of each known quantity, in the order of `names`; one per GPU."""
     for kind, title in names.items():
         for key in known:
             if key.partition("#")[0] == kind:
@@ -204,7 +207,7 @@ def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[st
 
 
 def with_unit(key: str, value: float) -> str:
-    """A number of the machine, in the unit that its key has."""
+    """Format a value of the machine, in the unit that its key names."""
     if key.endswith("_bytes_per_second"):
         return f"{format_bytes(value)}/s"
     if "_bytes" in key:
@@ -218,7 +221,7 @@ def with_unit(key: str, value: float) -> str:
 
 
 def gpus_of(sample: Record) -> list[dict[str, object]]:
-    """The readings of each GPU in a sample."""
+    """Return the readings of each GPU in a sample."""
     gpus = sample.get("gpus")
     return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
 
@@ -262,7 +265,7 @@ def _heat(gpu: Mapping[str, object]) -> str:
 
 
 def _chart(title: str, points: Points, key: str, num_buckets: int) -> Chart:
-    """Over the time since the first sample, in the unit that gives round numbers."""
+    """Return a chart over the time since the first sample, in a unit that gives round numbers."""
     first, last = points[0][0], points[-1][0]
     seconds, unit = next((s, u) for least, s, u in TIME_UNITS if last - first >= least)
     size, measure = _unit(key, points)
@@ -281,7 +284,7 @@ def _chart(title: str, points: Points, key: str, num_buckets: int) -> Chart:
 
 
 def _unit(key: str, points: Points) -> tuple[float, str]:
-    """What the values are divided by, and what they are counted in then."""
+    """Return the divisor of the values and the unit of the quotients."""
     if "_percent" in key:
         return 1.0, "%"
     if "_bytes" not in key:

@@ -1,4 +1,4 @@
-"""The runs of a folder, and finding one by the name that a person gives it. Opens no checkpoint."""
+"""The runs of a folder, and how to find one by its name. Opens no checkpoint."""
 
 import re
 import time
@@ -14,40 +14,39 @@ from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 
 RUN_FILE = "run.json"
-MODEL_NOT_FOUND = "models.model_not_found"  # which may mean a run
-MAX_NAMED = 3  # runs that a wrong name may have meant
-OF_A_MODEL = ("config.json", "adapter_config.json", "temper_model.json")  # one lies in each
+MODEL_NOT_FOUND = "models.model_not_found"  # in this error a run may be meant
+MAX_NAMED = 3  # runs to list for a wrong name
+OF_A_MODEL = ("config.json", "adapter_config.json", "temper_model.json")  # a model has one of them
 FINAL = "final"  # in a finished run: the trained model
-ROUNDED = ("final-int4", "final-int8_int4")  # the same, rounded, of model.quantization_aware
-
-
-# how a refusal of a model begins
+ROUNDED = ("final-int4", "final-int8_int4")  # the quantized model, with model.quantization_aware
 VERSIONS, VERSION_SUFFIX = "versions", ".json"  # a checkpoint's manifest: checkpoints/versions/NAME
-TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
+TRAINER_KEY: Final = "trainer"  # in run.json of a transformers Trainer's run
 _KEPT_NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9.-]{0,38}"
-)  # which stands in a folder's name as it is
-_NUMBERED = re.compile(r"checkpoint-(\d+)")  # as transformers names them
-BEGAN_AT = re.compile(r"^\d{8}-\d{6}-(?=.)")  # in an id, before what tables call the run
+)  # a name that is unchanged in the folder's name
+_NUMBERED = re.compile(r"checkpoint-(\d+)")  # the names that transformers uses
+BEGAN_AT = re.compile(r"^\d{8}-\d{6}-(?=.)")  # in an ID, before the part that tables show
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 ID = re.compile(r"(?P<second>\d{8}-\d{6})(?:-(?P<name>.+?))?(?:-(?P<part>[0-9a-f]{4}))?")
 
 
 class NoSuchRunError(InputError):
-    """No run of that name is in the folder of the runs; the text says which there are."""
+    """A run name that is not in the folder of runs; the text lists those that exist."""
 
 
 def is_of_a_script(record: Mapping[str, object]) -> bool:
-    """Whether run.json is of a Trainer that was not made from a configuration: only its own script
-    goes on with it."""
+    """Return whether run.json belongs to a Trainer that was not made from a configuration.
+
+    Only its own script can resume such a run.
+    """
     return TRAINER_KEY in record and "configuration" not in record
 
 
 def runs_in(output_dir: Path) -> list[Path]:
-    """The run directories in `output_dir`, the oldest first: most names begin with the time.
+    """Return the run directories in `output_dir`, oldest first: most names begin with the time.
 
     Raises:
-        PermissionError: nobody may look into it, so it may hold some.
+        PermissionError: the folder cannot be listed, so it may contain runs.
     """
     if not output_dir.is_dir():
         return []
@@ -56,7 +55,7 @@ def runs_in(output_dir: Path) -> list[Path]:
 
 
 def run_folders(output_dir: Path) -> list[Path]:
-    """As `runs_in`, with those that have checkpoints and have lost their run.json."""
+    """Return the runs of `runs_in`, and those with checkpoints that have lost their run.json."""
     if not output_dir.is_dir():
         return []
     require_listable(output_dir)
@@ -66,11 +65,12 @@ def run_folders(output_dir: Path) -> list[Path]:
 
 
 def began(run: Path) -> tuple[str, str, str]:
-    """Return what runs of a folder are ordered by: when the run began (the second, and a part of
-    it in hexadecimal), as its id says, then its name. A run that a person has named began with its
-    run.json.
+    """Return the sort key of a run: when it began, as its ID says, then its name.
 
-    A new run's id always comes after those that are there, see `run.directory.plan_run`: whatever
+    The time is the second and the fraction of it in hexadecimal. A run whose ID has no time,
+    because the user named it, began when its run.json was written.
+
+    The ID of a new run always sorts after the existing ones, see `run.directory.plan_run`: whatever
     the clock does, runs are in the order in which they began.
     """
     if (own := ID.fullmatch(run.name)) is not None:
@@ -83,14 +83,16 @@ def began(run: Path) -> tuple[str, str, str]:
 
 
 def moment_of(seconds: float) -> tuple[str, str]:
-    """Return a unix time as ids write it: the second in local time, and the part of it."""
+    """Return a unix time as IDs contain it: the second in local time, and the fraction of it."""
     second = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
     return second, f"{int(seconds % 1 * 0x10000):04x}"
 
 
 def finished_model(name: str) -> str:
-    """`FOLDER/final` where there is no such folder and runs lie in FOLDER: the model of the newest
-    that is finished. Any other name stays as it is."""
+    """Resolve a missing `FOLDER/final` to the model of the newest finished run in FOLDER.
+
+    Any other name is returned unchanged.
+    """
     path = Path(name)
     if path.name != FINAL or path.exists():
         return name
@@ -99,9 +101,11 @@ def finished_model(name: str) -> str:
 
 
 def run_named(name: str, output_dir: Path) -> Path | None:
-    """The newest run that a person has given this name (`--name`), or whose id ends so after its
-    time, in `output_dir`, or in the folder before it where the name is a path (`runs/my-run`);
-    None: there is none."""
+    """Return the newest run with this name, in `output_dir` or a path's folder (`runs/my-run`).
+
+    The name is the one that the user has given (`--name`), or the end of the ID after its time.
+    None if there is no such run.
+    """
     if (run := _newest_named(name, output_dir)) is not None:
         return run
     path = Path(name).expanduser()
@@ -110,11 +114,11 @@ def run_named(name: str, output_dir: Path) -> Path | None:
 
 def _newest_named(name: str, output_dir: Path) -> Path | None:
     runs = [*reversed(runs_in(output_dir))]
-    if _KEPT_NAME.fullmatch(name):  # else its folder is called otherwise
+    if _KEPT_NAME.fullmatch(name):  # otherwise the folder's name differs
         runs = [run for run in runs if name in run.name]
     named = next((run for run in runs if _given_name(run) == name), None)
-    # Tables call a run by the end of its id. One of an own Trainer has an id without a time, which
-    # may be the name of a model of the Hub, too.
+    # Tables show the end of a run's ID. A custom Trainer's run has an ID without a time, which may
+    # also be the name of a model on the Hub.
     timed = (run for run in runs if BEGAN_AT.match(run.name))
     return named or next((run for run in timed if BEGAN_AT.sub("", run.name) == name), None)
 
@@ -123,14 +127,16 @@ def _given_name(run: Path) -> object:
     try:
         record = as_object(parse_json((run / RUN_FILE).read_bytes()))
         return as_object(as_object(record["config"])["run_name"]).get("value")
-    except (OSError, ValueError, TypeError, KeyError):  # damaged, or of somebody's own Trainer
+    except (OSError, ValueError, TypeError, KeyError):  # damaged, or a custom Trainer's
         return None
 
 
 def split_version(name: str) -> tuple[str, str | None]:
-    """A run and its version, as a person writes them: `RUN@120`, `RUN@best`, or the path of a
-    checkpoint (`RUN/checkpoint-120`, `RUN/checkpoints/versions/NAME.json`, of which it is NAME);
-    None: the run alone is named. Looks at no file."""
+    """Split a name into a run and its version; None: it names only a run.
+
+    A version is given as `RUN@120`, `RUN@best`, or the path of a checkpoint (`RUN/checkpoint-120`,
+    or `RUN/checkpoints/versions/NAME.json` with the version NAME). Reads no file.
+    """
     path = Path(name)
     if path.parent.name == VERSIONS and path.suffix == VERSION_SUFFIX:
         return str(path.parents[2]), path.stem
@@ -141,12 +147,15 @@ def split_version(name: str) -> tuple[str, str | None]:
 
 
 def names_version(name: str) -> bool:
-    """Return whether a name is that of a version of a run, and of no folder. Looks at no run."""
+    """Return whether a name is that of a version of a run, and not of a folder. Reads no run."""
     return split_version(name)[1] is not None and not Path(name).expanduser().is_dir()
 
 
 def _is_model_or_run(path: Path) -> bool:
-    """Whether something of a model lies there; a folder of data may be called as a run is."""
+    """Return whether the path is a file, or a folder with a model or a run.
+
+    A folder of data may have the same name as a run, and is neither.
+    """
     if not path.is_dir():
         return path.exists()
     if any((path / name).exists() for name in (*OF_A_MODEL, RUN_FILE, FINAL)):
@@ -155,9 +164,11 @@ def _is_model_or_run(path: Path) -> bool:
 
 
 def model_of_run(name: str, output_dir: Path) -> str:
-    """Of the id of a run, or the name that a person has given it, the path of its trained model, or
-    that of the run where it has none yet. Any other name stays as it is, that of a run of an own
-    Trainer, too: a name of the Hub may be meant."""
+    """Resolve a run's ID or name to the path of its trained model, or of the run without one.
+
+    Any other name is returned unchanged, because a model on the Hub may be meant. So is the name of
+    a run of a custom Trainer.
+    """
     if _is_model_or_run(Path(name)):
         return name
     by_id = output_dir / name
@@ -169,12 +180,14 @@ def model_of_run(name: str, output_dir: Path) -> str:
 
 
 def run_or_model(name: str, output_dir: Path) -> str:
-    """A path or a hub name as it stands; a run's id or the name that a person has given it, alone
-    or after a folder of runs (`my-run`, `runs/my-run`, `runs/my-run/final`), as the path of the
-    run or of its model; `runs/final` as the model of the newest finished run there.
+    """Resolve a name to the path of a run or its model; paths and Hub names are unchanged.
+
+    A run's ID or name, alone or in a folder of runs (`my-run`, `runs/my-run`, `runs/my-run/final`),
+    becomes the path of the run or of its model; `runs/final` becomes the model of the newest
+    finished run there.
 
     Raises:
-        ValueError: it names a checkpoint, which is no model yet.
+        ValueError: it names a checkpoint, which is not a model yet, or one of an unknown run.
     """
     name = finished_model(name)
     run, version = split_version(name)
@@ -182,7 +195,7 @@ def run_or_model(name: str, output_dir: Path) -> str:
         return name
     if version is not None and _is_run(run, output_dir):
         raise InputError("monitoring.checkpoint_instead_of_model", name=name, run=run)
-    if version is not None and "@" in Path(name).name:  # which no name of the hub has
+    if version is not None and "@" in Path(name).name:  # which no name on the Hub contains
         raise InputError(
             "monitoring.unknown_run_of_checkpoint",
             name=name,
@@ -200,7 +213,7 @@ def run_or_model(name: str, output_dir: Path) -> str:
 
 
 def _is_run(name: str, output_dir: Path) -> bool:
-    """Whether a run, or its trained model, is called so."""
+    """Return whether a run, or its trained model, has this name."""
     try:
         find_run_path(name, output_dir)
     except NoSuchRunError:
@@ -210,8 +223,7 @@ def _is_run(name: str, output_dir: Path) -> bool:
 
 @contextmanager
 def naming_runs(output_dir: Path) -> Iterator[None]:
-    """Inside, what is said of a model that is nowhere names the runs that there are, too: it may
-    have been meant as one."""
+    """List the runs in a block's error about a missing model, because a run may be meant."""
     try:
         yield
     except InputError as error:
@@ -236,18 +248,22 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
 
 
 def _names(runs: Sequence[Path], wrong: str) -> list[str]:
-    """What the runs are called where `wrong` is none of them: by ids if that reads like one."""
+    """Return the runs' names for an error about `wrong`; their IDs if `wrong` reads like one."""
     is_id = _BEGINS_WITH_TIME.match(wrong)
     given = ((None if is_id else _given_name(run), run.name) for run in runs)
     return [*dict.fromkeys(name if isinstance(name, str) else of_id for name, of_id in given)]
 
 
 def find_run_path(name: str | None, output_dir: Path) -> Path:
-    """The directory of the run that `name` means: its id, its path, that of its trained model, the
-    name that a person has given it (the newest of that name), or None for the newest of all.
+    """Return the directory of the run that `name` means.
+
+    Args:
+        name: its ID, its path, the path of its trained model, or the name that the user has given
+            it (the newest of that name); None: the newest run.
 
     Raises:
-        NoSuchRunError: there is none; says which there are, or how a copy comes back.
+        NoSuchRunError: there is none; the text lists the runs, or says how to restore one from a
+            backup.
         ValueError: it names a checkpoint.
     """
     runs = runs_in(output_dir)
@@ -256,7 +272,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
             raise NoSuchRunError("monitoring.no_runs", output_dir=output_dir)
         return runs[-1].resolve()
     given, by_name = Path(name), {path.name: path for path in runs}
-    name = str(given)  # a shell that completes it leaves a slash
+    name = str(given)  # removes the slash of a shell's completion
     of_model = [given.parent] if given.name == FINAL else []
     for path in (given, *of_model):
         if (path.resolve() / RUN_FILE).is_file():

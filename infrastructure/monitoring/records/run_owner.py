@@ -1,4 +1,4 @@
-"""Which process trains a run, and whether it still lives: written by it, asked by who looks on."""
+"""The process that trains a run: it records itself, and others check whether it is alive."""
 
 import itertools
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 HOLDER_FILE = "trained_by"
-STOP_FILE = "to_be_stopped"  # written just before the signal, so that it is known for what it is
+STOP_FILE = "to_be_stopped"  # written just before the signal, so that its cause is known
 LINE = re.compile(r"process (\d+) on (\S+)( ended)?\n?")
 PROGRAMS, COMMANDS = ("temper", "infrastructure"), ("train", "resume", "train-resume")
 CLOCK_SLACK_SECONDS = 2.0  # of file times against process start times
@@ -18,11 +18,12 @@ CLOCK_SLACK_SECONDS = 2.0  # of file times against process start times
 
 @dataclass(frozen=True)
 class TrainerProcess:
-    """Who trains a run, or did so last.
+    """The process that trains a run, or did so last.
 
     Attributes:
-        is_alive: whether it trains the run still; None where it cannot be said: another machine's.
-        since: unix time of its beginning, or of its end where it has said so.
+        is_alive: whether it still trains the run; None if unknown, because it is on another
+            machine.
+        since: unix time of its start, or of its end if it has recorded that.
     """
 
     pid: int
@@ -35,7 +36,7 @@ class TrainerProcess:
 
 
 def write_trainer(run_path: Path, pid: int | None = None) -> None:
-    """Write down that the process `pid` (None: this one) trains the run.
+    """Record that the process `pid` (None: this one) trains the run.
 
     Raises:
         OSError: the disk refuses.
@@ -44,15 +45,20 @@ def write_trainer(run_path: Path, pid: int | None = None) -> None:
 
 
 def announce_stop(run_path: Path, pid: int) -> None:
-    """Write down that the signal which `pid` gets now is a person's `temper stop`; where the disk
-    refuses, it is a signal like any other."""
+    """Record that the signal that `pid` is about to get is the user's `temper stop`.
+
+    If the disk refuses, it is a signal like any other.
+    """
     with suppress(OSError):
         (run_path / STOP_FILE).write_text(_line(pid))
 
 
 def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
-    """Whether a person has stopped the process that trained a run last: its announcement lies there
-    where the process ended before it could take it, or before there was a checkpoint."""
+    """Return whether the user has stopped the process that trained a run last.
+
+    The announcement remains if the process ended before it could take it, or before there was a
+    checkpoint.
+    """
     try:
         text = (run_path / STOP_FILE).read_text()
     except (OSError, ValueError):
@@ -61,7 +67,7 @@ def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
 
 
 def take_announced_stop(run_path: Path) -> bool:
-    """Whether `announce_stop` has announced a signal to this process; forgets it."""
+    """Return whether `announce_stop` has announced a signal to this process; forget it."""
     path = run_path / STOP_FILE
     try:
         is_of_this_process = path.read_text() == _line(os.getpid())
@@ -72,17 +78,18 @@ def take_announced_stop(run_path: Path) -> bool:
 
 
 def leave_trainer(run_path: Path) -> None:
-    """Write down that this process trains the run no more, although it may live on: a notebook's
-    kernel does. Where that cannot be written, it shows when the process is gone.
+    """Record that this process no longer trains the run; it may live on as a notebook's kernel.
+
+    If that cannot be written, it becomes visible when the process is gone.
     """
     path = run_path / HOLDER_FILE
-    with suppress(OSError), path.open("r+") as file:  # not made anew where the run is gone
+    with suppress(OSError), path.open("r+") as file:  # not created again if the run is gone
         file.write(_line(os.getpid(), " ended"))
         file.truncate()
 
 
 def this_process() -> str:
-    """This process, as others are told of it."""
+    """Return a description of this process for other processes."""
     return _line(os.getpid()).strip()
 
 
@@ -91,9 +98,9 @@ def _line(pid: int, more: str = "") -> str:
 
 
 def read_trainer(run_path: Path) -> TrainerProcess | None:
-    """Who trains the run, or did so last; None where nobody has written it down.
+    """Return the process that trains the run, or did so last; None if it was not recorded.
 
-    No lock is touched, so looking never stands in the way of a training that begins.
+    No lock is touched, so reading never blocks a run that begins.
     """
     path = run_path / HOLDER_FILE
     try:
@@ -121,14 +128,14 @@ def started_trainings(folder: Path) -> list[psutil.Process]:
 
 
 def computes(process: psutil.Process) -> bool:
-    """Whether it has not ended, even where nobody has asked yet how."""
+    """Return whether a process has not ended; a zombie has."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def _trains(words: list[str]) -> bool:
-    """`python -m temper train …`, or by the script of that name."""
+    """Return whether a command line is `python -m temper train …`, or the same by script."""
     return any(
         Path(program).name in PROGRAMS and command in COMMANDS
         for program, command in itertools.pairwise(words[:4])
@@ -136,7 +143,7 @@ def _trains(words: list[str]) -> bool:
 
 
 def _was_there(pid: int, written_at: float) -> bool:
-    """Whether `pid` is a process that began before the file was written; ids are used again."""
+    """Return whether `pid` is a process that began before the file was written; PIDs are reused."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         return computes(process) and process.create_time() <= written_at + CLOCK_SLACK_SECONDS

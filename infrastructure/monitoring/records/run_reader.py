@@ -1,6 +1,6 @@
-"""The small files of a run directory, read tolerantly: a report is wanted of broken runs too.
+"""The small files of a run directory, read tolerantly, because broken runs need reports, too.
 
-Each file that is missing or unreadable becomes an empty one and, if it is damaged, a sentence in
+A file that is missing or unreadable becomes an empty one; if it is damaged, a sentence is added to
 `problems`. Changes nothing on the disk.
 """
 
@@ -24,7 +24,7 @@ COMPARISON_FILE = "comparison.json"
 STACKWISE_FILE = "stackwise.json"
 CHECKS_FILE = "checks.json"
 PROFILE_FILE = "logs/performance/profile.json"
-HEAD_FILES = ("run.json", "summary.json")  # which run it is, and how it stands
+HEAD_FILES = ("run.json", "summary.json")  # which run it is, and its state
 SMALL_FILES = (
     *HEAD_FILES,
     "data_report.json",
@@ -33,7 +33,7 @@ SMALL_FILES = (
 )
 
 MAX_NAME_CHARACTERS = 60
-MAX_INITIALS = 4  # of a method that is called by its initials: DPO, GRPO
+MAX_INITIALS = 4  # of a method named by its initials: DPO, GRPO
 MADE_FROM_THE_TIME = re.compile(r"20\d{6}-\d{6}-(.*)-[0-9a-f]{4}")
 OWN_MODEL, SAMPLE_TASKS = "new small model", "sample tasks"
 SAMPLES = re.compile(r"samples?$|.*[/\\]infrastructure[/\\]training[/\\]data[/\\]samples[/\\]")
@@ -45,10 +45,10 @@ STATUSES = (FINISHED, "stopped", "failed", "running")
 
 @dataclass
 class RunFacts:
-    """What the small files say.
+    """The contents of the small files.
 
     Attributes:
-        files: name → content, of those that are there and readable.
+        files: name → content, of those that exist and are readable.
         problems: what could not be read, one sentence each.
     """
 
@@ -57,7 +57,7 @@ class RunFacts:
     problems: list[str] = field(default_factory=list)
 
     def object_in(self, name: str) -> JsonObject:
-        """The JSON object in a file; an empty one where there is none."""
+        """Return the JSON object in a file; an empty one if there is none."""
         content = self.files.get(name)
         return dict(content) if isinstance(content, dict) else {}
 
@@ -75,7 +75,7 @@ class RunFacts:
 
     @property
     def title(self) -> str:
-        """What people call it: its name; else what is trained on what, and when it began."""
+        """The run's name; if it has none, what is trained on what, and when it began."""
         return title_of(self.run, self.run_id)
 
     @property
@@ -86,25 +86,28 @@ class RunFacts:
 
     @property
     def copies(self) -> dict[str, object]:
-        """How the copies of the checkpoints stand: at the end, or as it was last written down."""
+        """The state of the checkpoints' backups: at the end, or as it was last recorded."""
         ended = self.summary.get("backup")
         known = self.object_in("checkpoints/backup.json")
         return {**known, **(ended if isinstance(ended, Mapping) else {})}
 
 
 def brought_back_from(run: Mapping[str, object]) -> str | None:
-    """The place that a run was brought back from which has not gone on since, from its run.json."""
+    """Return the source that a run was restored from, from its run.json.
+
+    None if it was not restored, or has resumed since.
+    """
     back = run.get("brought_back")
     return str(back["place"]) if isinstance(back, Mapping) and "place" in back else None
 
 
 def continuations(facts: RunFacts) -> list[JsonObject]:
-    """Where a run went on, the first time first; run.json knows it of one that was brought back."""
+    """Return the times a run was resumed, oldest first; for a restored run they are in run.json."""
     return objects_in(facts.summary.get("went_on") or facts.run.get("went_on"))
 
 
 def config_of(run: Mapping[str, object]) -> dict[str, tuple[object, str]]:
-    """The configuration in run.json: key → (value, where it came from)."""
+    """Return the configuration in run.json: key → (value, where it came from)."""
     config = run.get("config")
     pairs = config.items() if isinstance(config, Mapping) else []
     return {
@@ -116,10 +119,10 @@ def config_of(run: Mapping[str, object]) -> dict[str, tuple[object, str]]:
 
 
 def title_of(run: Mapping[str, object], run_id: str) -> str:
-    """What a run is called on a page, from its run.json.
+    """Return the title of a run, from its run.json.
 
-    The id stays where nobody has named the run and it does not come from a clock, such as that of
-    a Trainer's run.
+    It is the ID if the user has not named the run and the ID is not made from the time, as for the
+    run of a Trainer.
     """
     config = config_of(run)
     name, model = (config.get(key, (None, ""))[0] for key in ("run_name", "model.name"))
@@ -133,7 +136,7 @@ def title_of(run: Mapping[str, object], run_id: str) -> str:
 
 
 def training_words(config: Mapping[str, tuple[object, str]]) -> str:
-    """What is trained on what: `tiny-llama, DPO on pairs.jsonl`; "" where nobody has written it."""
+    """Describe what is trained on what: `tiny-llama, DPO on pairs.jsonl`; "" if unknown."""
     model, data, method, lora = (
         config.get(key, (None, ""))[0]
         for key in ("model.name", "data.path", "training.method", "model.lora_config")
@@ -147,7 +150,7 @@ def training_words(config: Mapping[str, tuple[object, str]]) -> str:
 
 
 def model_words(model: str) -> str:
-    """A model as people call it; one that a run has trained is called as that run."""
+    """Return the display name of a model; a model that a run has trained is named after the run."""
     parts = re.split(r"[/\\]", model.rstrip("/\\"))
     if len(parts) > 1 and parts[-1] == FINAL:
         parts.pop()
@@ -156,7 +159,7 @@ def model_words(model: str) -> str:
 
 
 def baseline_is_as_good(record: Mapping[str, object]) -> bool:
-    """Whether a simple method answers a quantum step's problem as well as what was chosen."""
+    """Return whether a simple method solves a quantum step's problem as well as its answer."""
     energy, baselines = record.get("energy"), record.get("alternatives")
     energies = baselines.values() if isinstance(baselines, Mapping) else ()
     numbers = [number for number in energies if isinstance(number, int | float)]
@@ -168,17 +171,17 @@ def baseline_is_as_good(record: Mapping[str, object]) -> bool:
 
 
 def data_words(data: str) -> str:
-    """Data as people call it."""
+    """Return the display name of data."""
     return SAMPLE_TASKS if SAMPLES.match(data) else _short(data)
 
 
 def _short(path: str) -> str:
-    """The last part of a path or of a hub's name."""
+    """Return the last part of a path or of a Hub name."""
     return clip(re.split(r"[/\\]", path.rstrip("/\\"))[-1] or path, MAX_NAME_CHARACTERS)
 
 
 def format_moment(moment: str) -> str:
-    """`2026-11-23T18:25:55+0000` → `23 Nov 2026, 18:25`; what is no such time stays."""
+    """Format a time: `2026-11-23T18:25:55+0000` → `23 Nov 2026, 18:25`; other text is clipped."""
     try:
         at = datetime.fromisoformat(moment)
     except ValueError:
@@ -187,7 +190,7 @@ def format_moment(moment: str) -> str:
 
 
 def numbers_of(value: object) -> dict[str, object]:
-    """`{"eval_loss": …, "exact_match": {…}}` with only what is a number in it."""
+    """Return `{"eval_loss": …, "exact_match": {…}}` with only the values that are numbers."""
     if not isinstance(value, Mapping):
         return {}
     numbers: dict[str, object] = {}
@@ -201,7 +204,7 @@ def numbers_of(value: object) -> dict[str, object]:
 
 
 def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> RunFacts:
-    """What can be read of a run but for its logs, which may be long.
+    """Return what can be read of a run, except its logs, which may be long.
 
     Raises:
         ValueError: there is no such directory.
@@ -212,7 +215,7 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
 
 
 def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
-    """What can be read of these files, wherever they should be."""
+    """Return what can be read of these files; missing ones are left out."""
     facts = RunFacts(directory)
     for name in names:
         try:
@@ -230,10 +233,10 @@ def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
 
 
 def read_rounds(run_directory: Path) -> list[JsonObject]:
-    """The rounds of checks of a run, the oldest first; none where there are none."""
+    """Return a run's rounds of checks, oldest first; empty if there are none."""
     return objects_in(read_files(run_directory, [CHECKS_FILE]).files.get(CHECKS_FILE))
 
 
 def objects_in(value: object) -> list[JsonObject]:
-    """The JSON objects in a list; what else is in it is left out."""
+    """Return the JSON objects in a list; other items are left out."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

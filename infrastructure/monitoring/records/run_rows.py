@@ -1,4 +1,4 @@
-"""One line for each run of a folder, read from the ends of its files."""
+"""One row for each run of a folder, read from the ends of its files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,12 @@ VERSIONS_FOLDER = f"checkpoints/{VERSIONS}"
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run among others; what is not known is None.
+    """A run in a list; unknown values are None.
 
     Attributes:
-        title: what people call it; the name if nothing better is known.
-        training: what is trained on what; "" where nobody has written it.
-        changed_after: the steps after which something changed under way.
+        title: what the user calls it; its name if nothing better is known.
+        training: what is trained on what; "" if it is not recorded.
+        changed_after: the steps after which something changed during the run.
     """
 
     name: str
@@ -53,7 +53,7 @@ class RunRows:
         self._known: dict[Path, tuple[object, RunRow]] = {}
 
     def read(self) -> list[RunRow]:
-        """The newest run first."""
+        """Return the rows, newest run first."""
         runs = runs_in(self.folder)[::-1]
         known = {}
         for path in runs:
@@ -90,14 +90,17 @@ def _row(path: Path, trainer: TrainerProcess | None) -> RunRow:
 
 
 def _model_of_trainer(run: JsonObject) -> str:
-    """Of somebody's own Trainer, which keeps its data to itself."""
+    """Return the model of a custom Trainer, which does not record its data."""
     model = run.get("model")
     name = model.get("name") if isinstance(model, dict) else None
     return model_words(name) if isinstance(name, str) else ""
 
 
 def _saved_step(path: Path) -> int | None:
-    """Of the newest version, from which the run goes on: it may be saved oftener than logged."""
+    """Return the step of the newest version, from which the run resumes.
+
+    Checkpoints may be saved more often than metrics are logged.
+    """
     newest = max((path / VERSIONS_FOLDER).glob(f"*{VERSION_SUFFIX}"), default=None)
     step = None if newest is None else json_of(newest).get("step")
     return step if isinstance(step, int) else None
@@ -112,7 +115,7 @@ def _newest(key: str, records: list[Record]) -> float | None:
 
 
 def last_records(path: Path, tail_bytes: int = TAIL_BYTES) -> list[Record]:
-    """The readable records in the last `tail_bytes` of a JSON lines file."""
+    """Return the readable records in the last `tail_bytes` of a JSON lines file."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, 2) - tail_bytes)

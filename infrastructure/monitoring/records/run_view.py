@@ -1,8 +1,8 @@
-"""The one record of a run that everything renders: report, page, notebook panel and terminal.
+"""The one view of a run that everything renders: report, page, notebook panel and terminal.
 
-`temper watch RUN --json` prints it. It is made from the run directory in bounded memory, by a
-`LiveRun`; whoever renders it opens no file and computes nothing of the run again. All texts are as
-people read them, so a number is spelled in one way wherever it is shown.
+`temper watch RUN --json` prints it. A `LiveRun` makes it from the run directory in bounded memory.
+Renderers open no file and compute nothing about the run again. All texts are ready to read, so a
+number looks the same everywhere.
 """
 
 import math
@@ -60,7 +60,7 @@ from infrastructure.monitoring.records.status_text import (
 MAX_COMMAND_CHARACTERS = 4000
 HELD_OUT, METHOD, SFT = "data.eval_path", "training.method", "sft"
 
-SEES = "processor_config.json"  # in the folder of a model that pictures are given to
+SEES = "processor_config.json"  # in the folder of a vision-language model
 WHAT_LIES_WHERE = {
     "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
     **dict.fromkeys(
@@ -80,11 +80,11 @@ WHAT_LIES_WHERE = {
 
 
 class Headline(TypedDict):
-    """A number that people look for first.
+    """A number that users look for first.
 
     Attributes:
-        before: what it was before the training.
-        more: something smaller to be known of it.
+        before: its value before training.
+        more: a smaller detail about it.
     """
 
     name: str
@@ -104,17 +104,18 @@ class Alert(TypedDict):
 
 
 class Backup(TypedDict):
-    """What of the work is safe elsewhere.
+    """The state of the backups.
 
     Attributes:
-        place: None: the checkpoints lie on this machine only.
-        saved_at, confirmed_at: unix times of what is safe.
-        present_at, compared_at, compared_by: when all of that was last seen there, and when and by
-            what its bytes were last compared.
-        newest_step: of the newest checkpoint, safe or not.
-        published: where the trained model lies.
+        place: the backup destination; None: the checkpoints are only on this machine.
+        saved_at, confirmed_at: unix times at which the confirmed checkpoint was saved and
+            confirmed.
+        present_at, compared_at, compared_by: when all of it was last seen there, and when and how
+            its bytes were last compared.
+        newest_step: the step of the newest checkpoint, confirmed or not.
+        published: where the trained model was published.
         problem: why something is not safe.
-        text: all of it in a sentence, with its age now.
+        text: all of this in a sentence, with its current age.
     """
 
     place: str | None
@@ -134,11 +135,11 @@ class Machine(TypedDict):
     """The machine.
 
     Attributes:
-        meters: how full it is now; empty when the run has ended.
+        meters: its current load; empty if the run has ended.
         curves: key → (unix time, less the pauses before it, value).
-        pauses: (begin, end), unix times between which nobody trained the run.
-        rows: name, mean, 95th percentile of the newest values, most, last.
-        is_watched: somebody has written down how it is.
+        pauses: (begin, end), unix times between which the run was not trained.
+        rows: name, mean, 95th percentile of the newest values, maximum, last.
+        is_watched: whether there are samples of it.
         profile: which operations took the time of a few steps.
     """
 
@@ -151,26 +152,27 @@ class Machine(TypedDict):
 
 
 class RunView(TypedDict):
-    """A run as it is now. What is not known is None, or empty.
+    """A run as it is now. Unknown values are None or empty.
 
     Attributes:
         subject: what is trained on what.
         state: one of `live_run.STATES`; state_text: a sentence.
-        is_over: it trains no more, whatever the reason.
-        written_at: unix time of the newest numbers.
-        progress, times: how far it is, and how long it took and takes, in words.
+        is_over: it no longer trains, whatever the reason.
+        written_at: unix time of the newest values.
+        progress, times: the progress, and the time that it took and takes, in words.
         share_done: from 0 to 1.
         error: what ended it.
-        problems: what could not be read, and where numbers are none.
+        problems: what could not be read, and where values are not finite.
         before_after: what, before, after, change; the held-out numbers.
-        curves: key → (step, value); evaluated: the keys of them that evaluations gave.
-        errors: what the training got over, and what ended it; num_errors: how many there were.
+        curves: key → (step, value); evaluated: the keys of them that evaluations have added.
+        errors: errors that the run recovered from, and the one that ended it; num_errors: how many
+            there were.
         config: key → value, and where that came from.
-        paths: name, path, and what lies there.
+        paths: name, path, and what is there.
         data: what it trains on now; earlier_data: the last step with other data, and that data.
-        history: what changed under way, or rounds otherwise since, oldest first.
-        stages: of the last of its sessions; num_sessions: one more than it went on.
-        next_steps: what to do, and the command for it; "" where it is no command.
+        history: changes during the run, including other rounding since, oldest first.
+        stages: those of its last session; num_sessions: one more than the number of resumes.
+        next_steps: what to do, and the command for it; "" if there is no command.
     """
 
     run_id: str
@@ -221,7 +223,7 @@ class RunView(TypedDict):
 
 
 def read_view(directory: Path) -> RunView:
-    """A run as it is now.
+    """Return a run as it is now.
 
     Raises:
         ValueError: there is no such directory.
@@ -231,7 +233,7 @@ def read_view(directory: Path) -> RunView:
 
 
 def view_of(run: LiveRun) -> RunView:
-    """A run as it was when it was read last."""
+    """Return a run as it was when it was last read."""
     facts = run.facts
     record, summary = facts.run, facts.summary
     config = config_of(record)
@@ -304,17 +306,17 @@ def view_of(run: LiveRun) -> RunView:
 
 
 def mapping_of(value: object) -> dict[str, object]:
-    """A copy of a mapping; of anything else an empty one."""
+    """Return a copy of a mapping; for anything else an empty one."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def list_of(value: object) -> list[object]:
-    """`value`, where it is a list; else an empty one."""
+    """Return `value` if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def json_object(value: JsonValue) -> JsonObject:
-    """`value`, where it is a JSON object; else an empty one."""
+    """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -323,7 +325,7 @@ def _text_or_none(value: object) -> str | None:
 
 
 def _subject(facts: RunFacts) -> str:
-    """What is trained on what, in one line."""
+    """Return what is trained on what, in one line."""
     model = mapping_of(facts.run.get("model"))
     parts = [f"Model: {model_words(str(model['name']))}"] if "name" in model else []
     if isinstance(total := model.get("num_parameters"), int):
@@ -344,13 +346,13 @@ def _subject(facts: RunFacts) -> str:
 def _headlines(
     run: LiveRun, before: Mapping[str, object], after: Mapping[str, object], loss_name: str
 ) -> list[Headline]:
-    """The result first, where there is one."""
+    """Return the headlines; the result comes first, if there is one."""
     was, now = (mapping_of(of.get("exact_match")).get("all") for of in (before, after))
     held_out = run.points.get("eval_loss")
     finite = [value for _, value in held_out.kept if math.isfinite(value)] if held_out else []
     best = f"best {format_number(min(finite))}" if finite else ""
     if "eval_reward" in after:
-        losses = []  # the loss of what learns by rewards says nothing
+        losses = []  # the loss is meaningless when training on rewards
     elif "eval_loss" in after:
         losses = [_headline(loss_name, after["eval_loss"], before=before.get("eval_loss"))]
     else:
@@ -371,7 +373,7 @@ def _headlines(
 
 
 def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> list[Headline | None]:
-    """The first of the numbers of a method of TRL that says how well it went."""
+    """Return the first number of a TRL method that says how well it went."""
     before, after = without_ties(before), without_ties(after)
     names = {key: name_of(key) for key in in_order([*after])}
     for key, name in names.items():
@@ -382,7 +384,7 @@ def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> li
 
 
 def _of_training(run: LiveRun) -> str:
-    """What the steps needed, where answering and measuring took more."""
+    """Return what the steps needed, if generation and evaluation took more."""
     whole, rows = run.peak_memory_bytes, objects_in(run.facts.summary.get("forecast"))
     steps = next((row.get("was") for row in rows if row.get("what") == "peak_memory_bytes"), None)
     if whole is None or not isinstance(steps, int | float) or steps > 0.99 * whole:
@@ -445,7 +447,7 @@ def _command(command: object) -> str:
 
 
 def _paths(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """Name, path and meaning: as the run has said, and what is there besides."""
+    """Return name, path and meaning: those that the run has recorded, and others that exist."""
     named = {str(k): str(v) for k, v in mapping_of(facts.summary.get("paths")).items()}
     there = {name: facts.directory / name for name in WHAT_LIES_WHERE}
     names = {Path(path).name for path in named.values()}
@@ -465,11 +467,11 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
             steps.append((phrase("monitoring.next_resume"), command))
     advice = objects_in(facts.summary.get("advice"))
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
-    if final.exists() and writes_text(final):  # a model of scores is neither asked nor measured
+    if final.exists() and writes_text(final):  # a reward model is neither asked nor evaluated
         if not (final / SEES).is_file():
             steps.append(("Ask the model", _question_to(str(final), facts.summary)))
         held_out, method = (config.get(key, (None, ""))[0] for key in (HELD_OUT, METHOD))
-        is_measurable = held_out and method in (None, SFT)  # other methods have rows of their own
+        is_measurable = held_out and method in (None, SFT)  # other methods have other rows
         data, what = (
             (_quoted(held_out), "Measure it")
             if is_measurable
@@ -490,13 +492,16 @@ def _question_to(model: str, summary: Mapping[str, object]) -> str:
 
 
 def _advised(text: str, command: str) -> tuple[str, str]:
-    """What can be typed is a command; words such as "a lower --learning-rate" end the sentence."""
+    """Return advice as text and command.
+
+    Words that cannot be typed, such as "a lower --learning-rate", become part of the text.
+    """
     is_command = command.startswith("temper ")
     return (f"{text}:", command) if is_command else (f"{text} {command}", "")
 
 
 def from_here(path: str | Path) -> str:
-    """A path as one types it in the folder that one is in; of what lies elsewhere all of it."""
+    """Return a path as the user types it in the current folder; a path elsewhere stays complete."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):

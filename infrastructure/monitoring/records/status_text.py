@@ -1,4 +1,4 @@
-"""What is told of a run in one sentence, the same in the terminal and on the page."""
+"""The state of a run in one sentence, the same in the terminal and on the page."""
 
 import shlex
 from pathlib import Path
@@ -12,7 +12,7 @@ from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_from, continuations
 
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
-EXPANDED = frozenset('"$`\\!')  # by a shell, between double quotes
+EXPANDED = frozenset('"$`\\!')  # by a shell, inside double quotes
 STATE_WORDS = {
     "starting": "Being prepared",
     "running": "Being trained",
@@ -24,11 +24,11 @@ STATE_WORDS = {
 
 
 def question_command(model: str, system: object = None, *, has_context: bool = False) -> str:
-    """What is typed to ask a trained model, as its rows were written.
+    """Return the command that asks a trained model in the format of its training rows.
 
     Args:
-        system: the system prompt of all of them, if they share one.
-        has_context: they say what their questions are about.
+        system: the system prompt of all rows, if they share one.
+        has_context: whether the rows contain the context of their questions.
     """
     command = f"temper ask {shlex.quote(model)}{' --context TEXT' if has_context else ''}"
     if not isinstance(system, str):
@@ -37,20 +37,22 @@ def question_command(model: str, system: object = None, *, has_context: bool = F
         return f"{command} --system SYSTEM_PROMPT"
     quoted = shlex.quote(system)
     if "'" in system and not EXPANDED & {*system}:
-        quoted = f'"{system}"'  # which reads better
+        quoted = f'"{system}"'  # easier to read
     return f"{command} --system {quoted}"
 
 
 def writes_text(model: Path) -> bool:
-    """Whether one can ask the model in a folder: a reward model gives a score."""
+    """Return whether the model in a folder can be asked: a reward model only gives a score."""
     config, lora = json_of(model / "config.json"), json_of(model / "adapter_config.json")
     is_score = "SequenceClassification" in str(config.get("architectures"))
     return not is_score and lora.get("task_type") != "SEQ_CLS"
 
 
 def state_words(run: LiveRun) -> str:
-    """How it stands: `Finished at step 40`, with how long it took and why it ended; of a run that
-    went on, the time of all its sessions, and how often and after what."""
+    """Describe the state: `Finished at step 40`, with the duration and the reason of the end.
+
+    For a resumed run, this includes the time of all sessions, how often it was resumed, and why.
+    """
     text, went_on = STATE_WORDS[run.state], continuations(run.facts)
     if not run.has_ended:
         text += f" ({run.trainer})" if run.trainer is not None else ""
@@ -65,7 +67,7 @@ def state_words(run: LiveRun) -> str:
 
 
 def _reason(run: LiveRun) -> object:
-    """Why a run has ended, if that is known."""
+    """Return why a run has ended, if that is known."""
     if run.state != "interrupted":
         return run.facts.summary.get("reason")
     if place := brought_back_from(run.facts.run):
@@ -74,8 +76,10 @@ def _reason(run: LiveRun) -> object:
 
 
 def _duration_words(run: LiveRun, is_first: bool) -> str:
-    """How long the training took: of several sessions its steps, those that a kill has cost left
-    out."""
+    """Describe how long training took.
+
+    For several sessions it is the time of the steps, without those that a kill has cost.
+    """
     seconds = run.facts.summary.get("seconds")
     if not is_first and run.seconds_trained:
         return phrase("monitoring.total_step_time", duration=format_duration(run.seconds_trained))
@@ -90,8 +94,11 @@ def _duration_words(run: LiveRun, is_first: bool) -> str:
 
 
 def _went_on_words(continuations: list[JsonObject]) -> str:
-    """`; gone on 2 times, last after a kill, from its checkpoint of step 60; brought back from
-    /mnt/disk`: nothing of a run that never did."""
+    """Describe how a run was resumed; "" if it never was.
+
+    `; resumed 2 times, last after a kill, from the checkpoint of step 60; brought back from
+    /mnt/disk`.
+    """
     if not continuations:
         return ""
     newest, times = continuations[-1], len(continuations)
@@ -105,7 +112,7 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
 
 
 def progress_words(run: LiveRun) -> str:
-    """`step 120 of 500 · 24.0 %`, as far as it is known."""
+    """Describe the progress as far as it is known: `step 120 of 500 · 24.0 %`."""
     if run.step is None:
         return "no step yet"
     text = f"step {run.step:,}"
@@ -115,7 +122,7 @@ def progress_words(run: LiveRun) -> str:
 
 
 def time_words(run: LiveRun) -> str:
-    """`about 5.0 s left · the steps took 15 s`."""
+    """Describe the times: `about 5.0 s left · the steps took 15 s`."""
     left = run.seconds_left if run.state == "running" else None
     trained = run.seconds_trained
     parts = [f"about {format_duration(left)} left"] if left else []
@@ -123,10 +130,10 @@ def time_words(run: LiveRun) -> str:
 
 
 def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
-    """What of the work is safe elsewhere, and how old it is at the unix time `now`.
+    """Describe what is backed up, and how old it is at the unix time `now`.
 
     Args:
-        is_trained: a process trains it, so that what it has done since then could be lost.
+        is_trained: whether a process trains the run, so that its work since then could be lost.
     """
     known = run.copies
     if "place" not in known or not known["place"]:
@@ -151,7 +158,10 @@ def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
 
 
 def error_words(record: Record) -> str:
-    """An error that the training got over: `step 12: spike; went back to step 10 (message)`."""
+    """Describe an error that the run recovered from.
+
+    `step 12: spike; went back to step 10 (message)`.
+    """
     text = f"step {record.get('step', '?')}: {record.get('kind', 'error')}"
     if action := record.get("action"):
         text += f"; {action}"
@@ -161,7 +171,7 @@ def error_words(record: Record) -> str:
 
 
 def alert_words(record: Record) -> str:
-    """An alert of the monitor: `step 12: GPU 0: 91 °C, more than 85 °C (over)`."""
+    """Describe an alert of the monitor: `step 12: GPU 0: 91 °C, more than 85 °C (over)`."""
     text = str(record.get("message") or record.get("rule") or "an alert")
     if record.get("step") is not None:
         text = f"step {record['step']}: {text}"

@@ -1,1 +1,1 @@
-"""`report.html`: one self-contained page of a run, the sections in files beside it."""
+"""`report.html`: one self-contained page of a run; its sections are in the other files here."""

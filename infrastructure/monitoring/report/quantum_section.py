@@ -1,5 +1,4 @@
-"""The report's section on quantum steps: what was asked, what was chosen, whose answer, and how it
-compares."""
+"""The report's section on quantum steps: the problem, the choice, its solver, and a comparison."""
 
 from collections.abc import Mapping, Sequence
 
@@ -42,7 +41,7 @@ COMPARED = {
 
 
 def quantum_steps(view: RunView) -> Markup:
-    """The section; nothing where no quantum step was made."""
+    """Return the section; nothing if there was no quantum step."""
     records, compared = view["quantum"], view["comparison"]
     if not records:
         return NOTHING
@@ -67,7 +66,7 @@ def quantum_steps(view: RunView) -> Markup:
 def _decision(
     answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]
 ) -> str:
-    """What the newest answer decided, in a sentence."""
+    """Return what the newest answer decided, in a sentence."""
     if not answered:
         why = clip(str(records[-1].get("why", "")), 600)
         return f"Nothing was decided{f': {why}' if why else ''}."
@@ -76,7 +75,7 @@ def _decision(
 
 
 def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, object]) -> str:
-    """Whether it paid, in a sentence: by a comparison, if there was one; else by baselines."""
+    """Return whether it paid off, in a sentence: by a comparison if there is one, or baselines."""
     if not answered:
         return ""
     losses = {
@@ -108,7 +107,7 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
 
 
 def comparison_table(compared: Mapping[str, object]) -> Markup:
-    """Held-out loss of the same training with other answers; nothing where none was compared."""
+    """Return the held-out losses of this run with other answers; nothing if none were compared."""
     rows = [
         [
             COMPARED.get(str(row.get("answer")), clip(str(row.get("answer")), 60)),
@@ -134,7 +133,7 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
 
 
 def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
-    """How often there was an answer, and whose the newest is."""
+    """Return how often there was an answer, and who gave the newest."""
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
     without = (
         phrase("monitoring.quantum_unanswered_times", times=_times(skipped)) if skipped else ""
@@ -253,7 +252,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
 
 
 def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
-    """Which kinds of examples the newest answer has kept."""
+    """Return a table of the tasks whose examples the newest answer has kept."""
     tasks = mapping_of(answered[-1].get("by_task")) if answered else {}
     rows = [
         (clip(str(task), 80), f"{kept:,}", f"{there:,}", format_share(kept / there))
@@ -268,7 +267,7 @@ def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
 
 
 def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
-    """What is to be known of the newest answer, and what of the data it left out."""
+    """Return remarks on the newest answer, and the data that it left out."""
     if not answered:
         return NOTHING
     newest = answered[-1]

@@ -1,9 +1,9 @@
-"""`report.html`: one self-contained page of a run, for people who would rather look.
+"""`report.html`: one self-contained page of a run.
 
-Needs no network and no drawing package; the page's policy forbids the network and any script but
-ours, which makes the charts answer. Works for unfinished and failed runs too, and says what they
-are. Shows the configuration as it stands in `run.json`: secrets are taken out before they are
-written there.
+It needs neither network nor a plotting package. The page's policy forbids the network and any
+script except Temper's, which makes the charts interactive. It also works for unfinished and failed
+runs, and says that they are. It shows the configuration as it is in `run.json`, where secrets are
+already removed.
 """
 
 from pathlib import Path
@@ -59,7 +59,10 @@ def write_report(run_directory: Path) -> Path:
 
 
 def render_report(view: RunView) -> str:
-    """The whole page as HTML: of a finished run its result is first, of another what stopped it."""
+    """Return the whole page as HTML.
+
+    It begins with the result if the run is finished, and with what stopped it otherwise.
+    """
     is_finished = view["state"] == FINISHED
     order = [*RESULT, *TROUBLE] if is_finished else [*TROUBLE, *RESULT]
     first = [tiles(view), notices(view)]

@@ -1,4 +1,4 @@
-"""The report's section on what was foretold before the first step, and what was decided then."""
+"""The report's section on the forecast before the first step, and on values decided then."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ NAMES = {
 
 
 def forecast(view: RunView) -> Markup:
-    """Forecast beside truth, and the values that were measured for `auto`."""
+    """Return the forecast next to the actual values, and the values measured for `auto`."""
     parts = [part for part in (_compared(view["forecast"]), _decided(view["decided"])) if part]
     return section("Forecast", *parts) if parts else joined(())
 
@@ -33,7 +33,7 @@ def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """What is compared; of a run that went on, from where both times count."""
+    """Return what is compared; for a resumed run, also the step from which both times count."""
     if row["what"] == "seconds" and row.get("first_step"):
         return phrase("monitoring.forecast_time_since_resume", step=row["first_step"])
     return NAMES[row["what"]]

@@ -1,5 +1,4 @@
-"""The report's section on the machine while it trained: its curves and numbers, and the profiled
-steps."""
+"""The report's section on the machine during training: curves, numbers, and profiled steps."""
 
 from infrastructure.core.json_text import JsonObject, as_integer, as_list, as_number, as_object
 from infrastructure.core.messages import phrase
@@ -16,7 +15,7 @@ COLUMNS = ("", "mean", "95 % of the newest are below", "most", "last")
 
 
 def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
-    """The curves of the machine over the time that it trained, and what that leaves out."""
+    """Return the machine's curves over training time, and a note on the time that they omit."""
     curves = view["machine"]["curves"]
     charts = machine_charts(curves, num_buckets)
     figures = [
@@ -30,23 +29,23 @@ def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
 
 
 def _newest(chart: Chart) -> str:
-    """The newest value, in the unit that the curve is drawn in."""
+    """Return the newest value, in the unit of the curve."""
     unit = chart.title.rpartition(", ")[2]
     return f"{chart.format_value(chart.points[-1][1])} {unit}"
 
 
 def _pauses(known: Machine) -> Markup:
-    """Where the axis of time has left out how long the run lay still."""
+    """Return a note on how long the run was inactive, which the time axis omits."""
     if not (pauses := known["pauses"]):
         return NOTHING
     how_long = format_duration(sum(end - begin for begin, end in pauses))
-    # how often it stopped is told above: a pause is a long silence, and a short one is none
+    # the number of stops is shown elsewhere: only long gaps are pauses
     text = phrase("monitoring.curves_omit_pauses", duration=how_long)
     return element("p", text, css_class="soft")
 
 
 def machine_use(view: RunView) -> Markup:
-    """The section; nothing where the run was not watched."""
+    """Return the section; nothing if the run was not monitored."""
     known = view["machine"]
     is_quiet = known["is_watched"] and not view["alerts"]
     return section(

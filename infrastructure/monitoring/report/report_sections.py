@@ -1,4 +1,4 @@
-"""The sections of a report, each from the record of a run; what is not known is a missing line."""
+"""The sections of a report, each made from the view of a run; unknown values are left out."""
 
 import functools
 import re
@@ -31,7 +31,7 @@ from infrastructure.monitoring.records.run_reader import FINISHED, objects_in
 from infrastructure.monitoring.records.run_view import RunView
 
 HASH, HASH_CHARACTERS = re.compile("[0-9a-f]{64}"), 12
-# How a page calls what the data report counts; other keys are words as they are.
+# Page labels of counts in the data report; other keys are readable as they are.
 DATA_WORDS = {
     "num_train": "rows to train on",
     "num_evaluation": "rows held out",
@@ -58,7 +58,7 @@ MIN_CONTENTS = 4
 
 
 def section(heading: str, *contents: object, css_class: str | None = None) -> Markup:
-    """A card with a heading, which links lead to; nothing at all when it would be empty."""
+    """Return a card with a heading, which links lead to; nothing if it would be empty."""
     if not any(contents):
         return NOTHING
     anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
@@ -68,7 +68,7 @@ def section(heading: str, *contents: object, css_class: str | None = None) -> Ma
 
 
 def contents_of(sections: Sequence[Markup]) -> Markup:
-    """Links to the sections that have a heading; nothing where there are few."""
+    """Return links to the sections that have a heading; nothing if there are few."""
     known = [match.groups() for part in sections for match in HEADING.finditer(part)]
     if len(known) < MIN_CONTENTS:
         return NOTHING
@@ -77,7 +77,11 @@ def contents_of(sections: Sequence[Markup]) -> Markup:
 
 
 def header(view: RunView, kind: str = "training report", *more: object) -> Markup:
-    """The head of a page: which run, and how it stands. `more`: to the right above it."""
+    """Return the head of a page: which run it is, and its state.
+
+    Args:
+        more: shown at the right above it.
+    """
     over = element("div", element("span", f"Temper · {kind}"), *more, css_class="over")
     status = element("span", view["state"], css_class=f"status {view['state']}")
     return element(
@@ -90,7 +94,11 @@ def header(view: RunView, kind: str = "training report", *more: object) -> Marku
 
 
 def tiles(view: RunView, *more: Markup) -> Markup:
-    """The numbers to remember, large; `more`: what only one page shows."""
+    """Return the most important numbers, large.
+
+    Args:
+        more: tiles of only one kind of page.
+    """
     shown = [
         make_tile(line["name"], line["text"], line.get("before", ""), line.get("more", ""))
         for line in view["headlines"]
@@ -100,7 +108,7 @@ def tiles(view: RunView, *more: Markup) -> Markup:
 
 
 def make_tile(name: str, text: object, before: str = "", more: object = "") -> Markup:
-    """A number with its name above, what it was before it, and something smaller below."""
+    """Return a number with its name above, its earlier value before it, and a detail below."""
     was = element("span", f"{before} → ", css_class="from") if before else ""
     shown = [element("div", name, css_class="name"), element("div", was, text, css_class="value")]
     if more:
@@ -109,14 +117,14 @@ def make_tile(name: str, text: object, before: str = "", more: object = "") -> M
 
 
 def moment(unix_seconds: float, form: str = "ago") -> Markup:
-    """A moment, which the script of the live page counts up, as `ago` or as a bare `age`."""
+    """Return a time; the live page's script turns it into an age, as `ago` or as a bare `age`."""
     local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))
     attributes = {"data-at": f"{unix_seconds:.0f}", "data-form": form, "title": local}
     return element("time", local, **attributes)
 
 
 def notices(view: RunView) -> Markup:
-    """What went wrong, first on the page."""
+    """Return what went wrong; it comes first on the page."""
     parts: list[Markup] = []
     if error := view["error"]:
         parts.append(element("pre", clip(error, MAX_TEXT_CHARACTERS)))
@@ -126,7 +134,7 @@ def notices(view: RunView) -> Markup:
 
 
 def alerts(view: RunView) -> Markup:
-    """The newest alerts of the monitor, the newest first."""
+    """Return the newest alerts of the monitor, newest first."""
     newest = view["alerts"][-MAX_ALERTS:][::-1]
     rows = []
     for alert in newest:
@@ -144,7 +152,7 @@ def alerts(view: RunView) -> Markup:
 
 
 def errors(view: RunView) -> Markup:
-    """What the training got over, and what ended it."""
+    """Return the errors that the run recovered from, and the one that ended it."""
     rows = []
     for record in view["errors"]:
         named = record.get("rows")
@@ -166,13 +174,13 @@ def errors(view: RunView) -> Markup:
 
 
 def before_after(view: RunView) -> Markup:
-    """Numbers before and after the training; nothing where none were measured."""
+    """Return numbers before and after training; nothing if none were measured."""
     rows = view["before_after"]
     if not rows:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
     names = [_quantity(row[0].strip()) for row in rows]
-    if all(before == UNKNOWN for _, before, _, _ in rows):  # as of a Trainer of one's own
+    if all(before == UNKNOWN for _, before, _, _ in rows):  # as with a custom Trainer
         only = [(name, after) for name, (_, _, after, _) in zip(names, rows, strict=True)]
         return section("After the training", table((), only, "numbers", classes))
     cells = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
@@ -181,7 +189,7 @@ def before_after(view: RunView) -> Markup:
 
 
 def _quantity(name: str) -> Markup | str:
-    """Its name, and small below that which direction is good, where that is told."""
+    """Return a name, with its good direction in small type below it if it has one."""
     title, direction = split_direction(name)
     if not direction:
         return title
@@ -190,7 +198,7 @@ def _quantity(name: str) -> Markup | str:
 
 
 def example(view: RunView) -> Markup:
-    """A held-out prompt with its answers; nothing where there is none."""
+    """Return a held-out prompt with its answers; nothing if there is none."""
     shown = view["example"]
     if not shown:
         return NOTHING
@@ -214,7 +222,7 @@ def _verdict(shown: Mapping[str, object], key: str) -> Markup:
 
 
 def _as_text(value: object) -> str:
-    """Text as it is; a list of messages as `role: content` lines."""
+    """Return text as it is; a list of messages as `role: content` lines."""
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
         lines = [f"{m.get('role', '')}: {m.get('content', '')}" for m in value]
         value = "\n".join(lines)
@@ -222,10 +230,10 @@ def _as_text(value: object) -> str:
 
 
 def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
-    """The curves of the training, or why there are none yet.
+    """Return the curves of the run, or why there are none yet.
 
     Args:
-        num_buckets: the most pieces of a picture's curve, but for the loss.
+        num_buckets: the maximum number of buckets of a curve, except the loss.
     """
     charts = charts_of(view["curves"], view["evaluated"], num_buckets)
     figures, numbers = curves(charts), single_numbers(charts)
@@ -240,8 +248,7 @@ def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
 
 
 def changed_under_way(view: RunView) -> Markup:
-    """What was not as before when the run resumed, and from which step on; nothing where all was
-    as before."""
+    """Return what changed when the run resumed, and after which step; nothing if nothing did."""
     rows = [
         (
             f"{entry.get('step')}",
@@ -265,7 +272,7 @@ def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:
 
 
 def data(view: RunView) -> Markup:
-    """The data that is trained on; folded below it what it was before the run went on."""
+    """Return the data that is trained on, and below it, folded, the data before changes."""
     parts = _data_parts(view["data"])
     earlier = []
     for step, report in view["earlier_data"]:
@@ -278,7 +285,7 @@ def data(view: RunView) -> Markup:
 
 
 def _data_parts(known: Mapping[str, object]) -> list[Markup]:
-    """Whatever the data report says: sentences, counts, tables, and the preview of tokens."""
+    """Return the contents of the data report: sentences, counts, tables, and the token preview."""
     report = dict(known)
     lines = report.pop("lines", None)
     sentences = lines if isinstance(lines, list) else []
@@ -331,7 +338,7 @@ def _preview(html: str) -> Markup:
 
 
 def configuration(view: RunView) -> Markup:
-    """What was set for this run in the open, all other values behind a click."""
+    """Return the settings of this run that were given; all other values are folded."""
     config = view["config"]
     shown = {key: pair for key, pair in config.items() if not _is_switched_off(key, config)}
     given = {key: pair for key, pair in shown.items() if pair[1] != "default"}
@@ -346,7 +353,7 @@ def configuration(view: RunView) -> Markup:
 
 
 def _is_switched_off(key: str, config: Mapping[str, tuple[object, str]]) -> bool:
-    """Whether nobody gave a setting: it has no value since another was given in its place."""
+    """Return whether a setting was not given, but has no value because another one replaces it."""
     value, source = config[key]
     other_value, other_source = config.get(EXCLUDING.get(key, ""), (None, ""))
     return value is None and other_value is not None and source == other_source
@@ -357,19 +364,19 @@ def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
     return table(("setting", "value", "comes from"), rows, "config stack")
 
 
-@functools.lru_cache(maxsize=1024)  # each page names the same ones
+@functools.lru_cache(maxsize=1024)  # the names are the same on each page
 def _name(key: str) -> Markup:
-    """A setting's name, which a narrow screen breaks between its words."""
+    """Return a setting's name that narrow screens can break between its words."""
     return raw_markup("<wbr>".join(map(as_markup, re.split(r"(?<=[._])", key))))
 
 
 def _exact(value: object) -> str:
-    """A setting as it can be typed again."""
+    """Return a setting's value as it can be typed again."""
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
 
 def software(view: RunView) -> Markup:
-    """Hardware and versions."""
+    """Return hardware and versions."""
     parts = [
         element("div", element("h3", heading), facts(known))
         for heading, known in (("Hardware", view["hardware"]), ("Versions", view["versions"]))
@@ -380,13 +387,13 @@ def software(view: RunView) -> Markup:
 
 
 def places(view: RunView) -> Markup:
-    """Where everything lies."""
+    """Return the paths of all output."""
     rows = [(name, element("code", path), what) for name, path, what in view["paths"]]
     return section("Where everything lies", table((), rows, "stack names")) if rows else NOTHING
 
 
 def safety(view: RunView) -> Markup:
-    """What of the work is where, and what would be lost if this machine died."""
+    """Return what is backed up where, and what would be lost if this machine died."""
     known = view["backup"]
     if known["place"] is None:
         return section(
@@ -420,7 +427,7 @@ def safety(view: RunView) -> Markup:
 
 
 def next_steps(view: RunView) -> Markup:
-    """The commands to type next."""
+    """Return the commands to type next."""
     lines = [
         part
         for what, line in view["next_steps"]

@@ -1,4 +1,4 @@
-"""The report's section on stack-wise training: which layers trained when, and the loss by phase."""
+"""The report's section on block-wise training: which layers trained when, and the loss by phase."""
 
 import math
 import re
@@ -36,7 +36,7 @@ Plan = dict[str, object]
 
 
 def stack_section(view: RunView) -> Markup:
-    """The section; nothing where the training was not stack-wise."""
+    """Return the section; nothing if training was not block-wise."""
     plan, phases = stacks_of(view)
     if not phases:
         return NOTHING
@@ -59,8 +59,10 @@ def stack_section(view: RunView) -> Markup:
 
 
 def stacks_of(view: RunView) -> tuple[Plan, list[tuple[Plan, Bar]]]:
-    """The plan of a stack-wise training and its phases, each with what is drawn of it; both empty
-    where there is none."""
+    """Return the plan of block-wise training and its phases, each with its bar.
+
+    Both are empty if there is no plan.
+    """
     record = view["stackwise"]
     plan = mapping_of(record.get("plan"))
     phases = [mapping_of(phase) for phase in list_of(plan.get("phases"))][:MAX_PHASES]
@@ -151,7 +153,7 @@ def _keys(bars: list[Bar]) -> list[Markup]:
 
 
 def _table(phases: list[tuple[Plan, Bar]]) -> Markup:
-    """Of each phase what trained, how much, and from which loss to which."""
+    """Return a table of the phases: what trained, how much, and the losses at begin and end."""
     rows = [
         (
             _phase_name(bar),
@@ -185,7 +187,7 @@ def _layers_of(plan: Mapping[str, object]) -> int:
 
 
 def _spans(value: object) -> list[Span]:
-    """Files may be damaged, and of later versions."""
+    """Return the valid spans; files may be damaged, or come from a later version."""
     return [
         (one[0], one[1])
         for one in list_of(value)

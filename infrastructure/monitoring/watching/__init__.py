@@ -1,1 +1,1 @@
-"""Alerts: the rules, when a number becomes one, and who is told."""
+"""Alerts: the rules, when a number raises one, and where alerts are sent."""

@@ -1,6 +1,6 @@
-"""Alerts on their way to another machine: sent by a thread, so a slow address holds nobody up.
+"""Alerts on their way to another machine, sent by a thread so that a slow address delays nothing.
 
-What does not get there is counted, with the reason; whoever made the queue reports that.
+Alerts that are not delivered are counted, with the reason; the owner of the queue reports them.
 """
 
 import logging
@@ -14,21 +14,22 @@ from infrastructure.monitoring.watching.alerts import Alert
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 100  # alerts; more are dropped, and counted
+MAX_WAITING = 100  # alerts; more are dropped and counted
 CLOSE_SECONDS = 5.0
-LONGEST_CLOSE_SECONDS = 60.0  # where the other side has said when to come back
+LONGEST_CLOSE_SECONDS = 60.0  # if the other side has said when to retry
 
 
 class AlertQueue:
-    """Hands alerts to `post`, one after the other, in a thread of its own.
+    """A queue that passes alerts to `post`, one after the other, in its own thread.
 
     Args:
-        name: what the alerts go to, for the log.
-        post: sends one alert; returns why it could not, or "". Its text holds no address.
+        name: the destination of the alerts, for the log.
+        post: sends one alert; returns why it could not, or "". The text must not contain the
+            address.
 
     Attributes:
-        num_lost: alerts that did not get there.
-        why_lost: the reason of the last of them.
+        num_lost: number of alerts that were not delivered.
+        why_lost: the reason for the last of them.
     """
 
     def __init__(self, name: str, post: Callable[[Alert], str]) -> None:
@@ -36,12 +37,12 @@ class AlertQueue:
         self._waiting: queue.Queue[Alert | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._num_left = 0  # that were put, and neither sent nor lost
+        self._num_left = 0  # alerts that were put, and neither sent nor lost
         self._pauses_until = float("-inf")
         self.num_lost, self.why_lost = 0, ""
 
     def put(self, alert: Alert) -> None:
-        """Hand `alert` over; returns at once."""
+        """Add `alert` to the queue and return at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._post_all, name=self._name, daemon=True)
             self._thread.start()
@@ -53,13 +54,15 @@ class AlertQueue:
             self._settle(phrase("monitoring.too_many_alerts_queued"))
 
     def pause(self, seconds: float) -> None:
-        """Called by `post`: wait as long as the other side has asked for."""
+        """Wait as long as the other side has asked for; called by `post`."""
         self._pauses_until = time.monotonic() + seconds
         time.sleep(seconds)
 
     def close(self) -> None:
-        """Send what is waiting, for five seconds, and as long as the other side asks for; what is
-        left then counts as lost."""
+        """Send waiting alerts for five seconds, or longer if the other side asks for it.
+
+        Alerts that are left then count as lost.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -85,12 +88,12 @@ class AlertQueue:
         while (alert := self._waiting.get()) is not None:
             try:
                 why = self._post(alert)
-            except Exception as error:  # the next alert may get there; the text may hold a secret
+            except Exception as error:  # the next alert may succeed; the text may contain a secret
                 why = f"it failed ({type(error).__name__})"
             self._settle(why)
 
     def _settle(self, why: str) -> None:
-        """Take one alert off, which was sent or (with a reason) lost; a late one is counted."""
+        """Take one alert off the count, sent or (with a reason) lost; ignore a late one."""
         with self._lock:
             if not self._num_left:
                 return

@@ -1,19 +1,19 @@
 """The alert rules: one for each setting in `monitor.thresholds`.
 
-A number that jumps, such as the load of a processor, must be beyond its limit for a while; one that
-is bad at once, such as the norm of the gradient, need not. A fully used processor or GPU is what a
-training wants, so these two are information.
+A number that fluctuates, such as the load of a processor, has to be beyond its limit for a while.
+One that is bad immediately, such as the norm of the gradient, does not. Training should use a
+processor or GPU fully, so these two alerts are only information.
 """
 
 from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.watching.alerts import AlertRule
 
-BUSY_SAMPLES = 15  # half a minute of the default interval
+BUSY_SAMPLES = 15  # half a minute at the default interval
 
 
 def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
-    """The rules on what the machine says, in the keys of a sample."""
+    """Return the rules for the machine, by the keys of a sample."""
     return [
         AlertRule(
             "cpu_percent",
@@ -62,7 +62,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
 
 
 def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
-    """The rules on each GPU, in the keys of its reading."""
+    """Return the rules for each GPU, by the keys of its reading."""
     return [
         AlertRule(
             "gpu_utilization",
@@ -90,7 +90,7 @@ def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
 
 
 def training_rules(limits: AlertThresholds) -> list[AlertRule]:
-    """The rules on the training's own numbers, in the fields of TrainingMetrics."""
+    """Return the rules for the run's own numbers, by the fields of TrainingMetrics."""
     return [
         AlertRule(
             "training_time_per_step",

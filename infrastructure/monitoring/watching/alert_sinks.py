@@ -1,4 +1,4 @@
-"""Who is told of an alert: the console, the log, a notebook, a webhook, apprise.
+"""Destinations of alerts: the console, the log, a notebook, a webhook, apprise.
 
 To add one: `register_alert_sink(name, class)`, an entry point in the group "temper.alert_sinks", or
 its address, `monitor.alert_sinks: [module:Class]`.
@@ -25,7 +25,7 @@ from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts, 
 logger = logging.getLogger(__name__)
 
 LOG_LEVELS: dict[Severity, int] = {
-    "info": logging.DEBUG,  # nobody need act; logs/system/alerts.jsonl has it
+    "info": logging.DEBUG,  # no action needed; it is in logs/system/alerts.jsonl
     "warning": logging.WARNING,
     "critical": logging.ERROR,
 }
@@ -33,8 +33,12 @@ COLOURS: dict[Severity, str] = {"info": "#3b6ea5", "warning": "#b7791f", "critic
 
 
 class AlertSink(Protocol):
-    """One that is told. Called from one thread; may raise, and is then not called again. One that
-    sends elsewhere may have `lost`: how many alerts did not get there, and why the last did not."""
+    """A destination of alerts.
+
+    It is called from one thread. If it raises, it is not called again. A sink that sends elsewhere
+    may have an attribute `lost`: the number of alerts that were not delivered, and why the last was
+    not.
+    """
 
     name: str
 
@@ -44,7 +48,7 @@ class AlertSink(Protocol):
 
 
 class ConsoleAlerts:
-    """A line for each alert that a person should act on; `say` shows it."""
+    """A sink that shows a line for each alert that the user should act on, by `report`."""
 
     name = "console"
 
@@ -59,10 +63,10 @@ class ConsoleAlerts:
 
 
 class LogAlerts:
-    """A record of Python's logging; for those who debug, warning or error.
+    """A sink that writes to Python's logging: debug, warning or error.
 
     Args:
-        is_shown: a line on the screen says it, so that the log's own is for files.
+        is_shown: the alert is also on the screen, so the log's record is only for files.
     """
 
     name = "log"
@@ -79,7 +83,7 @@ class LogAlerts:
 
 
 class NotebookAlerts:
-    """A coloured box below the cell that runs, for what a person should act on."""
+    """A sink that shows a colored box below the running cell, if the user should act."""
 
     name = "notebook"
 
@@ -92,21 +96,22 @@ class NotebookAlerts:
 
 
 ALERT_SINKS: Registry[Callable[[], AlertSink]] = registries.ALERT_SINKS
-ALERT_SINKS.provide({}, AlertSink)  # those of here are given what `make_alert_sinks` is given
+ALERT_SINKS.provide({}, AlertSink)  # `make_alert_sinks` creates the built-in ones
 
 
 def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
-    """Make `monitor.alert_sinks: [name]` tell what `sink()` makes; it goes before a built-in one of
-    that name.
+    """Make `monitor.alert_sinks: [name]` send alerts to what `sink()` makes.
+
+    It takes precedence over a built-in sink of that name.
 
     Raises:
-        ValueError: the name is taken by another one's own, or `sink` lacks a method.
+        ValueError: another custom sink has the name, or `sink` lacks a method.
     """
     ALERT_SINKS.register(name, sink)
 
 
 def box(alert: Alert) -> str:
-    """The box as HTML."""
+    """Return the box as HTML."""
     colour = COLOURS[alert.severity]
     return (
         f'<div style="border-left:4px solid {colour};padding:.4em .8em;margin:.3em 0">'
@@ -121,15 +126,16 @@ def make_alert_sinks(
     source: str = "",
     environment: Mapping[str, str] = os.environ,
 ) -> list[AlertSink]:
-    """The sinks of these names. In a notebook its box replaces the console's line; elsewhere there
-    is no box.
+    """Return the sinks of these names.
+
+    In a notebook the box replaces the console's line; elsewhere there is no box.
 
     Args:
-        report: shows a line to a person.
+        report: shows a line to the user.
         source: what the alerts are about, such as the run's name.
 
     Raises:
-        ValueError: a name is unknown, or there is no address for the webhook.
+        ValueError: a name is unknown, or an address is missing.
     """
     chosen = list(names)
     ours: dict[str, Callable[[], AlertSink]] = {
@@ -149,8 +155,13 @@ def make_alert_sinks(
 
 
 def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ValueError where the webhook is named and has no address, or none that can be posted
-    to, or a sink of somebody's own cannot be used."""
+    """Check that these sinks can be used.
+
+    Raises:
+        ValueError: a name is unknown, an address is missing or cannot be posted to, or a custom
+            sink cannot be used.
+        MissingPackageError: apprise is needed and not installed.
+    """
     for name in names:
         if ALERT_SINKS.is_own(name) or name not in ALERT_SINKS.built_in:
             ALERT_SINKS.get(name)

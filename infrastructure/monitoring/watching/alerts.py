@@ -1,9 +1,9 @@
-"""When a number becomes an alert: one for each incident, not one for each sample.
+"""Rules for when a number becomes an alert: one for each incident, not one for each sample.
 
-An incident begins when a number has been beyond its limit for several samples in a row, and ends
-when it is well within the limit again (hysteresis), so that a number which trembles around the
-limit is one incident. Two alerts of one kind are at least the cool-down apart; an incident that
-outlasts the cool-down of the one before is told then.
+An incident begins when a number has been beyond its limit for several samples in a row. It ends
+when the number is well within the limit again (hysteresis), so a number that fluctuates around the
+limit is one incident. Two alerts of one kind are at least the cooldown apart; an incident that
+begins during a cooldown and outlasts it is reported then.
 """
 
 import math
@@ -15,22 +15,22 @@ from infrastructure.core.messages import phrase
 
 State = Literal["raised", "ended"]
 Severity = Literal["info", "warning", "critical"]
-CLEAR_SHARE = 0.05  # of the limit; so far must a number be within it for the incident to be over
+CLEAR_SHARE = 0.05  # of the limit: how far a number must be within it to end an incident
 
 
 @dataclass(frozen=True)
 class AlertRule:
-    """A limit of one number.
+    """A limit for one number.
 
     Attributes:
-        name: of the setting in `monitor.thresholds`.
-        key: what is compared.
-        limit: an alert is raised beyond it; a value that is no number is beyond every limit.
-        message: text for people, with `{subject}`, `{value}` and `{limit}`; of bytes with
+        name: the setting in `monitor.thresholds`.
+        key: the key of the number.
+        limit: an alert is raised beyond it; NaN is beyond every limit.
+        message: text for the user, with `{subject}`, `{value}` and `{limit}`, or for bytes with
             `{value_mib}` and `{limit_mib}`.
-        severity: info where a person need not act.
-        is_lower: an alert is raised below the limit.
-        num_samples: values beyond the limit, in a row, that begin an incident.
+        severity: info if the user need not act.
+        is_lower: the alert is raised below the limit.
+        num_samples: how many values in a row beyond the limit begin an incident.
     """
 
     name: str
@@ -45,12 +45,12 @@ class AlertRule:
         return not (value >= self.limit if self.is_lower else value <= self.limit)
 
     def is_clear(self, value: float) -> bool:
-        """Whether `value` is so far within the limit that an incident is over."""
+        """Return whether `value` is far enough within the limit that an incident is over."""
         margin = CLEAR_SHARE * abs(self.limit)
         return value >= self.limit + margin if self.is_lower else value <= self.limit - margin
 
     def text(self, value: float, subject: str, state: State) -> str:
-        """What an alert says to a person."""
+        """Return the text of an alert for the user."""
         if state == "ended":
             about = f"{subject}: " if subject else ""
             return phrase(
@@ -71,7 +71,7 @@ class AlertRule:
 
 @dataclass(frozen=True)
 class Alert:
-    """One incident begins or ends.
+    """The beginning or end of an incident.
 
     Attributes:
         time: seconds since 1970.
@@ -89,7 +89,7 @@ class Alert:
     message: str
 
     def record(self) -> dict[str, object]:
-        """As plain values; the line of alerts.jsonl."""
+        """Return plain values for a line of alerts.jsonl."""
         return asdict(self)
 
 
@@ -102,11 +102,11 @@ class _Incident:
 
 @dataclass
 class AlertWatch:
-    """Compares numbers with rules and remembers the incidents.
+    """A set of rules that numbers are compared with, and the incidents so far.
 
     Attributes:
-        rules: each rule looks at its key wherever that is among the values.
-        cooldown_seconds: least time between two alerts of one rule on one subject.
+        rules: each rule checks its key if that is among the values.
+        cooldown_seconds: minimum time between two alerts of one rule on one subject.
         num_raised: alerts by rule, since the start.
     """
 
@@ -123,7 +123,7 @@ class AlertWatch:
     def check(
         self, values: Mapping[str, float | None], now: float, step: int = 0, subject: str = ""
     ) -> list[Alert]:
-        """The incidents that begin or end with these values; None is no value.
+        """Return the incidents that begin or end with these values; None is not a value.
 
         Args:
             now: in seconds since 1970.
@@ -137,7 +137,7 @@ class AlertWatch:
         return [alert for alert in alerts if alert is not None]
 
     def open_incidents(self) -> list[tuple[str, str]]:
-        """(rule, subject) of what is wrong now."""
+        """Return (rule, subject) of each open incident."""
         return [key for key, incident in self._incidents.items() if incident.is_open]
 
     def _look(

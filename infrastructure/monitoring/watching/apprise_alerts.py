@@ -1,6 +1,7 @@
-"""Alerts to phones, chats and e-mail: whatever the package apprise has an address for.
+"""Alerts to phones, chats and e-mail: everything that the package apprise supports.
 
-The addresses hold tokens and passwords: they are read from a variable, never written, never shown.
+The addresses contain tokens and passwords: they are read from a variable, never written, never
+shown.
 """
 
 import logging
@@ -17,22 +18,22 @@ KINDS: dict[Severity, str] = {"info": "info", "warning": "warning", "critical": 
 
 
 class AppriseAlerts:
-    """Sends each alert that a person should act on to all addresses.
+    """A sink that sends each alert that the user should act on to all addresses.
 
     Args:
-        addresses: as apprise writes them, with spaces between: `ntfy://topic mailto://…`.
+        addresses: in apprise's format, separated by spaces: `ntfy://topic mailto://…`.
         source: what the alerts are about, such as the run's name.
 
     Raises:
-        ValueError: apprise knows no such address; the text does not show it.
-        MissingPackageError: apprise is not installed; the text has the pip line.
+        ValueError: apprise does not know such an address; the text does not show it.
+        MissingPackageError: apprise is not installed; the text names the pip command.
     """
 
     name = "apprise"
 
     def __init__(self, addresses: str, source: str = "") -> None:
         apprise = require("apprise", "the alert sink 'apprise'")
-        logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its warnings hold addresses
+        logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its warnings contain addresses
         self.source = source
         self._addresses: Any = apprise.Apprise()
         for number, address in enumerate(addresses.split(), start=1):
@@ -43,17 +44,17 @@ class AppriseAlerts:
         self._queue = AlertQueue(self.name, self._post)
 
     def send(self, alert: Alert) -> None:
-        """Hand `alert` over; returns at once."""
+        """Add `alert` to the queue and return at once."""
         if alert.severity != "info":
             self._queue.put(alert)
 
     def close(self) -> None:
-        """As `AlertQueue.close`."""
+        """Close the queue, see `AlertQueue.close`."""
         self._queue.close()
 
     @property
     def lost(self) -> tuple[int, str]:
-        """How many alerts did not get there, and why the last did not."""
+        """The number of alerts that were not delivered, and why the last was not."""
         return self._queue.num_lost, self._queue.why_lost
 
     def _post(self, alert: Alert) -> str:
@@ -63,6 +64,6 @@ class AppriseAlerts:
                 title=f"{self.source or 'Temper'}: {alert.severity}",
                 notify_type=KINDS[alert.severity],
             )
-        except Exception as error:  # of the address's own library; its text may hold the address
+        except Exception as error:  # from the service's library; its text may contain the address
             return f"it failed ({type(error).__name__})"
         return "" if is_sent else phrase("monitoring.apprise_address_rejected")

@@ -1,4 +1,4 @@
-"""What a stream of numbers comes to, in memory that does not grow."""
+"""Statistics of a stream of numbers, in memory that does not grow."""
 
 import math
 from collections import deque
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-RECENT = 256  # values by which the percentile is told
+RECENT = 256  # number of values for the percentile
 
 
 @dataclass
 class Statistics:
-    """Count, mean, least, largest and newest of all values; the 95th percentile of recent ones.
+    """Count, mean, smallest, largest and newest of all values; the 95th percentile of recent ones.
 
-    Values that are no numbers are left out.
+    Values that are not finite are left out.
     """
 
     count: int = 0
@@ -34,7 +34,7 @@ class Statistics:
         self.recent.append(value)
 
     def to_dict(self) -> dict[str, float]:
-        """last, mean, min, max and p95; empty before the first number."""
+        """Return last, mean, min, max and p95; empty before the first number."""
         if not self.count:
             return {}
         return {
@@ -47,18 +47,18 @@ class Statistics:
 
 
 def percentile_95(values: list[float]) -> float:
-    """Below it lie 95 of 100 values; between two values, in proportion."""
+    """Return the value below which 95 % of the values are, interpolated linearly."""
     return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 class Table:
-    """Statistics by name; the names are few, and those of the code."""
+    """Statistics by name; the names come from the code, so there are few."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Statistics] = {}
 
     def add(self, values: Mapping[str, object]) -> None:
-        """Take in each value that is a number."""
+        """Add each value that is a number."""
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self._by_name.setdefault(name, Statistics()).add(value)

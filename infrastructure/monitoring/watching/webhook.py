@@ -1,7 +1,7 @@
-"""Alerts to a webhook: Slack, Discord, or any address that takes JSON.
+"""Alerts to a webhook: Slack, Discord, or any address that accepts JSON.
 
-Sent by a thread of its own, so that a slow or dead address holds nobody up. The address is a
-secret: it is never written and never shown.
+They are sent by a thread, so that a slow or dead address delays nothing. The address is a secret:
+it is never written and never shown.
 """
 
 import email.utils
@@ -27,10 +27,10 @@ LONGEST_WAIT_SECONDS = 30.0
 
 
 def check_address(url: str) -> str:
-    """The host of a webhook.
+    """Return the host of a webhook.
 
     Raises:
-        ValueError: `url` is no web address, or cannot be posted to; the text does not show it.
+        ValueError: `url` is not a web address, or cannot be posted to; the text does not show it.
     """
     try:
         parts = urlsplit(url)
@@ -47,8 +47,10 @@ def check_address(url: str) -> str:
 
 
 class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
-    """Posts again where the same host sends the request elsewhere. urllib would get that page
-    without the alert; and another host is not to learn of it."""
+    """A handler that posts again if the same host redirects the request.
+
+    urllib would get that page without the alert. Another host must not receive the alert.
+    """
 
     def redirect_request(
         self,
@@ -63,7 +65,7 @@ class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
         is_same = (new.scheme, new.port) == (old.scheme, old.port)
         is_upgrade = (old.scheme, new.scheme) == ("http", "https")
         if new.hostname != old.hostname or not (is_same or is_upgrade):
-            return None  # the answer itself is the error
+            return None  # the redirect itself is the error
         return urllib.request.Request(
             newurl, data=req.data, headers=dict(req.headers), method="POST"
         )
@@ -73,15 +75,15 @@ _OPENER = urllib.request.build_opener(_SameHostRedirects)
 
 
 class WebhookAlerts:
-    """Posts each alert as JSON.
+    """A sink that posts each alert as JSON.
 
     Args:
         url: http or https.
         source: what the alerts are about, such as the run's name.
-        first_wait_seconds: before a second try.
+        first_wait_seconds: the wait before the second try.
 
     Raises:
-        ValueError: `url` is no web address; the text does not show it.
+        ValueError: `url` is not a web address; the text does not show it.
     """
 
     name = "webhook"
@@ -94,20 +96,20 @@ class WebhookAlerts:
         self._queue = AlertQueue(self.name, self._post_patiently)
 
     def send(self, alert: Alert) -> None:
-        """Hand `alert` over; returns at once."""
+        """Add `alert` to the queue and return at once."""
         self._queue.put(alert)
 
     def close(self) -> None:
-        """As `AlertQueue.close`."""
+        """Close the queue, see `AlertQueue.close`."""
         self._queue.close()
 
     @property
     def lost(self) -> tuple[int, str]:
-        """How many alerts did not get there, and why the last did not."""
+        """The number of alerts that were not delivered, and why the last was not."""
         return self._queue.num_lost, self._queue.why_lost
 
     def _post_patiently(self, alert: Alert) -> str:
-        """Why it did not get there, or nothing."""
+        """Return why the alert was not delivered, or ""."""
         wait_seconds = self.first_wait_seconds
         for left in reversed(range(NUM_TRIES)):
             try:
@@ -142,7 +144,7 @@ class WebhookAlerts:
 
 
 def _seconds_until(retry_after: str | None, otherwise: float) -> float:
-    """What a server asks for, in seconds or as a date."""
+    """Return the wait that a server asks for, in seconds or as a date."""
     if retry_after is None:
         return otherwise
     if retry_after.strip().isdigit():
@@ -155,7 +157,7 @@ def _seconds_until(retry_after: str | None, otherwise: float) -> float:
 
 
 def payload(alert: Alert, host: str, source: str) -> dict[str, object]:
-    """What is posted: `text` for Slack, `content` for Discord, else the text and all values."""
+    """Return what to post: `text` for Slack, `content` for Discord, or the text and all values."""
     about = f"{source}: " if source else ""
     text = f"{about}{alert.severity} at step {alert.step}: {alert.message}"
     if host.endswith("slack.com"):
