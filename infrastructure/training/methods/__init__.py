@@ -1,1 +1,1 @@
-"""Methods by TRL: its own trainers, built from one configuration and run by the bridge."""
+"""Training methods by TRL: its own trainers, built from one configuration and run by the bridge."""

@@ -1,6 +1,6 @@
-"""Whether a method, its data, its model and its settings go together, before anything is loaded.
+"""Checks that a method, its data, model and settings fit together, before anything is loaded.
 
-Loads no torch: a wrong pairing is told in a second.
+Does not import torch, so a wrong combination is reported within a second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST
 
 REGISTERED_MANIFEST = "temper_model.json"
 WITHOUT_BETA_NOTHING = ("dpo", "kto")
-# Arguments of TRL's that would change what Temper keeps safe.
+# TRL arguments that would change what Temper guarantees.
 NOT_HERE = {
     "sync_ref_model": "methods.no_sync_ref_model",
     "ref_model_sync_steps": "methods.no_ref_model_sync_steps",
@@ -44,8 +44,8 @@ NOT_HERE = {
     "log_completions_hub_repo": "methods.only_backups_are_uploaded",
 }
 
-# (method, argument of TRL that has no effect alone): the argument and the values that it needs; ""
-# stands for every method.
+# (method, TRL argument that has no effect on its own): the argument and the values that it needs.
+# "" means every method.
 NEEDED: dict[tuple[str, str], tuple[str, tuple[object, ...]]] = {
     ("dpo", "label_smoothing"): ("loss_type", ("robust", "exo_pair", "aot", "aot_unpaired")),
     ("dpo", "discopop_tau"): ("loss_type", ("discopop",)),
@@ -67,11 +67,11 @@ NEEDED: dict[tuple[str, str], tuple[str, tuple[object, ...]]] = {
 
 
 def check_method(config: DeploymentConfig) -> None:
-    """Refuse what cannot be trained by TRL; nothing where Temper's own loop trains.
+    """Refuse a configuration that TRL cannot train. Do nothing if Temper's own loop trains.
 
     Raises:
-        ValueError: says what does not go together, and what to do.
-        MissingPackageError: TRL is not installed.
+        ValueError: says what does not fit together, and what to do.
+        MissingPackageError: TRL, datasets or PEFT is needed and not installed.
     """
     method = config.training.method
     if method == SFT:
@@ -99,7 +99,7 @@ def _refuse_launcher(method: str) -> None:
 
 
 def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
-    """A sentence for each setting that TRL cannot carry out, or that fits no other one."""
+    """Return a sentence for each setting that TRL cannot apply, or that conflicts with another."""
     return [
         *refused_settings(config),
         *_contradictions(config),
@@ -108,10 +108,10 @@ def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
 
 
 def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
-    """Refuse rewards that the rows have no answers for.
+    """Refuse rewards that compare with answers if the rows have none.
 
     Raises:
-        ValueError: says which.
+        ValueError: names the reward.
     """
     is_without = shape.kind is RowKind.PROMPTS and not shape.has_answers
     if is_without and needs_answers(config.training.rewards):
@@ -124,7 +124,7 @@ def _is_here(config: DeploymentConfig) -> bool:
 
 
 def _contradictions(config: DeploymentConfig) -> Iterator[str]:
-    """A sentence for each pair of settings that TRL would fail at, or learn nothing from."""
+    """Yield a sentence for each setting that TRL would fail on or learn nothing from."""
     training, method = config.training, config.training.method
     yield from _without_effect(method, training.method_settings)
     size = training.batch_size
@@ -172,7 +172,7 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
 
 
 def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterator[str]:
-    """A sentence for each argument of TRL that is none, or that a setting of Temper is for."""
+    """Yield a sentence for each argument that TRL does not have or that is a setting of Temper."""
     ours = {t.words: key for key, t in SETTINGS.items() if t.use is Use.ARGUMENT}
     ours |= {"max_length": "data.max_length"}
     for name in config.training.method_settings:
@@ -188,7 +188,7 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
 
 
 def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
-    """A sentence for each argument of TRL that another one has to bring into effect."""
+    """Yield a sentence for each TRL argument that has no effect without another one."""
     for name in given:
         needed = NEEDED.get((method, name)) or NEEDED.get(("", name))
         if needed is None:
@@ -212,7 +212,7 @@ def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
 
 
 def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
-    """Refuse what is no language model; a name of the hub is looked at when it is loaded."""
+    """Refuse a model that is not a text language model. Hub models are checked later."""
     key = Setting(key)
     if name == "embedded":
         raise InputError("methods.embedded_model_untrained")
@@ -245,7 +245,7 @@ def _read_config(folder: Path) -> JsonObject:
     try:
         return as_object(parse_json((folder / "config.json").read_text()))
     except (OSError, ValueError):
-        return {}  # what is wrong with it is told where it is loaded
+        return {}  # loading it reports what is wrong with it
 
 
 def _check_teacher(config: DeploymentConfig) -> None:

@@ -1,5 +1,7 @@
-"""The rows of a training by TRL: read, understood, set aside with their places, held out, and
-written as its trainer reads them. Loads no torch.
+"""Preparation of the rows of a TRL run.
+
+Rows are read, interpreted, skipped if unusable, held out, and written in the form that TRL's
+trainers read. Does not import torch.
 """
 
 import json
@@ -54,20 +56,20 @@ from infrastructure.training.methods.method_table import METHODS, OPTIONS, TOOLS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TRAINED = ("chosen", "rejected", "completion")  # answers that TRL reads
-GOOD_ANSWERS = ("chosen", "completion", "answer")  # what a row is known by elsewhere
+TRAINED = ("chosen", "rejected", "completion")
+GOOD_ANSWERS = ("chosen", "completion", "answer")  # identifies a row, as in `temper train`
 
-TrlRow = dict[str, Any]  # columns of plain values, texts and messages
+TrlRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class WrittenRow:
-    """A row as a trainer of TRL reads it.
+    """A row as a TRL trainer reads it.
 
     Attributes:
-        content: number of its prompt with a good answer, as `temper train` numbers its rows; None:
-            it has no good answer.
-        is_plain: its texts hold their prompt themselves.
+        content: number of its prompt with a good answer, as `temper train` numbers its rows. None
+            if it has no good answer.
+        is_plain: its texts contain their prompt.
     """
 
     columns: TrlRow
@@ -77,12 +79,13 @@ class WrittenRow:
 
 @dataclass
 class MethodData:
-    """What a trainer of TRL is given.
+    """The data of a TRL trainer.
 
     Attributes:
         train, held_out: the rows.
         num_cut: rows whose ends TRL will cut off.
-        system_prompt: what every row begins with; None: they have none, or several.
+        system_prompt: the system prompt of every row. None if there is none, or if there are
+            several.
         unused: columns that are not read.
     """
 
@@ -98,17 +101,16 @@ class MethodData:
     unused: list[str] = field(default_factory=list)
 
     def contents(self) -> npt.NDArray[np.uint64]:
-        """Numbers of prompts with good answers that are trained on, as `temper train` numbers its
-        rows."""
+        """Return numbers of trained prompts with good answers, as `temper train` numbers rows."""
         return np.array(self.numbers, dtype=np.uint64)
 
     @property
     def num_good(self) -> int:
-        """Rows that are trained on and whose answer is judged as good."""
+        """Number of training rows whose answer is labeled as good."""
         return sum(row.get("label") is True for row in self.train)
 
     def lines(self) -> list[str]:
-        """For people: what was read, and what becomes of it."""
+        """Return lines for the user: what was read, and how it is used."""
         counts = f"{rows_in_words(self.num_read)} read: {self.shape.reason}"
         if self.unused and self.shape.kind is not RowKind.PROMPTS:  # rewards may read them
             counts += f"; not used: {', '.join(self.unused)}"
@@ -126,7 +128,7 @@ class MethodData:
 
 
 def sample(files: Sequence[DataFile]) -> list[Row]:
-    """The first rows that can be read.
+    """Return the first rows that can be read.
 
     Raises:
         ValueError: there are none.
@@ -139,10 +141,10 @@ def sample(files: Sequence[DataFile]) -> list[Row]:
 
 
 def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> MethodShape:
-    """What the first rows of some files are for a method.
+    """Recognize what the first rows of some files mean to a method.
 
     Raises:
-        ValueError: they are not what it learns from; begins with the file.
+        ValueError: the method cannot learn from them. The text begins with the file.
     """
     rows = sample(files)
     try:
@@ -154,13 +156,13 @@ def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> Me
 def read_data(
     config: DeploymentConfig, tokenizer: "PreTrainedTokenizerBase", listed: Path
 ) -> MethodData:
-    """All rows, as TRL reads them.
+    """Read all rows in the form that TRL reads.
 
     Args:
-        listed: file for the rows that are set aside, where they are too many.
+        listed: file for the list of skipped rows.
 
     Raises:
-        ValueError: they are not what the method learns from, or too many cannot be used.
+        ValueError: the method cannot learn from the rows, or too many of them cannot be used.
     """
     method, data = config.training.method, config.data
     writer = RowWriter(config, tokenizer)
@@ -229,7 +231,7 @@ def read_data(
 def _written(
     files: Iterable[DataFile], shape: MethodShape, writer: "RowWriter", quarantine: Quarantine
 ) -> tuple[list[WrittenRow], int]:
-    """Rows for TRL, and how many were read."""
+    """Return the rows for TRL, and how many rows were read."""
     rows: list[WrittenRow] = []
     count = 0
     for row in (row for file in files for row in file.rows()):
@@ -249,18 +251,18 @@ def _written(
 
 
 def _of_one_label(data: MethodData) -> Iterator[str]:
-    """Name labels that are all the same: KTO has nothing to compare with."""
+    """Yield a note if all labels are the same, because KTO has nothing to compare then."""
     if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
         kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
         yield (phrase("methods.labels_all_same", kind=kind, lacking=lacking))
 
 
 def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list[WrittenRow]]:
-    """Held out is by the prompt: all answers to one prompt lie on one side."""
+    """Hold out rows by their prompt, so that all answers to a prompt are on the same side."""
     numbers = [content_number([["prompt", _spelt(row.columns["prompt"])]]) for row in rows]
     if not share or len(set(numbers)) < 2:
         return rows, []
-    limit = max(int(share * 2.0**64), min(numbers) + 1)  # one prompt at least
+    limit = max(int(share * 2.0**64), min(numbers) + 1)  # at least one prompt
     if limit > max(numbers):
         limit = max(numbers)
     chosen = [number < limit for number in numbers]
@@ -273,15 +275,17 @@ def _spelt(prompt: str | list[JsonObject]) -> str:
 
 
 def _fill_inputs(rows: list[TrlRow]) -> None:
-    """Give every row the columns for the chat template that one of them has: a table has all or
-    none, and TRL takes these values for nothing."""
+    """Give every row the chat template columns that any row has.
+
+    A table has a column in all rows or in none, and TRL treats these values as absent.
+    """
     for name, nothing in ((TOOLS, None), (OPTIONS, {})):
         for row in rows if any(name in row for row in rows) else []:
             row.setdefault(name, nothing)
 
 
 def _fill_columns(rows: list[TrlRow]) -> None:
-    """Give every row the columns that one of them has, with None where it has no value."""
+    """Give every row the columns that any row has, with None if it has no value."""
     names = dict.fromkeys(name for row in rows for name in row)
     for row in rows:
         for name in names:
@@ -289,17 +293,19 @@ def _fill_columns(rows: list[TrlRow]) -> None:
 
 
 class RowWriter:
-    """Writes rows for TRL, and refuses those that it would leave out, learn nothing from, or learn
-    at a place where the model is never asked.
+    """A writer of rows for TRL.
 
-    With a chat template every row becomes messages; without one every row becomes text in the plain
-    format, both as `temper train` writes them.
+    It refuses rows that TRL would drop or learn nothing from, and rows whose answer would be
+    trained at a position where the model is never asked for one.
+
+    With a chat template every row becomes messages. Without one every row becomes text in the plain
+    format. `temper train` writes both in the same way.
 
     Attributes:
         num_cut: rows that are longer than allowed.
         system_prompts: of the rows.
         left_out: what the chat template leaves out of usable rows.
-        survivals: what the tokenizer makes of their answers.
+        survivals: what the tokenizer preserves of their answers.
         unused: columns that rows have and that are not read, in order.
     """
 
@@ -307,7 +313,7 @@ class RowWriter:
         self.tokenizer = tokenizer
         self.encoder = ConversationEncoder(tokenizer, max_length=config.data.max_length)
         self.plain = self.encoder.plain
-        self.start = start_of_text(tokenizer)  # TRL's tokenisation writes it before texts
+        self.start = start_of_text(tokenizer)  # TRL's tokenization adds it before texts
         self.accounting = RowAccounting(self._text_of, self.encoder.template_sources)
         self.max_length = config.data.max_length
         self.keeps_start = config.data.over_length == "keep_start"
@@ -321,7 +327,7 @@ class RowWriter:
         self.unused: dict[str, None] = {}
 
     def write(self, row: MethodRow, place: Row) -> WrittenRow | BadRow:
-        """One row, or why it cannot be used."""
+        """Return one row for TRL, or why it cannot be used."""
         try:
             inputs = self._inputs(row)
             row, accounts = self._accounted(row, inputs)
@@ -344,7 +350,7 @@ class RowWriter:
         if lost_in := next((one for one in survivals if one.kind == LOST), None):
             return _bad(place, NOT_IN_TOKENS, lost_in.example)
         num_prompt = len(prompt)
-        longest = max((len(whole) + is_text for whole in wholes), default=num_prompt)  # its end
+        longest = max((len(whole) + is_text for whole in wholes), default=num_prompt)  # end token
         if self.reserved:
             if num_prompt + self.reserved > self.max_length:
                 detail = phrase(
@@ -370,7 +376,7 @@ class RowWriter:
         unread = self.encoder.survival.lost_of(read, prompt_text, prompt)
         for survival in survivals or [UNCHANGED]:
             self.survivals.add(where, replace(survival, unread=unread))
-            unread = ""  # a row counts once
+            unread = ""  # count a row once
         first = row.prompt[0]
         self.system_prompts.add(first.text if first.role == "system" else "")
         columns = dict(row.values)
@@ -383,11 +389,16 @@ class RowWriter:
         return WrittenRow(columns, _content(row), row.is_plain)
 
     def num_template_tokens(self) -> int:
-        """Tokens that the chat template itself writes around one question and its answer."""
+        """Return how many tokens the chat template adds around one question and its answer."""
         return self.encoder.num_template_tokens()
 
     def _inputs(self, row: MethodRow) -> str:
-        """What the chat template is given beside the messages, by TRL too; raises `FormatError`."""
+        """Return the inputs of the chat template besides the messages, which TRL passes too.
+
+        Raises:
+            FormatError: TRL does not pass one of them for this method, or there is no chat
+                template.
+        """
         given: JsonObject = json.loads(row.inputs) if row.inputs else {}
         method = METHODS[self.method]
         for name in given:
@@ -410,8 +421,12 @@ class RowWriter:
         return json.dumps(given, ensure_ascii=False) if given else ""
 
     def _texts(self, row: MethodRow, inputs: str) -> tuple[str, dict[str, str]]:
-        """The prompt as the model is asked it, and what the answers are after it; raises
-        `FormatError`."""
+        """Return the prompt as the model is asked it, and the text of each answer after it.
+
+        Raises:
+            FormatError: the template writes the prompt differently before an answer, or an answer
+                needs a chat template that is missing.
+        """
         names = [name for name in row.answers if name in TRAINED]
         if row.is_plain:
             prompt = row.prompt[0].text.removeprefix(self.start)
@@ -434,10 +449,10 @@ class RowWriter:
         return prompt, answers
 
     def _accounted(self, row: MethodRow, inputs: str) -> tuple[MethodRow, dict[str, Account]]:
-        """A row with what becomes of the texts of each of its answers, or of its prompt alone.
+        """Return the row, and what the template keeps of each answer's texts, or of the prompt's.
 
-        Reasoning that the template would not let be learned is written in another form which it
-        does, if there is one, as `ConversationEncoder` does it.
+        If the template would leave out reasoning that is to be trained, the reasoning is written in
+        another form that the template keeps, if there is one, as in `ConversationEncoder`.
         """
         if self.plain is not None or row.is_plain:
             return row, {}
@@ -465,20 +480,20 @@ class RowWriter:
         return self._template(conversation.inputs).text_of(conversation)
 
     def _template(self, inputs: str) -> TemplateFormat:
-        """The tokenizer's own, with which TRL writes."""
+        """Return the tokenizer's own template, which TRL writes with."""
         template = self.encoder.own_template_for(inputs)
         assert template is not None
         return template
 
     def _ids(self, texts: list[str], is_text: bool = False) -> list[list[int]]:
-        """As TRL does it: a template has written the special tokens already."""
+        """Tokenize like TRL. A chat template has already written the special tokens."""
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=is_text, verbose=False)[
             "input_ids"
         ]
         return ids
 
     def _messages(self, row: MethodRow, inputs: str) -> TrlRow:
-        """What TRL gives the chat template."""
+        """Return the columns that TRL passes to the chat template."""
         template = self._template(inputs)
         columns: TrlRow = {"prompt": [template.message(turn) for turn in row.prompt]}
         for name, turns in row.answers.items():
@@ -505,14 +520,14 @@ def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
 
 
 def _where_unlike(prompt: str, whole: str) -> str:
-    """Where a text stops being how another one begins."""
+    """Describe where the beginning of a text differs from a prompt."""
     both = zip(prompt, whole, strict=False)
     start = next((n for n, (a, b) in enumerate(both) if a != b), len(whole))
     return f"{excerpt(prompt[start:], 40)!r} and not {excerpt(whole[start:], 40)!r}"
 
 
 def _content(row: MethodRow) -> int | None:
-    """The number of its prompt with a good answer."""
+    """Return the number of the row's prompt with a good answer. None if it has none."""
     name = next((name for name in GOOD_ANSWERS if name in row.answers), None)
     if name is None or row.values.get("label") is False:
         return None

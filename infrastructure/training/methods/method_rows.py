@@ -1,13 +1,14 @@
-"""What rows mean to TRL's methods: pairs, judged answers, prompts. Loads no torch.
+"""Interpretation of rows for TRL's methods: pairs, judged answers, prompts.
 
 | rows | columns of the data | answers |
 | --- | --- | --- |
-| pairs | chosen, rejected; a prompt beside or inside both | chosen, rejected |
+| pairs | chosen, rejected; a prompt next to them or inside both | chosen, rejected |
 | judged | pairs; or prompt, answer and a truth value | chosen, rejected; or completion |
-| prompts | prompt and answer, or prompts alone | answer, or none |
+| prompts | prompt and answer, or only prompts | answer, or none |
 
-What a row asks is put together by `RowSchema.prompt_turns`, as everywhere else, so that a model
-meets the prompts that it was trained on before. Rows that do not fit become `BadRow`s.
+`RowSchema.prompt_turns` builds the prompt of a row, as everywhere else, so that a model gets
+prompts in the form that it was trained on before. Rows that do not fit become `BadRow`s. Does not
+import torch.
 """
 
 import json
@@ -52,7 +53,7 @@ from infrastructure.training.data.readers.rows import (
 )
 from infrastructure.training.methods.method_table import METHODS, RowKind
 
-RANKED_PAIRS = (  # of a better and a worse answer, in this order
+RANKED_PAIRS = (  # columns of the better and the worse answer, in this order
     ("chosen", "rejected"),
     ("preferred_output", "non_preferred_output"),
     ("response_j", "response_k"),
@@ -62,20 +63,20 @@ TRUTH_WORDS = {
     **dict.fromkeys(("true", "1", "1.0", "yes", "good", "desirable"), True),
     **dict.fromkeys(("false", "0", "0.0", "no", "bad", "undesirable"), False),
 }
-PICTURE_NAMES = ("image", "images")  # columns that TRL would show to the model
+PICTURE_NAMES = ("image", "images")  # TRL would show these columns to the model
 NUM_VALUES_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A row as it is understood.
+    """A row after interpretation.
 
     Attributes:
-        prompt: the messages that ask; one of the role "text" where texts hold their prompt
-            themselves.
-        answers: messages by the name that TRL, or a reward, knows them by.
-        inputs: what else a chat template is given, as `Conversation.inputs`.
-        values: columns that TRL, or a reward, reads besides.
+        prompt: the messages of the prompt. A single message with the role "text" if the texts
+            contain their prompt.
+        answers: messages, under the name that TRL or a reward uses for them.
+        inputs: further inputs of the chat template, as in `Conversation.inputs`.
+        values: further columns that TRL or a reward reads.
     """
 
     prompt: tuple[Turn, ...]
@@ -87,25 +88,25 @@ class MethodRow:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its texts are learnt as they stand."""
+        """Whether the row's texts are trained on as they are."""
         return self.prompt[0].role == TEXT_ROLE
 
     def conversation(self, name: str) -> Conversation:
-        """The prompt with one of its answers, which alone is learnt."""
+        """Return the prompt with one of its answers. Only the answer is trained on."""
         turns, place = (*self.prompt, *self.answers[name]), (self.source, self.line)
         return Conversation(turns, "", "", *place, self.inputs, len(self.prompt))
 
 
 @dataclass(frozen=True)
 class MethodShape:
-    """A recognised shape of rows.
+    """A recognized shape of rows.
 
     Attributes:
-        kind: what the rows of TRL are; JUDGED data that comes as pairs is PAIRS.
-        reason: which columns were taken for what.
+        kind: the kind of rows that TRL gets. JUDGED data that comes as pairs is PAIRS.
+        reason: which column is used for what.
         used: those columns.
-        convert: what one row means; raises `ShapeError`.
-        has_answers: a column holds answers.
+        convert: interprets one row; raises `ShapeError`.
+        has_answers: a column contains answers.
     """
 
     kind: RowKind
@@ -115,7 +116,7 @@ class MethodShape:
     has_answers: bool = True
 
     def row(self, row: Row) -> MethodRow | BadRow:
-        """What a row means, or why it cannot be used."""
+        """Interpret a row, or return why it cannot be used."""
         try:
             understood = self.convert(row.values)
             turns = (
@@ -130,10 +131,10 @@ class MethodShape:
 
 
 def recognise(rows: Sequence[Row], config: DataConfig, method: str) -> MethodShape:
-    """What the first rows are for a method.
+    """Recognize what the first rows mean to a method.
 
     Raises:
-        ValueError: they are not what it learns from; says what they are, and what to do.
+        ValueError: the method cannot learn from them. The text says what they are, and what to do.
     """
     columns = common_columns(rows)
     for key in ("prompt_column", "answer_column"):
@@ -221,8 +222,10 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
 def _prompt_of(
     schema: RowSchema, values: RowValues, messages: Sequence[Turn] = ()
 ) -> tuple[Turn, ...]:
-    """The messages that ask; of a whole conversation in the prompt's column those before its
-    answer."""
+    """Return the messages of the prompt.
+
+    If the prompt's column holds a whole conversation, its last answer is left out.
+    """
     turns = schema.prompt_turns(values, messages)
     while not messages and turns and turns[-1].role == "assistant":
         turns.pop()
@@ -236,7 +239,10 @@ def _has_content(answer: Turn) -> bool:
 
 
 def _split_texts(better: str, worse: str) -> MethodRow:
-    """Two texts that begin alike: what both begin with is the prompt, up to the end of a word."""
+    """Split two texts into a common prompt and two answers.
+
+    The prompt is what both texts begin with, up to the end of a word.
+    """
     end = next((n for n, (a, b) in enumerate(zip(better, worse, strict=False)) if a != b), None)
     end = min(len(better), len(worse)) if end is None else end
     while end > 0 and not better[end - 1].isspace():
@@ -252,7 +258,7 @@ def _split_texts(better: str, worse: str) -> MethodRow:
 
 
 def _labels(rows: Sequence[Row], columns: list[str]) -> list[str]:
-    """Columns that are true or false (or 1 and 0) in most rows, and named as a judgement."""
+    """Return columns that are named like a label and true or false (or 1 and 0) in most rows."""
     names = matching(LABEL_COLUMNS, columns)
     return [n for n in names if 2 * sum(_is_label(row, n) for row in rows) >= len(rows)]
 
@@ -266,7 +272,7 @@ def _truth(value: object) -> bool | None:
 
 
 def _no_label(rows: Sequence[Row], columns: list[str]) -> ValueError:
-    """Why there is nothing that says which answers are good."""
+    """Return the error for rows without a column that says which answers are good."""
     learns = phrase("methods.kto_needs_labels")
     for name in matching(LABEL_COLUMNS, columns):
         held = Counter(repr(row.values.get(name)) for row in rows)
@@ -320,7 +326,7 @@ def _used(schema: RowSchema) -> frozenset[str]:
 def _of_conversation(
     schema: RowSchema, what: str
 ) -> Callable[[RowValues, str, dict[str, Any]], MethodRow]:
-    """Rows of any shape that `temper train` knows, as a prompt and an answer of some name."""
+    """Return a converter of rows of any shape of `temper train` to a prompt and a named answer."""
     if schema.name == TEXT:
         raise InputError("methods.answer_columns_unknown", method=what, reason=schema.reason)
 
@@ -359,7 +365,7 @@ def _prompts(
 
 
 def _with_answers(rows: Sequence[Row], config: DataConfig) -> RowSchema | None:
-    """The shape of prompts with answers; None: they are of none, or none of them is answered."""
+    """Return the shape of prompts with answers. None if the rows have no such shape."""
     try:
         schema = recognise_shape(rows, _request(config))
     except ValueError:
@@ -385,7 +391,7 @@ def _prompts_alone(
 
 
 def _for_rewards(values: Mapping[str, object]) -> dict[str, Any]:
-    """What a reward function may read besides: columns of what JSON can hold."""
+    """Return the further columns that a reward function may read: those with JSON values."""
     kinds = (str, int, float, bool, list, dict)
     return {
         name: value

@@ -1,11 +1,13 @@
-"""Which trainer of TRL a method is, and where the installed TRL has it. Imports nothing of TRL.
+"""Table of the methods, their TRL trainers, and where the installed TRL has them.
 
 | method | TRL 1.14.2 | TRL 0.29.1 (Colab) |
 | --- | --- | --- |
 | dpo, grpo, rloo, reward | trl | trl |
 | kto | trl | trl.experimental.kto |
 | orpo | trl.experimental.orpo | trl.experimental.orpo |
-| distillation | trl | not there |
+| distillation | trl | not available |
+
+Does not import TRL.
 """
 
 import ast
@@ -24,7 +26,7 @@ from infrastructure.core.optional import refuse_missing
 
 
 class RowKind(Enum):
-    """What a method learns from."""
+    """The kinds of rows that a method learns from."""
 
     PAIRS = "pairs of a better and a worse answer"
     JUDGED = "answers that are good or bad"
@@ -36,13 +38,13 @@ class Method:
     """A method of TRL.
 
     Attributes:
-        title: as people write it.
-        class_name: what its trainer's and its configuration's names begin with.
-        modules: where its trainer may lie, as (module, name of its files), the first that is there
-            counts.
-        rows: what it learns from.
-        head: the auto class of transformers that its model is of.
-        reads: what a row may give the chat template beside its messages.
+        title: the name shown to users.
+        class_name: the beginning of the names of its trainer and its configuration.
+        modules: where its trainer may be, as (module, name of its files). The first that exists is
+            used.
+        rows: the kind of rows that it learns from.
+        head: the transformers auto class of its model.
+        reads: what a row may pass to the chat template besides its messages.
     """
 
     title: str
@@ -65,7 +67,7 @@ TOOLS, OPTIONS = "tools", "chat_template_kwargs"
 BOTH = frozenset({TOOLS, OPTIONS})
 METHODS = {
     "dpo": Method("DPO", "DPO", (_stable("dpo"),), RowKind.PAIRS, reads=BOTH),
-    # 0.29.1 has a shell of it in trl that warns, 1.14.2 one in trl.experimental without this file
+    # 0.29.1 has a stub of it in trl that warns, 1.14.2 one in trl.experimental without this file
     "kto": Method("KTO", "KTO", (_experimental("kto"), _stable("kto")), RowKind.JUDGED, reads=BOTH),
     "orpo": Method(
         "ORPO", "ORPO", (_experimental("orpo"),), RowKind.PAIRS, reads=frozenset({OPTIONS})
@@ -95,29 +97,29 @@ class TrlMethod:
     config_file: Path
 
     def classes(self) -> tuple[Any, Any]:
-        """Its trainer and its configuration; imports them, and torch with them."""
+        """Import and return its trainer and its configuration. This imports torch too."""
         module, name = importlib.import_module(self.module), self.method.class_name
         return getattr(module, f"{name}Trainer"), getattr(module, f"{name}Config")
 
     def own_arguments(self) -> frozenset[str]:
-        """The arguments that its configuration has besides those of every Trainer."""
+        """Return the arguments that its configuration has in addition to those of every Trainer."""
         return _fields_in(self.config_file)
 
 
 @cache
 def _fields_in(file: Path) -> frozenset[str]:
-    """The fields of the classes in a file, which is read and not run."""
+    """Return the fields of the classes in a file, by parsing it without running it."""
     classes = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.ClassDef)]
     nodes = (node for one in classes for node in one.body if isinstance(node, ast.AnnAssign))
     return frozenset(n.target.id for n in nodes if isinstance(n.target, ast.Name))
 
 
 def installed_method(name: str) -> TrlMethod:
-    """Where the installed TRL has the trainer of a method.
+    """Find the trainer of a method in the installed TRL.
 
     Raises:
-        MissingPackageError: there is no TRL; says how to install it.
-        ValueError: its version does not have this method.
+        MissingPackageError: TRL is not installed. The text says how to install it.
+        ValueError: the installed version does not have this method.
     """
     refuse_missing("trl", format(Setting("training.method", name)))
     spec = importlib.util.find_spec("trl")

@@ -1,7 +1,8 @@
-"""Rewards for GRPO and RLOO: what is built in, and one's own functions. Loads no torch.
+"""Rewards for GRPO and RLOO: built-in and user-defined functions.
 
-A reward function is TRL's: it takes `prompts`, `completions` and each column of the rows by name,
-with a value for each completion, and gives a number for each (None: it says nothing of this one).
+A reward function follows TRL. It takes `prompts`, `completions` and each column of the rows by
+name, with one value per completion, and returns one number per completion (None: no score for this
+one). Does not import torch.
 """
 
 import math
@@ -20,17 +21,17 @@ from infrastructure.core.optional import require
 
 EXACT, FORMAT, SCHEMA = "exact_answer", "format", "json_schema"
 BUILT_IN = (EXACT, f"{FORMAT}=REGEX", f"{SCHEMA}=FILE")
-NUM_ALONE = 4  # rows that a function is called with besides, as a small batch of a training
-MARK = "####"  # before the answer itself, as in GSM8K
+NUM_ALONE = 4  # rows of the second call, as in a small batch
+MARK = "####"  # precedes the final answer, as in GSM8K
 
 Reward = Callable[..., Sequence[float | None]]
 
 
 def reward_functions(names: Sequence[str]) -> list[Reward]:
-    """The functions that `training.rewards` names.
+    """Return the functions that `training.rewards` names.
 
     Raises:
-        ValueError: there is no such reward, or it cannot be loaded; says what to do.
+        ValueError: a reward does not exist or cannot be loaded. The text says what to do.
     """
     if not names:
         raise InputError("methods.no_rewards", built_in=", ".join(BUILT_IN))
@@ -38,7 +39,7 @@ def reward_functions(names: Sequence[str]) -> list[Reward]:
 
 
 def reward_function(name: str) -> Reward:
-    """The function of one name; raises as `reward_functions` does."""
+    """Return the function of one name. For errors see `reward_functions`."""
     kind, has_value, value = name.partition("=")
     if kind == EXACT and not has_value:
         return exact_answer
@@ -58,15 +59,17 @@ def reward_function(name: str) -> Reward:
 
 
 def text_of(completion: Any) -> str:
-    """What was written: a text, or the text of messages."""
+    """Return the text of a completion, which is a string or a list of messages."""
     if isinstance(completion, str):
         return completion
     return "".join(str(message.get("content") or "") for message in completion)
 
 
 def exact_answer(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """1 where a completion is the answer of its row, but for white space; of both, what stands
-    after the last #### counts where there is one."""
+    """Return 1 for each completion that equals its row's answer apart from white space, else 0.
+
+    If either text contains ####, only what follows its last #### counts.
+    """
     pairs = zip(completions, answer, strict=True)
     return [float(_bare(text_of(given)) == _bare(wanted)) for given, wanted in pairs]
 
@@ -76,10 +79,12 @@ def _bare(text: str) -> str:
 
 
 def matches(pattern: str) -> Reward:
-    """1 where all of a completion matches a regular expression; a dot is any character.
+    """Return a reward of 1 if a regular expression matches the whole completion, else 0.
+
+    A dot matches any character. White space around the completion does not count.
 
     Raises:
-        ValueError: it is no regular expression.
+        ValueError: the pattern is not a valid regular expression.
     """
     try:
         compiled = re.compile(pattern, re.DOTALL)
@@ -98,10 +103,11 @@ def matches(pattern: str) -> Reward:
 
 
 def fits_schema(file: Path) -> Reward:
-    """1 where a completion is JSON that fits the schema in a file.
+    """Return a reward of 1 if a completion is JSON that fits the schema in a file, else 0.
 
     Raises:
-        ValueError: the file is not there, or holds no JSON schema.
+        ValueError: the file is missing, or does not contain a JSON schema.
+        MissingPackageError: jsonschema is not installed.
     """
     if not file.is_file():
         raise InputError("methods.reward_schema_missing", file=str(file))
@@ -129,12 +135,12 @@ def _fits(text: str, validator: Any) -> bool:
 
 
 def needs_answers(names: Sequence[str]) -> bool:
-    """Whether a reward compares with the answers of the rows."""
+    """Return whether a reward compares with the answers of the rows."""
     return EXACT in names
 
 
 def given_values(function: Reward, carried: frozenset[str]) -> Reward:
-    """Return the function such that it is given the values of columns that come as JSON text."""
+    """Return the function so that it gets parsed values for the columns that come as JSON text."""
     if not carried:
         return function
 
@@ -147,12 +153,13 @@ def given_values(function: Reward, carried: frozenset[str]) -> Reward:
 
 
 def try_rewards(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> None:
-    """Call each function with the answers of some rows, as TRL will: with all of them, and again
-    with the first ones alone.
+    """Call each function with the answers of some rows, in the way TRL does.
+
+    It is called with all of the rows, and again with the first few only.
 
     Raises:
-        ValueError: one fails, does not give a number for each, or says nothing of any answer; says
-            which, and what it gave.
+        ValueError: a function fails or does not return one number per completion, or no function
+            scores any answer. The text says which function, and what it returned.
     """
     for tried in (rows, rows[:NUM_ALONE]):
         _try(names, functions, tried)
@@ -169,7 +176,7 @@ def _try(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> 
     for name, function in zip(names, functions, strict=True):
         try:
             rewards = function(**given, **columns, trainer_state=None)
-        except Exception as error:  # whatever somebody's own code does
+        except Exception as error:  # user code may raise anything
             raise InputError(
                 "methods.reward_raised",
                 name=name,

@@ -1,7 +1,7 @@
-"""What each setting of Temper means where TRL trains, as data: nothing is ever ignored.
+"""What each setting of Temper means to TRL, as a table. No setting is silently ignored.
 
-A setting becomes an argument of TRL's configuration, or Temper does itself what it says, or it has
-nothing to decide there, which is said; any other value is refused by its name.
+A setting becomes an argument of TRL's configuration, or Temper applies it itself, or it has no
+effect with TRL, which is reported. Any other value is refused by name.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from infrastructure.run.configuration_judge import names as accepted_names
 
 
 class Use(Enum):
-    """Who carries a setting out."""
+    """How a setting is applied."""
 
     ARGUMENT = "an argument of TRL's configuration"
     MODEL = "how the model is loaded"
@@ -30,11 +30,12 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class Treatment:
-    """What becomes of a setting.
+    """The treatment of one setting.
 
     Attributes:
-        words: the argument's name, or why there is nothing to decide, or why it is refused.
-        values: the values that can be carried out; None: every one.
+        words: the argument's name, or the code of the message that says why the setting has no
+            effect or is refused.
+        values: the values that can be applied. None: all.
     """
 
     use: Use
@@ -42,7 +43,7 @@ class Treatment:
     values: tuple[object, ...] | None = None
 
     def reason(self) -> str:
-        """Return why TRL's trainers do not take it."""
+        """Return why TRL's trainers do not take the setting."""
         return phrase(self.words)
 
 
@@ -51,7 +52,7 @@ def _argument(name: str, *values: object) -> Treatment:
 
 
 def _refused(why: str, *values: object) -> Treatment:
-    """All but the default and these values."""
+    """Refuse everything except the default and these values."""
     return Treatment(Use.REFUSED, why, values)
 
 
@@ -67,7 +68,7 @@ _ITS_LOADER = "methods.trl_loader_makes_batches"
 _ITS_LOSS = "methods.method_loss"
 _ONE_PROCESS = "methods.trl_methods_train_one"
 
-# By key, or by the beginning of keys that ends in a dot; the longest that fits counts.
+# By key, or by a prefix of keys that ends with a dot. The longest match applies.
 SETTINGS: dict[str, Treatment] = {
     **dict.fromkeys(
         (
@@ -194,14 +195,14 @@ SETTINGS: dict[str, Treatment] = {
 
 
 def treatment_of(key: str) -> Treatment | None:
-    """What becomes of a canonical key; None: nobody has said."""
+    """Return the treatment of a canonical key, or None if the table does not have it."""
     parts = key.split(".")
     names = [key, *[".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1)]]
     return next((SETTINGS[name] for name in names if name in SETTINGS), None)
 
 
 def setting_names() -> dict[str, str]:
-    """What `--accept` calls each argument of a Trainer that a setting becomes."""
+    """Return the name that `--accept` uses for each Trainer argument that a setting becomes."""
     known = accepted_names()
     return {
         treatment.words: known[key]
@@ -213,7 +214,7 @@ def setting_names() -> dict[str, str]:
 def refused_settings(
     config: DeploymentConfig, source_of: Callable[[str], Source] | None = None
 ) -> Iterator[str]:
-    """A sentence, with the way on, for each setting that TRL's trainers cannot carry out."""
+    """Yield a sentence, with a remedy, for each setting that TRL's trainers cannot apply."""
     fields = schema_of(DeploymentConfig).fields
     for key in config.present_keys():
         treatment, spec = treatment_of(key), fields[key]
@@ -232,5 +233,5 @@ def refused_settings(
 
 
 def _is_one_of(value: Any, values: tuple[object, ...]) -> bool:
-    """Whether it is one of them; 1 is not true."""
+    """Return whether the value is one of `values`. 1 does not equal True here."""
     return any(value == one and type(value) is type(one) for one in values)

@@ -1,9 +1,9 @@
-"""What the steps of a trainer of TRL cost here: a few of them are done before the first.
+"""Measurement of the cost of a TRL trainer's steps, by running a few of them before the first.
 
-They are TRL's own steps, on the training's own rows: forward, backward, the answers that are
-written and judged. Only the optimizer that steps is another one, at a learning rate of nothing, so
-that the training is number for number the one that nobody has measured (see `untouched`). A reward
-function of one's own is really called.
+They are TRL's own steps on the run's own rows: forward, backward, and the answers that are
+generated and scored. Only the optimizer is a different one, at a learning rate of 0, so that the
+run has exactly the same numbers as without the measurement (see `untouched`). User-defined reward
+functions are really called.
 """
 
 import time
@@ -23,27 +23,27 @@ from infrastructure.optimization.peak_memory import peak_memory
 from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.methods.untouched import untouched
 
-# A training of fewer steps is over sooner than more than the least is worth.
+# A run with fewer steps is too short for more than the minimum measurement.
 STEPS_WORTH_MORE = 20
-# What the measurement may take of the training that it is for, and at most.
+# The measurement may take this share of the run's time, and at most this many seconds.
 SHARE_OF_TRAINING = 0.03
 MOST_SECONDS = 6.0
-# Micro-batches that are drawn to find the heaviest.
+# Micro-batches that are drawn to find the heaviest one.
 MOST_DRAWN = 2048
-# Answers below which a part of a micro-batch is none of its own: KTO compares rows with each other.
+# The fewest rows of a micro-batch, because KTO compares rows with each other.
 FEWEST_ROWS = 2
 
 
 @dataclass(frozen=True)
 class ProbedCosts:
-    """What steps take here.
+    """The measured costs of steps on this machine.
 
     Attributes:
         step_seconds: of an optimizer step.
-        evaluation_seconds: of all held-out rows once.
-        peak_bytes: of the heaviest step that is to come, and of an evaluation.
-        limit_bytes: what there is for this process.
-        writes: answers are written in each step, and may come to be longer ones.
+        evaluation_seconds: of one pass over all held-out rows.
+        peak_bytes: of the heaviest step to come, and of an evaluation.
+        limit_bytes: the memory that this process may use.
+        writes: answers are generated in each step, and may become longer during the run.
     """
 
     step_seconds: float
@@ -55,12 +55,12 @@ class ProbedCosts:
 
 @dataclass
 class StepProbe:
-    """Measures a Trainer whose training is about to begin, or to go on.
+    """A probe of a Trainer whose run is about to start or resume.
 
     Args:
-        trainer: of TRL; its model, optimizer and accelerator are ready.
-        writes: its steps write answers.
-        limit_bytes: what this process may take.
+        trainer: a TRL trainer whose model, optimizer and accelerator are ready.
+        writes: its steps generate answers.
+        limit_bytes: the memory that this process may use.
     """
 
     trainer: Any
@@ -74,10 +74,10 @@ class StepProbe:
         self.update_seconds = 0.0
 
     def costs(self, steps_left: int) -> ProbedCosts:
-        """Do a few steps and one batch of held-out rows.
+        """Run a few steps and one or two batches of held-out rows.
 
         Raises:
-            DoesNotFitError: a step of this training needs more memory than there is.
+            DoesNotFitError: a step of this run needs more memory than is available.
         """
         try:
             with untouched(self.trainer), peak_memory(self.device) as idle:
@@ -110,7 +110,7 @@ class StepProbe:
         )
 
     def _whole_steps(self, loader: Any, steps_left: int) -> float:
-        """Seconds of a step that writes its answers: several may share what one has written."""
+        """Return the seconds of a step that generates answers, which several steps may share."""
         micro_batches = _reused_over(self.trainer, self.accumulation)
         batches = _again_and_again(loader)
         times, began = [], time.perf_counter()
@@ -126,8 +126,10 @@ class StepProbe:
     def _micro_batches(
         self, loader: Any, steps_left: int, idle_bytes: int
     ) -> tuple[float, list[MemoryPoint]]:
-        """Seconds of a step, and the memory of micro-batches by their size; a half one first, so
-        that a whole one is done only where it fits."""
+        """Return the seconds of a step, and the memory of micro-batches by their size.
+
+        Half a micro-batch comes first, so that a whole one is only run if it fits.
+        """
         batches = _again_and_again(loader)
         size = int(self.trainer.args.per_device_train_batch_size)
         points: list[MemoryPoint] = []
@@ -148,22 +150,24 @@ class StepProbe:
     def _is_enough(
         self, times: list[float], estimated: float, steps_left: int, began: float
     ) -> bool:
-        """Whether a further measurement is not worth its time; of what is slow, what the first one
-        takes besides is a small part."""
+        """Return whether another measurement is not worth its time.
+
+        If a step is slow, the extra time of the first measurement is a small part of it.
+        """
         if steps_left < STEPS_WORTH_MORE or times[-1] > MOST_SECONDS:
             return True
         allowed = min(SHARE_OF_TRAINING * estimated, MOST_SECONDS)
         return len(times) > 1 and time.perf_counter() - began > allowed
 
     def _group(self, batches: Iterator[Any]) -> float:
-        """Seconds of the micro-batches of one step."""
+        """Return the seconds of the micro-batches of one step."""
         samples, count = self.trainer.get_batch_samples(batches, self.accumulation, self.device)
         return sum(self._micro_batch(inputs, count) for inputs in samples)
 
     def _micro_batch(
         self, inputs: Any, count: Any, points: list[MemoryPoint] | None = None
     ) -> float:
-        """Seconds of forward and backward."""
+        """Return the seconds of a forward and a backward pass."""
         trainer = self.trainer
         units = _units(inputs)
         with peak_memory(self.device) as peak:
@@ -176,10 +180,10 @@ class StepProbe:
         return seconds
 
     def _update(self) -> None:
-        """Clipping and the optimizer's step, by one of its own, whose state stays meanwhile."""
+        """Clip and step with a separate optimizer, whose state stays in memory meanwhile."""
         trainer = self.trainer
         if trainer.optimizer.state:
-            return  # of a training that goes on: its own state is there already
+            return  # a resumed run already has its optimizer state
         parameters = [p for p in trainer.model.parameters() if p.requires_grad]
         if not hasattr(self, "_optimizer"):
             self._optimizer = create_optimizer_of(trainer)(trainer.model)
@@ -196,7 +200,7 @@ class StepProbe:
         trainer.model.zero_grad()
 
     def _evaluation(self) -> float:
-        """Seconds of all held-out rows, by one or two batches of them."""
+        """Return the seconds of all held-out rows, estimated from one or two batches of them."""
         trainer = self.trainer
         if trainer.eval_dataset is None:
             return 0.0
@@ -218,12 +222,12 @@ class StepProbe:
     def _heaviest(
         self, loader: Any, steps_left: int, points: list[MemoryPoint], idle_bytes: int
     ) -> int:
-        """The peak with the longest rows that are to be expected together."""
+        """Return the peak memory for the longest rows that are expected in one micro-batch."""
         size = min(int(self.trainer.args.per_device_train_batch_size), len(loader.dataset))
         lengths = _lengths(loader.dataset)
         if lengths is None:
             return 0
-        generator = np.random.default_rng(0)  # its own: the training's numbers stay as they are
+        generator = np.random.default_rng(0)  # separate, so the run's random numbers are unchanged
         num_drawn = min(steps_left * self.accumulation, MOST_DRAWN)
         drawn = generator.integers(len(lengths), size=(max(1, num_drawn), size))
         heaviest = drawn[int(lengths[drawn].max(axis=1).argmax())]
@@ -232,7 +236,10 @@ class StepProbe:
         return max(line.peak_bytes(units), *(point.peak_bytes for point in points))
 
     def _refuse_beyond(self, peak_bytes: int) -> None:
-        """On a CPU a process that takes too much is killed; nobody could answer afterwards."""
+        """Refuse a micro-batch that is too large for a CPU.
+
+        The system would kill the process, and no error could be reported.
+        """
         if self.device.type == "cpu" and peak_bytes > self.limit_bytes:
             needed, there = peak_bytes / 2**30, self.limit_bytes / 2**30
             raise DoesNotFitError(
@@ -243,14 +250,14 @@ class StepProbe:
             )
 
     def _now(self) -> float:
-        """The time when the device is done with what it was given."""
+        """Return the time once the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
 
 def create_optimizer_of(trainer: Any) -> CreateOptimizer:
-    """What makes an optimizer as the Trainer's own, for a module."""
+    """Return a function that creates an optimizer like the Trainer's own for a module."""
     optimizer_class, arguments = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
 
     def create(module: torch.nn.Module) -> torch.optim.Optimizer:
@@ -262,7 +269,7 @@ def create_optimizer_of(trainer: Any) -> CreateOptimizer:
 
 
 def steps_per_epoch(trainer: Any, loader: Any) -> int:
-    """Optimizer steps of an epoch, as a Trainer counts them."""
+    """Return the optimizer steps of an epoch, as a Trainer counts them."""
     return max(1, ceil_div(len(loader), int(trainer.args.gradient_accumulation_steps)))
 
 
@@ -272,7 +279,7 @@ def _again_and_again(loader: Any) -> Iterator[Any]:
 
 
 def _reused_over(trainer: Any, accumulation: int) -> int:
-    """Micro-batches that learn from one generation, in whole steps."""
+    """Return how many micro-batches learn from one generation, rounded up to whole steps."""
     args = trainer.args
     shared = int(getattr(args, "steps_per_generation", None) or 1)
     shared *= int(getattr(args, "num_iterations", None) or 1)
@@ -284,7 +291,7 @@ def _collated(loader: Any, rows: Sequence[int] | range) -> Any:
 
 
 def _units(inputs: Any) -> int:
-    """Tokens of a micro-batch, padding included; rows, where it is not made of tensors yet."""
+    """Return the tokens of a micro-batch with its padding, or its rows if it is not yet tensors."""
     if not isinstance(inputs, dict) and not hasattr(inputs, "items"):
         return len(inputs)
     tokens = [
@@ -296,7 +303,7 @@ def _units(inputs: Any) -> int:
 
 
 def _lengths(dataset: Any) -> np.ndarray | None:
-    """Tokens of each row, (N,); None: they are not known before they are written."""
+    """Return the tokens of each row, (N,). None if they are not known before generation."""
     first = dataset[0]
     columns = [name for name, value in first.items() if _is_tokens(value)]
     if not columns:
@@ -309,6 +316,6 @@ def _is_tokens(value: object) -> bool:
 
 
 def _later_mean(times: list[float]) -> float:
-    """Without the first, which is slower than all later ones, where there are others."""
+    """Return the mean without the first value, which is the slowest, if there are others."""
     later = times[1:] or times
     return sum(later) / max(1, len(later))

@@ -1,6 +1,6 @@
-"""From a configuration to the arguments of TRL's: each name and value, and none besides.
+"""Translation of a configuration to TRL's arguments: exactly these names and values.
 
-`settings_table.SETTINGS` says which settings become arguments; the test of both holds them equal.
+`settings_table.SETTINGS` says which settings become arguments. A test checks that both agree.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ OPTIMIZERS = {
     "paged_adamw_8bit": "paged_adamw_8bit",
     "sgd": "sgd",
 }
-LORA_FACTOR = 10  # of TRL's default learning rate, as TRL's documentation says of adapters
-# What a version of TRL calls otherwise is none of these: they are in both columns of the table.
+LORA_FACTOR = 10  # times TRL's default learning rate, as TRL's documentation advises for adapters
+# Methods that take `max_length`. Both TRL versions in the table of `method_table` have them.
 WITH_LENGTH = ("dpo", "kto", "orpo", "reward")
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What `auto` means: the defaults of TRL's configuration.
+    """The defaults of TRL's configuration, which `auto` stands for.
 
     Attributes:
-        learning_rate: of a training of all weights.
+        learning_rate: for full fine-tuning.
     """
 
     learning_rate: float
@@ -41,7 +41,7 @@ class Defaults:
 
 
 def defaults_of(config_class: type) -> Defaults:
-    """Those of one of TRL's configurations, which is not made."""
+    """Return the defaults of one of TRL's configuration classes without creating an instance."""
     fields: Mapping[str, object] = {
         name: field.default
         for name, field in config_class.__dataclass_fields__.items()  # type: ignore[attr-defined]
@@ -57,20 +57,20 @@ def defaults_of(config_class: type) -> Defaults:
 def arguments_of(
     config: DeploymentConfig, device: torch.device, defaults: Defaults, folder: Path
 ) -> dict[str, object]:
-    """Name and value of each argument of TRL's configuration.
+    """Return the name and value of each argument of TRL's configuration.
 
     Args:
         folder: the run directory.
 
     Raises:
-        ValueError: the device cannot compute in the precision that is asked for.
+        ValueError: the device does not support the precision that is set.
     """
     training, name = config.training, config.training.method
     precision = choose_precision(training.mixed_precision, device).name
     batch_size = int(training.batch_size)
     generations = num_generations(config, defaults)
     arguments: dict[str, object] = {
-        # versions take the place of its checkpoints, and `TrainingRhythm` says when to evaluate
+        # Temper's checkpoints replace TRL's, and `TrainingRhythm` decides when to evaluate.
         "output_dir": str(folder),
         "save_strategy": "no",
         "eval_strategy": "no",
@@ -113,7 +113,7 @@ def arguments_of(
 
 
 def learning_rate(config: DeploymentConfig, defaults: Defaults) -> float:
-    """The peak; auto: TRL's default, ten times that for LoRA."""
+    """Return the peak learning rate. auto: TRL's default, or ten times that for LoRA."""
     if config.training.learning_rate != "auto":
         return config.training.learning_rate
     factor = LORA_FACTOR if trains_lora(config.model) else 1
@@ -121,19 +121,19 @@ def learning_rate(config: DeploymentConfig, defaults: Defaults) -> float:
 
 
 def num_epochs(config: DeploymentConfig, defaults: Defaults) -> float:
-    """Passes over the data; auto: TRL's default."""
+    """Return the passes over the data. auto: TRL's default."""
     given = config.training.num_epochs
     return defaults.num_epochs if given == "auto" else float(given)
 
 
 def num_generations(config: DeploymentConfig, defaults: Defaults) -> int | None:
-    """Answers to a prompt; auto: TRL's default; None: the method writes one."""
+    """Return the answers per prompt. auto: TRL's default. None: the method generates one."""
     given = config.training.num_generations
     return defaults.num_generations if given == "auto" else given
 
 
 def _whole_groups(batch_size: int, generations: int | None) -> int:
-    """A batch in which no prompt has a part of its answers only."""
+    """Round a batch size down so that a batch contains all answers to each of its prompts."""
     if generations is None:
         return batch_size
     return max(1, batch_size // generations) * generations

@@ -1,7 +1,6 @@
-"""What a Trainer is told between its steps where Temper's settings say it otherwise than its own
-arguments can: when to evaluate and to save.
+"""A callback that tells a Trainer when to evaluate and save, beyond its own arguments.
 
-Made and put before `TemperCallback`, which takes over what is due.
+It is created and added before `TemperCallback`, which carries out what is due.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCallback":
-    """The callback of a training.
+    """Create the callback of a run.
 
     Args:
         holds_out: there are rows to evaluate on.
@@ -21,7 +20,7 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
     from transformers import TrainerCallback
 
     class TrainingRhythm(TrainerCallback):
-        """See the module."""
+        """A callback that requests evaluations and saves; see the module."""
 
         def on_step_end(
             self,
@@ -30,7 +29,7 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
             control: "TrainerControl",
             **parts: object,
         ) -> None:
-            """By steps, and at the very end."""
+            """Request what is due by steps, and an evaluation at the very end."""
             step, is_last = state.global_step, state.global_step >= state.max_steps
             if holds_out and (is_last or _is_due(step, training.validation_frequency)):
                 control.should_evaluate = True
@@ -44,9 +43,9 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
             control: "TrainerControl",
             **parts: object,
         ) -> None:
-            """By epochs."""
+            """Request what is due by epochs."""
             if state.global_step >= state.max_steps:
-                return  # which the last step has seen to
+                return  # the last step has handled the end
             epoch = round(state.epoch or 0)
             if holds_out and _is_due(epoch, training.validation_interval):
                 control.should_evaluate = True

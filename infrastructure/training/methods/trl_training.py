@@ -1,4 +1,4 @@
-"""A trainer of TRL, made from a configuration and its rows; nothing is trained here."""
+"""Construction of a TRL trainer from a configuration and its rows. Nothing is trained here."""
 
 import json
 import sys
@@ -86,16 +86,16 @@ from infrastructure.training.models.transformers_backend import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Arguments by which several steps learn from one generation, which is in no checkpoint.
+# Arguments that make several steps learn from one generation, which checkpoints do not contain.
 REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
-NUM_TRIED = 64  # rows that reward functions are tried with
-# Columns that TRL reads itself; rewards are given all others.
+NUM_TRIED = 64
+# Columns that TRL reads itself. Rewards get all others.
 READ_BY_TRL = frozenset({"prompt", "chosen", "rejected", "completion", TOOLS, OPTIONS})
 
 
 @dataclass
 class TrlTraining:
-    """Everything of a training by TRL but its model, found to be in order.
+    """Everything of a TRL run except its model, after all checks.
 
     Args:
         folder: the run directory.
@@ -106,7 +106,7 @@ class TrlTraining:
 
     def __post_init__(self) -> None:
         training = self.config.training
-        self._hashed: Future[str | None] | None = None  # of the base's weights, once they are read
+        self._hashed: Future[str | None] | None = None  # hash of the base's weights
         self.device = training_device(self.config.device)
         if self.device.type == "cuda" and torch.cuda.device_count() > 1:
             raise InputError(
@@ -130,7 +130,7 @@ class TrlTraining:
         self.arguments = self._checked_arguments()
 
     def lines(self) -> list[str]:
-        """For people, before the model is loaded."""
+        """Return lines for the user, before the model is loaded."""
         lines = [*self.data.lines(), *template_notes(self.config.data, self.tokenizer)]
         reused = [n for n in REUSING if self.config.training.method_settings.get(n, 1) != 1]
         if reused:
@@ -146,7 +146,7 @@ class TrlTraining:
 
     @property
     def _goes_on_with_lora(self) -> bool:
-        """Whether the model is a LoRA that trains on; what it is now is the reference then."""
+        """Whether the model is a LoRA that is trained further, with its start as the reference."""
         return self.source.kind is SourceKind.LORA_FOLDER
 
     @property
@@ -176,7 +176,7 @@ class TrlTraining:
         return tokenizer
 
     def _check_model(self) -> None:
-        """The model by its configuration alone: its length, LoRA's targets, the teacher's tokens.
+        """Check the model by its configuration: its length, LoRA's targets, the teacher's tokens.
 
         Raises:
             ValueError: they do not fit.
@@ -215,8 +215,7 @@ class TrlTraining:
         return data
 
     def _rows_of_a_step(self) -> int:
-        """Prompts below which TRL's sampler has not one step; it leaves the rest of an epoch
-        out."""
+        """Return the rows that one step needs. TRL's sampler drops the rest of an epoch."""
         training = self.config.training
         answers = num_generations(self.config, self.defaults)
         if self.installed.method.rows is not RowKind.PROMPTS:
@@ -224,7 +223,12 @@ class TrlTraining:
         return max(1, int(training.batch_size) * training.gradient_accumulation // (answers or 1))
 
     def _checked_arguments(self) -> dict[str, object]:
-        """Raises ValueError for an argument that this version of TRL does not have."""
+        """Return TRL's arguments.
+
+        Raises:
+            ValueError: the installed TRL does not have one of them, or a step does not hold whole
+                groups of answers.
+        """
         arguments = arguments_of(self.config, self.device, self.defaults, self.folder)
         known = self.config_class.__dataclass_fields__
         if missing := sorted(set(arguments) - set(known)):
@@ -242,18 +246,18 @@ class TrlTraining:
         return arguments
 
     def make_trainer(self, *, is_new: bool, say: Callable[[str], None] = do_nothing) -> Any:
-        """Load the model, and make TRL's trainer of it.
+        """Load the model and create TRL's trainer for it.
 
         Args:
-            is_new: it begins, so what is held out is measured before the first step.
-            say: shows a line, when the number of steps is known.
+            is_new: the run is new, so the held-out rows are evaluated before the first step.
+            say: shows a note. Some notes come only when the number of steps is known.
 
         Raises:
-            ValueError: model, rows or arguments are refused by TRL.
+            ValueError: TRL refuses the model, the rows or the arguments.
         """
         transformers, datasets = require("transformers", "TRL"), require("datasets", "TRL")
         torch.manual_seed(self.config.training.seed)
-        transformers.set_seed(self.config.training.seed)  # of LoRA's matrices, or a new head's
+        transformers.set_seed(self.config.training.seed)  # seeds LoRA's matrices or a new head
         self._hashed = hash_while_loading(self.source) if is_new else None
         by_name = None if self._goes_on_with_lora else self._loading()
         parts: dict[str, Any] = {
@@ -294,21 +298,20 @@ class TrlTraining:
 
     @property
     def precision(self) -> Precision:
-        """The format that the trainer computes in."""
+        """The number format that the trainer computes in."""
         name = "bf16" if self.arguments["bf16"] else "fp16" if self.arguments["fp16"] else "fp32"
         return Precision(name, self.device.type)
 
     @property
     def end_token_ids(self) -> list[int]:
-        """What ends an answer."""
+        """The tokens that end an answer."""
         return answer_end_ids(self.tokenizer, self.config.data.max_length)
 
     def questions(self, most: int) -> list[GenerationPrompt]:
-        """Prompts of the held-out rows, or of the others where none are held out, as TRL writes
-        them."""
+        """Return prompts of held-out rows, or of training rows if none are held out, as in TRL."""
         rows = (self.data.held_out or self.data.train)[:most]
         settings: dict[str, Any] = self.config.training.method_settings
-        given = settings.get(OPTIONS) or {}  # of all rows
+        given = settings.get(OPTIONS) or {}  # apply to all rows
         return [self._question(row["prompt"], row.get(OPTIONS) or given) for row in rows]
 
     def _question(self, prompt: Any, options: dict[str, Any]) -> GenerationPrompt:
@@ -321,10 +324,10 @@ class TrlTraining:
         return GenerationPrompt(text, [*ids], "", self.config.training.max_completion_length)
 
     def choose_by_product(self) -> ProductChoice | None:
-        """Compute in fp32 from the first step on, where this CPU multiplies more slowly in bf16.
+        """Compute in fp32 from the first step on if this CPU multiplies more slowly in bf16.
 
         Returns:
-            What was measured; None: nothing is decided by it.
+            What was measured. None if the choice does not depend on it.
         """
         has_fp32 = self.options.dtype is torch.float32 and self.options.quantization is None
         choice = measured_choice() if self._precision_is_open and has_fp32 else None
@@ -333,26 +336,28 @@ class TrlTraining:
         return choice
 
     def keep_precision(self, name: object) -> None:
-        """Go on in the format that a run began with, where nobody gives one: it was measured then.
-        Another one is refused when all is compared."""
+        """Keep the format that a run began with, unless the user sets one.
+
+        The format was measured then. A different one is refused when all settings are compared.
+        """
         if self._precision_is_open and name == "fp32":
             self.arguments["bf16"] = False
 
     @property
     def _precision_is_open(self) -> bool:
-        """Whether this is a CPU with bf16 instructions, and nobody gives a format."""
+        """Whether this is a CPU with bf16 instructions and the user sets no format."""
         is_given = "bf16" in self.config.training.method_settings
         is_measured = self.config.training.mixed_precision is True and not is_given
         return is_measured and self.device.type == "cpu" and self.arguments["bf16"] is True
 
     def describe_model(self, model: torch.nn.Module) -> JsonObject:
-        """What the model is, for run.json, as of every run."""
+        """Describe the model for run.json, in the form that every run has."""
         hashed = self._hashed or hash_while_loading(self.source)
         begun_with = weights_begun_with(self.source, model, hashed)
         return {"kind": str(self.source.kind), **describe(model, self.config.model), **begun_with}
 
     def described(self, trainer: Any) -> str:
-        """One line on what is about to train."""
+        """Return one line about the run that is about to start."""
         total, trained = count_parameters(trainer.model)
         args, title = trainer.args, self.installed.method.title
         return phrase(
@@ -367,13 +372,13 @@ class TrlTraining:
         )
 
     def _dataset(self, datasets: Any, rows: list[TrlRow]) -> Any:
-        """Return the rows as a table that gives each of them back as it is.
+        """Return the rows as a table that returns each of them unchanged.
 
-        A table of one structure adds empty keys to messages, calls of tools, and options, which a
-        chat template takes for something. What only rewards read is carried as text.
+        A table with one structure adds empty keys to messages, tool calls and options, and a chat
+        template would read them. Columns that only rewards read are carried as text.
 
         Raises:
-            ValueError: the installed datasets has no such table.
+            ValueError: the installed datasets package has no such table.
         """
         if not rows:
             return None
@@ -385,7 +390,7 @@ class TrlTraining:
         raise InputError("methods.datasets_too_old", version=version("datasets"))
 
     def _loading(self) -> dict[str, object]:
-        """How transformers loads the model, and the reference, for TRL."""
+        """Return how transformers loads the model and the reference model for TRL."""
         options = self.options
         loading: dict[str, object] = {
             "dtype": str(options.dtype).removeprefix("torch."),
@@ -415,7 +420,7 @@ class TrlTraining:
         }
 
     def _with_lora(self) -> torch.nn.Module:
-        """The base with the LoRA that trains on, for TRL."""
+        """Load the base model with the LoRA that is trained further, for TRL."""
         with offline_where_unreachable():
             base = load_causal_lm(self._base, self.options)
         model = load_lora(self.source.folder, base)
@@ -434,8 +439,10 @@ class TrlTraining:
 
 
 def _cut_by_own_length(trainer_class: Any) -> Any:
-    """The trainer, for which each answer of a pair is cut to `max_length` by its own length. TRL's
-    ORPO cuts both to what the longer one is beyond it, which may leave nothing of them."""
+    """Return the trainer class, with each answer of a pair cut to `max_length` by its own length.
+
+    TRL's ORPO cuts both answers by the excess of the longer one, which may leave nothing of them.
+    """
     if not hasattr(trainer_class, "tokenize_row") or "build_tokenized_answer" not in vars(
         trainer_class
     ):
@@ -454,8 +461,10 @@ def _cut_by_own_length(trainer_class: Any) -> Any:
 
 
 def carried_columns(rows: list[TrlRow]) -> frozenset[str]:
-    """Return the columns that only rewards read and that a table would not give back as they are:
-    lists, objects, and values of several kinds or of none."""
+    """Return the columns that only rewards read and that a table would not return unchanged.
+
+    These are lists, objects, and values of several types or of none.
+    """
     names = {name for row in rows for name in row} - READ_BY_TRL
     kinds = {name: {type(row[name]) for row in rows} for name in names}
     plain = [{kind} for kind in (str, int, float, bool)]
@@ -467,7 +476,7 @@ def _spelt(row: TrlRow) -> str:
 
 
 def _draw_nothing(trainer: Any) -> None:
-    """Temper shows the progress."""
+    """Remove the Trainer's own progress output, because Temper shows the progress."""
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     for callback in (PrinterCallback, ProgressCallback):
@@ -477,8 +486,11 @@ def _draw_nothing(trainer: Any) -> None:
 def _warm_up_half_at_most(
     trainer: Any, config: DeploymentConfig, say: Callable[[str], None]
 ) -> None:
-    """At most half of the steps warm up, as in Temper's own loop: TRL would let a short training
-    end before its learning rate has risen. Their number is known when the schedule is made."""
+    """Limit warmup to half of the steps, as in Temper's own loop.
+
+    With TRL alone a short run would end before its learning rate has risen. The limit is set when
+    the schedule is created, because the number of steps is known then.
+    """
     create = trainer.create_scheduler
 
     def create_scheduler(num_training_steps: int, *others: Any, **named: Any) -> Any:
@@ -491,12 +503,12 @@ def _warm_up_half_at_most(
 
 
 def _table(datasets: Any, rows: list[TrlRow]) -> Any:
-    """The rows as a table that gives each of them back; None: there is none."""
+    """Return the rows as a table that returns each of them unchanged. None if there is none."""
     spelt = [_spelt(row) for row in rows]
     for more in ({}, {"on_mixed_types": "use_json"}):
         try:
             table = datasets.Dataset.from_list(rows, **more)
-        except (TypeError, ValueError, ArithmeticError):  # pyarrow's are of these classes
+        except (TypeError, ValueError, ArithmeticError):  # pyarrow's errors are subclasses
             continue
         if all(_spelt(row) == one for row, one in zip(table, spelt, strict=True)):
             return table
@@ -505,7 +517,7 @@ def _table(datasets: Any, rows: list[TrlRow]) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, no bars of rows that are tokenised, and no warnings of what is going to change."""
+    """Hide tokenization progress bars and warnings about future changes inside the block."""
     datasets = require("datasets", "TRL")
     was_on = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()

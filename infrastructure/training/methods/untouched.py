@@ -1,6 +1,6 @@
-"""A Trainer that is tried out, and is afterwards what it was: what it counts, draws and holds.
+"""Trying out a Trainer, and restoring afterwards what it counts, draws and holds.
 
-Weights are not kept: who tries does not step the training's own optimizer.
+Weights are not restored, because the caller does not step the run's own optimizer.
 """
 
 from collections import deque
@@ -15,17 +15,19 @@ from infrastructure.training.core.preserve import preserve
 
 Restore = Callable[[], None]
 
-# Whose objects hold what a Trainer counts: its state, its accelerator, TRL's own helpers.
+# Modules whose objects hold a Trainer's counters: its state, its accelerator, TRL's own helpers.
 COUNTING = ("transformers.trainer", "accelerate.state", "accelerate.accelerator", "trl.")
 
 
 @contextmanager
 def untouched(trainer: Any) -> Iterator[None]:
-    """Inside, steps may be tried; afterwards random numbers, gradients, buffers and everything that
-    the Trainer has counted, buffered or logged are what they were, bit for bit.
+    """Let the caller try steps inside the block, and undo their effects afterwards.
+
+    Random numbers, gradients, buffers and everything that the Trainer has counted, buffered or
+    logged are then as before, bit for bit.
 
     Args:
-        trainer: of transformers or TRL, with its model and optimizer.
+        trainer: a transformers or TRL trainer, with its model and optimizer.
     """
     device = torch.device(trainer.args.device)
     restore = _attributes(trainer)
@@ -38,7 +40,7 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 
 def _attributes(trainer: Any) -> Restore:
-    """Of the Trainer, and of what it counts with."""
+    """Return what restores the Trainer's attributes and those of the objects it counts with."""
     seen: set[int] = {id(trainer)}
     restores = [_contents(vars(trainer), seen)]
     for value in [*vars(trainer).values(), trainer.accelerator.gradient_state]:
@@ -55,8 +57,10 @@ def _attributes(trainer: Any) -> Restore:
 
 
 def _contents(container: Any, seen: set[int]) -> Restore:
-    """What is in a container, and in those within it, which stay the same objects: others hold on
-    to them."""
+    """Return what restores a container and those nested in it.
+
+    They stay the same objects, because others hold references to them.
+    """
     seen.add(id(container))
     values = list(container.values()) if isinstance(container, dict) else list(container)
     within = [

@@ -1,4 +1,4 @@
-"""Numbers of a run on their way out: the metrics logger, its sinks, and the progress display."""
+"""Output of a run's metrics: the metrics logger, its sinks, and the progress display."""
 
 from infrastructure.core.lazy_exports import lazy_names
 

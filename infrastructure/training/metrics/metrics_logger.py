@@ -1,6 +1,6 @@
-"""The numbers of a run, to every sink; a sink that fails never stops the training.
+"""Logging of a run's metrics to every sink. A sink that fails never stops the run.
 
-Knows nothing of the training: `observers.run_observers` hands it the records.
+The logger knows nothing about training. `observers.run_observers` passes the records to it.
 """
 
 import logging
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsLogger:
-    """Gives each record to each sink, in order.
+    """A logger that passes each record to each sink, in order.
 
-    A sink that raises (disk full, closed stream) is warned about once, is offered every later
-    record all the same, and what it missed is told at the end.
+    If a sink raises (disk full, closed stream), the first failure is logged as a warning. The sink
+    still gets every later record, and what it missed is reported at the end.
 
     Attributes:
         problems: one sentence for each sink that failed, for the end of the run.
@@ -32,10 +32,10 @@ class MetricsLogger:
         self._best_effort = BestEffort(logger, "training.metrics_sink_failed", tries_again=True)
 
     def log(self, record: Mapping[str, JsonValue]) -> None:
-        """Write one record; its values may be numbers, text, None, array or tensor scalars.
+        """Write one record. Its values may be numbers, text, None, or scalar arrays and tensors.
 
         Raises:
-            ValueError: the record has no `step`; without it nothing could be resumed.
+            ValueError: the record has no `step`, without which the file could not be resumed.
         """
         if "step" not in record:
             raise InputError("training.metrics_record_without_step", keys=", ".join(record))
@@ -44,18 +44,18 @@ class MetricsLogger:
             self._best_effort.attempt(sink.name, partial(sink.write, plain))
 
     def expect(self, total_steps: int) -> None:
-        """A training of so many steps begins, or goes on."""
+        """Announce that a run of this many steps starts or resumes."""
         for sink in self.sinks:
             if isinstance(sink, ConsoleSink):
                 sink.expect(total_steps)
 
     def truncate_after(self, step: int) -> None:
-        """Drop the records of later steps: the run was resumed there and does them again."""
+        """Drop the records of later steps, because the run resumes at `step` and repeats them."""
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, partial(sink.truncate_after, step))
 
     def close(self) -> None:
-        """Close the sinks and tell, through logging, what was not written."""
+        """Close the sinks and log what was not written."""
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, sink.close)
         for problem in self.problems:

@@ -1,7 +1,7 @@
-"""How far the training is: a bar in a terminal, lines in a log, a widget in a notebook.
+"""Display of a run's progress: a bar in a terminal, lines in a log, a widget in a notebook.
 
-The bar is tqdm's. Where nothing can be redrawn (a pipe, a file, a dumb terminal, a notebook
-without ipywidgets) a line is printed at every five percent and at least every minute.
+The bar is tqdm's. If the output cannot be redrawn (a pipe, a file, a dumb terminal, a notebook
+without ipywidgets), a line is printed every five percent and at least every minute.
 """
 
 import sys
@@ -29,28 +29,28 @@ GAP = "  "  # between two numbers
 if TYPE_CHECKING:
     _Tqdm = tqdm[NoReturn]
 else:
-    _Tqdm = tqdm  # which has no parameters outside of its stubs
+    _Tqdm = tqdm  # generic only in its stubs
 
 Clock = Callable[[], float]
 
 
 def display_kind(stream: TextIO) -> str:
-    """How `stream` can show progress: `notebook`, `bar` or `lines`."""
+    """Return how `stream` can show progress: `notebook`, `bar` or `lines`."""
     if in_notebook_kernel():
         return "notebook" if is_installed("ipywidgets") else "lines"
     return "bar" if shows_bars(stream) else "lines"
 
 
 class ProgressDisplay(Protocol):
-    """What shows how far a training is; may raise OSError or ValueError, and is then let go."""
+    """A display of a run's progress. After an OSError or a ValueError it is no longer used."""
 
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """Take what is known after a step; called in the training's thread."""
+        """Show the numbers of a step. Called in the thread that trains."""
 
     def close(self) -> None:
-        """The training has ended."""
+        """End the display, because the run has ended."""
 
 
 def place_of_step(step: float, total_steps: int) -> str:
@@ -61,7 +61,7 @@ def place_of_step(step: float, total_steps: int) -> str:
 
 
 class RecentRate:
-    """Steps per second over the last minute, so that the time left follows what happens now."""
+    """Steps per second over the last minute, so that the time left follows the current speed."""
 
     def __init__(self, step: int, clock: Clock) -> None:
         self.clock = clock
@@ -74,7 +74,7 @@ class RecentRate:
             self._seen.popleft()
 
     def seconds_left(self, total_steps: int) -> float | None:
-        """Seconds from the last step to the end; None where it cannot be said yet."""
+        """Return the seconds from the last step to the end. None if there is no estimate yet."""
         (first_time, first_step), (last_time, last_step) = self._seen[0], self._seen[-1]
         if not total_steps or last_step <= first_step:
             return None
@@ -82,15 +82,15 @@ class RecentRate:
 
 
 class Progress:
-    """Shows step, loss, tokens per second and the time left.
+    """A display of step, loss, tokens per second and remaining time.
 
     Args:
-        total_steps: steps of the whole training; 0 where it is not known.
-        step: steps done before, when resumed.
-        stream: where it is shown; standard error by default.
-        kind: `bar`, `lines` or `notebook`; by default what the stream can show.
-        clock: seconds from any start.
-        note: gives what else is shown; None: nothing now.
+        total_steps: steps of the whole run. 0 if unknown.
+        step: steps done before, if the run resumes.
+        stream: where to show the progress. Standard error by default.
+        kind: `bar`, `lines` or `notebook`. By default what the stream can show.
+        clock: returns seconds, counted from any start.
+        note: returns further text to show, or None.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class Progress:
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """Show that `step` steps are done; without a number the last one shown stays.
+        """Show that `step` steps are done. A number that is not given keeps its last shown value.
 
         Raises:
-            OSError, ValueError: the stream is gone.
+            OSError, ValueError: the stream is closed.
         """
         self._rate.update(step)
         if loss is not None:
@@ -134,7 +134,7 @@ class Progress:
         self._display.show(step, GAP.join(part for part in parts if part))
 
     def close(self) -> None:
-        """Show the last state and leave the cursor on a fresh line."""
+        """Show the last state and leave the cursor on a new line."""
         self._display.close()
 
 
@@ -143,12 +143,12 @@ MakeProgress = Callable[[int, int, Note], ProgressDisplay]
 
 
 def make_progress(total_steps: int, step: int, note: Note) -> ProgressDisplay:
-    """What standard error can show."""
+    """Create the progress display that standard error can show."""
     return Progress(total_steps, step, note=note)
 
 
 class _QuietTqdm(_Tqdm):
-    monitor_interval = 0  # every step updates the bar; no watching thread is needed
+    monitor_interval = 0  # every step updates the bar, so no monitor thread is needed
 
 
 class _Bar:

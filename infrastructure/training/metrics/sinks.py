@@ -1,20 +1,20 @@
-"""Where metrics go: console, JSONL, CSV, TensorBoard, trackers; and the table of their names.
+"""Sinks for metrics (console, JSONL, CSV, TensorBoard, trackers) and the registry of their names.
 
-To add a sink: `register_sink(name, class)`, an entry point in the group "temper.sinks", or its
+To add a sink, use `register_sink(name, class)`, an entry point in the group "temper.sinks", or its
 address, `training.metrics_sinks: [module:Class]`.
 
-A sink opens its file at the first record and raises what goes wrong; the logger decides what then.
-A record covers the optimizer steps since the one before it:
+A sink opens its file at the first record and raises its errors. The logger decides how to handle
+them. A record covers the optimizer steps since the record before it:
 
-| key | means |
+| key | meaning |
 | --- | --- |
-| step, epoch | optimizer steps done; the epoch, from 0, that the step belongs to |
+| step, epoch | optimizer steps done; the epoch, counted from 0, that the step belongs to |
 | loss | mean loss per supervised token of these steps |
-| learning_rate, grad_norm | of the last of them; the norm is before clipping |
-| tokens | tokens trained on since the beginning of the run |
+| learning_rate, grad_norm | of the last of these steps; the norm is measured before clipping |
+| tokens | tokens trained on since the start of the run |
 | seconds, tokens_per_second | of these steps |
 | memory_bytes | peak memory of the process or the device |
-| kind | "evaluation" on records of an evaluation, else absent |
+| kind | "evaluation" in records of an evaluation, otherwise absent |
 | eval_loss, eval_… | the numbers of an evaluation |
 """
 
@@ -57,27 +57,27 @@ CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
 EVALUATED_EVERY_SHARE = 0.05  # of the run: short epochs would fill the screen
 TENSORBOARD_FLUSH_SECONDS = 10
 EVENT_FILES = "events.out.tfevents.*"
-MERGED_EVENTS = "events.out.tfevents.0000000000.merged"  # its name comes before all others
+MERGED_EVENTS = "events.out.tfevents.0000000000.merged"  # sorts before all other files
 EVALUATION = "evaluation"
 
 
 class Sink(ABC):
-    """One destination of metrics. Called from one thread, in the order of the steps."""
+    """One destination of metrics. It is called from one thread, in the order of the steps."""
 
     @property
     def name(self) -> str:
-        """As it is called where it fails; of the class, unless it says otherwise."""
+        """The name used in warnings. By default the name of the class."""
         return type(self).__name__
 
     @abstractmethod
     def write(self, record: Record) -> None:
-        """Take one record; may raise, and is asked again for the next record."""
+        """Write one record. If this raises, the sink still gets the next record."""
 
     def truncate_after(self, step: int) -> None:  # noqa: B027 - most screens cannot unsay
-        """Forget the records of later steps: the run goes on from `step`."""
+        """Drop the records of later steps, because the run resumes from `step`."""
 
     def close(self) -> None:  # noqa: B027 - nothing is open in some sinks
-        """Finish; a later record opens the sink again."""
+        """Close the sink. A later record opens it again."""
 
 
 class ConsoleSink(Sink):
@@ -90,12 +90,12 @@ class ConsoleSink(Sink):
         self,
         echo: Callable[[str], None] | None = None,
     ) -> None:
-        self.loss: str | None = None  # which the numbers are of, where it is known
+        self.loss: str | None = None  # name of the loss function, if known
         self.echo = echo or show
         self._total_steps, self._next_evaluated = 0, 0.0
 
     def expect(self, total_steps: int) -> None:
-        """A training of so many steps begins, or goes on; 0 where their number is not known."""
+        """Announce that a run of this many steps starts or resumes. 0 if unknown."""
         self._total_steps, self._next_evaluated = total_steps, 0.0
 
     def write(self, record: Record) -> None:
@@ -115,7 +115,7 @@ class ConsoleSink(Sink):
 
 
 def _has_no_number(record: Record) -> bool:
-    """Whether something in it is NaN or infinite."""
+    """Return whether a value of the record is NaN or infinite."""
     return any(not_finite_name(value) for value in record.values() if isinstance(value, float))
 
 
@@ -128,7 +128,7 @@ CONSOLE_PARTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "memory_bytes": ("{}", format_bytes),
 }
 CONSOLE_SILENT = {"step", "epoch", "kind", "tokens", "seconds"}
-REPORT_ONLY = "quantum_"  # what the quantum step was like; it has a line and a section of its own
+REPORT_ONLY = "quantum_"  # the quantum step has its own console line and report section
 
 
 def console_line(record: Record, loss: str | None = None, total_steps: int = 0) -> str:
@@ -160,7 +160,7 @@ def _part(key: str, value: object) -> str:
 
 
 class JsonlSink(Sink):
-    """`metrics.jsonl`; see `infrastructure.monitoring.drawing.metrics_file` for the format."""
+    """A sink for `metrics.jsonl`. For the format see `monitoring.drawing.metrics_file`."""
 
     name = "jsonl"
 
@@ -188,7 +188,10 @@ def _step_of(line: bytes) -> float:
 
 
 def _as_step(value: Any) -> float:
-    """A line without a readable step belongs before all: it is kept, for people to see."""
+    """Convert a step to a number.
+
+    A step that is not readable is minus infinity, so its line is kept for the user to see.
+    """
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -196,9 +199,10 @@ def _as_step(value: Any) -> float:
 
 
 class CsvSink(Sink):
-    """`metrics.csv`: a column for each key; a new key makes a new last column, empty before.
+    """A sink for `metrics.csv`, with one column per key.
 
-    Absent values are empty, NaN is `NaN`.
+    A new key adds a last column, which is empty in earlier rows. Absent values are empty, NaN is
+    `NaN`.
     """
 
     name = "csv"
@@ -250,15 +254,17 @@ def _csv_line(values: Iterable[object]) -> bytes:
 
 
 class TensorBoardSink(Sink):
-    """TensorBoard event files in one folder. If a run is resumed, what it had written up to there
-    is put into one file that is read before all others: TensorBoard takes files in the order of the
-    times in their names, which go back if a clock does.
+    """A sink for TensorBoard event files in one folder. It writes numbers only.
 
-    Numbers only. Events are written by a thread, at the latest every ten seconds: the newest may
-    be lost by a kill, `metrics.jsonl` has them.
+    When a run resumes, the events up to that step are merged into one file that TensorBoard reads
+    before all others. TensorBoard orders files by the time in their names, which is wrong if a
+    clock was set back.
+
+    A thread writes the events at least every ten seconds. A kill may lose the newest ones, but
+    `metrics.jsonl` has them.
 
     Raises:
-        MissingPackageError: tensorboard is not installed; the text has the pip line.
+        MissingPackageError: tensorboard is not installed. The text contains the pip command.
     """
 
     name = "tensorboard"
@@ -274,7 +280,8 @@ class TensorBoardSink(Sink):
         numbers = tracked_numbers(record)
         if not numbers:
             return
-        # One event of all numbers: `add_scalar` makes one of each, which takes three times as long.
+        # One event for all numbers. `add_scalar` would write one event each, which takes three
+        # times as long.
         values = [Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
         file_writer: Any = self._open().file_writer
         file_writer.add_summary(Summary(value=values), int(record["step"]))
@@ -301,7 +308,7 @@ class TensorBoardSink(Sink):
 
 
 def _keep_events(files: Iterable[Path], merged: Path, last_step: int) -> None:
-    """Put the events up to a step into one file, each once, and remove the others."""
+    """Merge the events up to a step into one file, without duplicates, and remove the others."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -326,8 +333,11 @@ def _keep_events(files: Iterable[Path], merged: Path, last_step: int) -> None:
 
 
 def _show_no_tracebacks_of_its_thread() -> None:
-    """The thread that writes events ends where the disk is full. What it raises is raised again by
-    the next `add_scalar`, and told there, so Python's traceback of it would be a second one."""
+    """Hide the traceback of TensorBoard's writer thread after an OSError, such as a full disk.
+
+    The next `add_scalar` raises the same error, which is then reported. Python's traceback would
+    repeat it.
+    """
     from tensorboard.summary.writer import event_file_writer
 
     before = threading.excepthook
@@ -344,21 +354,25 @@ def _show_no_tracebacks_of_its_thread() -> None:
 
 
 def tensorboard_tag(key: str, record: Record) -> str:
-    """train/loss, train/grad_norm, …; evaluation/loss, … for the numbers of an evaluation, and
-    machine/… for a sample of the machine."""
+    """Return the TensorBoard tag of a key.
+
+    Tags are train/loss, train/grad_norm, …; evaluation/loss, … for the numbers of an evaluation;
+    and machine/… for a sample of the machine.
+    """
     if record.get("kind") == EVALUATION:
         return f"evaluation/{key.removeprefix('eval_')}"
     return f"{record.get('kind', 'train')}/{key}"
 
 
-# We hand over numbers and the run's name: no configuration, which may name places, and nothing of
-# the console. Keys, accounts and their own readings of the machine are the packages' affair. A run
-# that goes on goes on there, too; a tracker cannot forget the steps that are done again.
+# Trackers get the numbers and the run's name. They do not get the configuration, which may contain
+# paths, nor the console output. Keys, accounts and their own system metrics are up to these
+# packages. A resumed run continues its tracked run. A tracker cannot drop the steps that are
+# repeated.
 PROJECT = "temper"
 
 
 def tracked_numbers(record: Record) -> dict[str, float]:
-    """The numbers of a record, named as TensorBoard has them: train/loss, evaluation/loss."""
+    """Return the numbers of a record under their TensorBoard tags: train/loss, evaluation/loss."""
     return {
         tensorboard_tag(key, record): value
         for key, value in record.items()
@@ -367,10 +381,12 @@ def tracked_numbers(record: Record) -> dict[str, float]:
 
 
 class TrackioSink(Sink):
-    """`trackio show` shows it; TRACKIO_PROJECT names another project than "temper".
+    """A sink for Trackio, to be viewed with `trackio show`.
+
+    The project is "temper" unless the variable TRACKIO_PROJECT is set.
 
     Raises:
-        MissingPackageError: trackio is not installed; the text has the pip line.
+        MissingPackageError: trackio is not installed. The text contains the pip command.
     """
 
     name = "trackio"
@@ -387,10 +403,10 @@ class TrackioSink(Sink):
             run = self._trackio.init(
                 project=project, name=self._run_name, resume="allow", embed=False
             )
-            self._first_new = getattr(run, "_next_step", 0)  # after those that it has
+            self._first_new = getattr(run, "_next_step", 0)  # after the steps that it already has
             self._is_open = True
         step = int(record["step"])
-        if step < self._first_new:  # it has this step already, and forgets none
+        if step < self._first_new:  # already logged; Trackio cannot drop steps
             return
         self._highest = max(self._highest, step)
         self._trackio.log(tracked_numbers(record), step=step)
@@ -406,14 +422,14 @@ class TrackioSink(Sink):
 
 
 class WandbSink(Sink):
-    """A run of Weights & Biases; its variables (WANDB_PROJECT, WANDB_MODE, …) hold.
+    """A sink for a run of Weights & Biases. Its variables (WANDB_PROJECT, WANDB_MODE, …) apply.
 
     Raises:
-        MissingPackageError: wandb is not installed; the text has the pip line.
+        MissingPackageError: wandb is not installed. The text contains the pip command.
     """
 
     name = "wandb"
-    SETTINGS: ClassVar = {"console": "off", "silent": True}  # nothing of the console is sent
+    SETTINGS: ClassVar = {"console": "off", "silent": True}  # no console output is sent
 
     def __init__(self, run_directory: Path) -> None:
         self._directory = run_directory
@@ -430,7 +446,7 @@ class WandbSink(Sink):
                 dir=str(self._directory),
                 settings=self.SETTINGS,
             )
-            # Its own counter only goes up; a run that goes back to an earlier step does not.
+            # wandb's own step counter only increases, but a run may return to an earlier step.
             self._run.define_metric("*", step_metric="step")
         self._run.log({"step": int(record["step"]), **tracked_numbers(record)})
 
@@ -455,24 +471,25 @@ SINKS.provide(
 
 
 def register_sink(name: str, sink: Callable[[Path], Sink]) -> None:
-    """Make `training.metrics_sinks: [name]` write to what `sink(run_directory)` makes; it goes
-    before a built-in one of that name.
+    """Make `training.metrics_sinks: [name]` write to the sink that `sink(run_directory)` returns.
+
+    It takes precedence over a built-in sink of that name.
 
     Raises:
-        ValueError: the name is taken by another one's own, or `sink` lacks a method.
+        ValueError: the name belongs to another registered sink, or `sink` lacks a method.
     """
     SINKS.register(name, sink)
 
 
-OF_A_PACKAGE = ("tensorboard", "trackio", "wandb")  # which has the same name
+OF_A_PACKAGE = ("tensorboard", "trackio", "wandb")  # the package has the same name as the sink
 
 
 def check_sinks(names: Iterable[str]) -> None:
-    """Say before there is a run what cannot be written to.
+    """Refuse sinks that cannot be used, before there is a run.
 
     Raises:
-        ValueError: there is no sink of such a name.
-        MissingPackageError: one needs a package that is not installed.
+        ValueError: a sink of such a name does not exist.
+        MissingPackageError: a sink needs a package that is not installed.
     """
     for name in names:
         SINKS.get(name)
@@ -481,14 +498,14 @@ def check_sinks(names: Iterable[str]) -> None:
 
 
 def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = None) -> list[Sink]:
-    """The sinks of these names, writing into `run_directory`.
+    """Create the sinks with these names, which write into `run_directory`.
 
     Args:
         loss: see `held_out_loss`.
 
     Raises:
-        ValueError: a name is unknown (the text suggests the nearest) or given twice, or what it
-            stands for cannot be used.
+        ValueError: a name is unknown (the text suggests the nearest one) or given twice, or the
+            sink it names cannot be used.
         MissingPackageError: a sink needs a package that is not installed.
     """
     names = list(names)
@@ -503,7 +520,10 @@ def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = Non
 
 
 def sinks_of_run(names: Iterable[str], run_directory: Path, loss: str | None = None) -> list[Sink]:
-    """Return the sinks of a run; metrics.jsonl is always one of them, because the report, the live
-    views and the advice read it. Arguments and errors as of `make_sinks`."""
+    """Return the sinks of a run. One of them is always metrics.jsonl.
+
+    The report, the live views and the advice read metrics.jsonl. For arguments and errors see
+    `make_sinks`.
+    """
     names = list(names)
     return make_sinks(names if "jsonl" in names else ["jsonl", *names], run_directory, loss)

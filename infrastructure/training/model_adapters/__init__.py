@@ -1,7 +1,7 @@
-"""What a model is to the loop: how to feed it and how to read its loss.
+"""Model adapters, which connect a model to the loop: they feed it and read its loss.
 
-To add a kind of model: `register_adapter(name, class)` with a subclass of `ModelAdapter`, an entry
-point in the group "temper.adapters", or its address, `model.adapter: module:Class`.
+To add a kind of model, use `register_adapter(name, class)` with a subclass of `ModelAdapter`, an
+entry point in the group "temper.adapters", or its address, `model.adapter: module:Class`.
 """
 
 from collections.abc import Callable
@@ -50,16 +50,18 @@ TEXT_ADAPTERS = ("standard", "dialogue")
 
 
 def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = None) -> str:
-    """A registered model says which adapter it needs; any other has the configured one, where that
-    is "auto" the one that its first rows need.
+    """Return the name of the adapter for a model.
+
+    A registered model names its own adapter. Any other model has the configured one. If that is
+    "auto", its first rows decide.
 
     Raises:
-        ValueError: the rows hold pictures, and the adapter is one for text; or a registered model
-            has another one.
+        ValueError: the rows contain images and the adapter is one for text, or a registered model
+            needs a different adapter.
     """
     registered, wanted = registered_name(model_config.name), model_config.adapter
     name = MODELS[registered].adapter if registered in MODELS else wanted
-    if wanted not in ("auto", "standard", name):  # "standard" was once the default of every run
+    if wanted not in ("auto", "standard", name):  # "standard" used to be the default
         raise InputError(
             "models.registered_model_adapter",
             adapter=wanted,
@@ -77,11 +79,12 @@ def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = Non
 
 
 def register_adapter(name: str, adapter: Callable[..., ModelAdapter]) -> None:
-    """Make `model.adapter: name` use what `adapter(model_config, training_config, device)` makes;
-    it goes before a built-in one of that name.
+    """Make `model.adapter: name` use what `adapter(model_config, training_config, device)` returns.
+
+    It takes precedence over a built-in adapter of that name.
 
     Raises:
-        ValueError: the name is taken by another one's own, or `adapter` lacks a method.
+        ValueError: the name belongs to another registered adapter, or `adapter` lacks a method.
     """
     ADAPTERS.register(name, adapter)
 
@@ -92,10 +95,11 @@ def get_model_adapter(
     training_config: TrainingConfig,
     device: torch.device | str = "cpu",
 ) -> ModelAdapter:
-    """The adapter called `name`.
+    """Create the adapter called `name`.
 
     Raises:
-        ValueError: there is no such adapter (suggests the nearest one), or it cannot be used.
+        ValueError: there is no such adapter (the text suggests the nearest one), or it cannot be
+            used.
     """
     name = adapter_name(model_config) if name == "auto" else name
     made: ModelAdapter = ADAPTERS.make(name, model_config, training_config, torch.device(device))
@@ -103,7 +107,7 @@ def get_model_adapter(
 
 
 def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig) -> None:
-    """Refuse a loss and metrics that an adapter would ignore.
+    """Refuse a loss and metrics that the adapter would ignore.
 
     Raises:
         ConfigurationError: names the setting.

@@ -1,7 +1,7 @@
-"""The contract between the loop and a model: how to feed it and how to read its loss.
+"""The contract between the loop and a model: how to feed the model and how to read its loss.
 
-An adapter knows one kind of model. It returns losses as sums over supervised items, so that the
-strategy can divide by the items of the whole optimizer batch, however it was split.
+An adapter handles one kind of model. It returns losses as sums over supervised items, so that the
+strategy can divide by the items of the whole optimizer batch, however the batch was split.
 """
 
 from abc import ABC, abstractmethod
@@ -36,11 +36,12 @@ class LossOutput:
 
 
 class DataSource(Protocol):
-    """Where examples come from. The order is a pure function of (seed, epoch).
+    """A source of examples, whose order is a pure function of (seed, epoch).
 
-    A source that knows the rows its examples are made of names them by a further method,
-    `places(epoch, start_example, num_examples)`; else examples are named by their positions. One
-    that knows which rows it holds out names them by an attribute, `held_out_identity`.
+    A source that knows the rows behind its examples names them with the further method
+    `places(epoch, start_example, num_examples)`. Without it, examples are named by their positions.
+    A source that knows which rows it holds out identifies them with the attribute
+    `held_out_identity`.
     """
 
     @property
@@ -54,31 +55,32 @@ class DataSource(Protocol):
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
     ) -> Generator[Sequence[object], None, None]:
-        """Batches of one epoch from `start_example` on; the last one may be short."""
+        """Yield the batches of one epoch from `start_example` on. The last one may be short."""
 
     def evaluation_batches(self, batch_size: int) -> Generator[Sequence[object], None, None]:
-        """Batches of the held-out examples, always the same."""
+        """Yield the batches of the held-out examples, always the same ones."""
 
 
 class ModelAdapter(ABC):
-    """How to talk to one kind of model.
+    """The connection between the loop and one kind of model.
 
-    Life: constructed with its configuration, `initialize_model()` once, then for every micro-batch
-    `prepare_batch` and `compute_loss`. Implementing the abstract methods is enough.
+    An adapter is constructed with its configuration. The loop calls `initialize_model()` once, and
+    then `prepare_batch` and `compute_loss` for every micro-batch. Implementing the abstract methods
+    is enough.
 
     Attributes:
-        model: the model, once initialised.
-        precision: the number format that it will train in, as its trainer says; fp32 without one.
+        model: the model, once initialized.
+        precision: the number format that it will train in, set by its trainer. Otherwise fp32.
         tokenizer: its tokenizer, or None for models that read no text.
-        data_config: which data it will be fed, and in which form.
-        saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.
-        memory_config: limits of memory for whatever prepares its data.
-        size_grid: how the lengths of its batches are rounded, where they vary.
+        data_config: which data it will get, and in which form.
+        saved_tokenizer: folder of the tokenizer that this run began with, if the run is resumed.
+        memory_config: memory limits for the preparation of its data.
+        size_grid: how the lengths of its batches are rounded, if they vary.
         takes_token_functions: whether `compute_loss` computes `training.loss`, and `sum_metrics`
-            what `training.metrics` names. Where not, both are refused.
-        on_disk: the model is made with its weights on the disk, for a training that is spread over
-            several processes and whose model none of them holds whole.
-        lora_within: the part of the model whose layers a LoRA is beside; None: all of it.
+            what `training.metrics` names. If not, both settings are refused.
+        on_disk: the model is created with its weights on disk, for a run that is spread over
+            several processes, none of which holds the whole model.
+        lora_within: the part of the model whose layers get LoRA. None: the whole model.
     """
 
     model_config: ModelConfig
@@ -111,11 +113,15 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def initialize_model(self) -> torch.nn.Module:
-        """Build or load the model, move it to the device, remember it as `self.model`."""
+        """Build or load the model, move it to the device, and store it as `self.model`."""
 
     def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Load the tokenizer alone, as `self.tokenizer`: the data can be prepared with it before
-        there is a model. None: the model reads no text, or the adapter cannot tell.
+        """Load only the tokenizer, as `self.tokenizer`.
+
+        The data can then be prepared before there is a model.
+
+        Returns:
+            None if the model reads no text, or if the adapter does not know.
 
         Raises:
             ValueError: it cannot be loaded.
@@ -123,60 +129,68 @@ class ModelAdapter(ABC):
         return None
 
     def weight_bytes(self) -> int | None:
-        """What the model's weights take, before they are loaded; None: they cannot stay on the disk
-        (`on_disk`)."""
+        """Return the size of the model's weights before they are loaded.
+
+        None if they cannot stay on disk (`on_disk`).
+        """
         return None
 
     @abstractmethod
     def prepare_batch(self, examples: Sequence[Any]) -> Batch:
-        """Turn examples into tensors on the device."""
+        """Convert examples to tensors on the device."""
 
     @abstractmethod
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
-        """Sum of the losses of one prepared batch."""
+        """Return the sum of the losses of one prepared batch."""
 
     @abstractmethod
     def count_items(self, examples: Sequence[Any]) -> int:
-        """Supervised items in `examples`, known before any forward pass."""
+        """Return the number of supervised items in `examples`, known before any forward pass."""
 
     @abstractmethod
     def count_tokens(self, examples: Sequence[Any]) -> int:
-        """Real (never padding) tokens or other units of work in `examples`, for throughput."""
+        """Return the tokens (never padding) or other units of work in `examples`.
+
+        The count is used for throughput.
+        """
 
     def count_computed(self, examples: Sequence[Any]) -> int:
-        """The same with the padding that a batch of `examples` has: what a step's memory is of."""
+        """Return `count_tokens` with the padding of a batch of `examples`.
+
+        The memory of a step depends on this count.
+        """
         return self.count_tokens(examples)
 
     def compute_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        """Further held-out numbers of one batch, each a mean over its examples."""
+        """Return further held-out metrics of one batch, each a mean over its examples."""
         return {}
 
     def sum_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Further held-out numbers of one batch, each as a sum over items, and their number."""
+        """Return further held-out metrics of one batch, each as a sum over items and a count."""
         return {}
 
     @abstractmethod
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
-        """Where this model's examples come from, ready to be read.
+        """Return the source of this model's examples, ready to be read.
 
         Raises:
             ValueError, DataError: the data cannot be used.
         """
 
     def set_compiled(self, is_on: bool, mode: str = "default") -> None:
-        """Compile what of the model takes the time, in place, or take that back."""
+        """Compile the expensive part of the model in place, or undo that."""
         assert self.model is not None
         set_compiled(self.model, is_on, mode)
 
     def describe(self) -> JsonObject:
-        """What the model is, for run.json: name, parameters, backend."""
+        """Describe the model for run.json: name, parameters, backend."""
         return {"name": self.model_config.name}
 
     def note_added_weights(self) -> None:  # noqa: B027 (one's own may have nothing to note)
-        """Extensions have attached weights to the model: what `describe` says is of both."""
+        """Update what `describe` returns after extensions have attached weights to the model."""
 
     def notes(self) -> list[str]:
-        """Sentences that a user should read before the training starts."""
+        """Return sentences that the user should read before training starts."""
         return []
 
     def save(self, directory: Path) -> None:

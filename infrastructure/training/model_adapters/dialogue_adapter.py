@@ -1,9 +1,9 @@
-"""Conversations: a language model that answers in a chat, with numbers by turn.
+"""Adapter for conversations: a language model that answers in a chat, with metrics per turn.
 
-What it has beside `StandardModelAdapter`: rows that are no conversations, and a tokenizer without a
-chat template, are refused before the model is loaded; messages are rendered for training and for
-use by the same template, and can be given as examples as they are; held-out losses are told for
-first and for later answers, and how often the end of an answer is predicted.
+It adds to `StandardModelAdapter`: rows that are not conversations, and a tokenizer without a chat
+template, are refused before the model is loaded. The same template renders messages for training
+and for use, and messages can be passed directly as examples. Held-out losses are reported for first
+and for later answers, as well as how often the end of an answer is predicted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,15 +47,14 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class DialogueModelAdapter(StandardModelAdapter):
-    """Any causal language model with a chat template, on conversations."""
+    """An adapter for any causal language model with a chat template, trained on conversations."""
 
     def initialize_model(self) -> torch.nn.Module:
-        """Load the model, once the first rows and the tokenizer's chat template have been looked
-        at.
+        """Load the model after a check of the first rows and the tokenizer's chat template.
 
         Raises:
-            ValueError: the rows are plain text, none of the first can be rendered, or there is no
-                chat template.
+            ValueError: the rows are plain text, none of the first ones can be rendered, or there is
+                no chat template.
         """
         self.initialize_tokenizer()
         model = super().initialize_model()
@@ -63,7 +62,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         return model
 
     def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The tokenizer, once the rows have been looked at; raises what `initialize_model` does."""
+        """Load the tokenizer after a check of the rows. For errors see `initialize_model`."""
         rows = self._first_conversations()
         tokenizer = super().initialize_tokenizer()
         if tokenizer is not None:
@@ -74,15 +73,15 @@ class DialogueModelAdapter(StandardModelAdapter):
     def encode(
         self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> TokenizedExample:
-        """A conversation as it is trained on.
+        """Return a conversation in the form that is trained on.
 
         Args:
-            messages: role and content of each, perhaps tool_calls and reasoning_content.
-            tools: JSON schemas of what can be called.
+            messages: role and content of each message, optionally tool_calls and reasoning_content.
+            tools: JSON schemas of the tools that can be called.
             options: further variables of the chat template, such as enable_thinking.
 
         Raises:
-            ValueError: it is no conversation, or nothing of it is learnt.
+            ValueError: it is not a conversation, or nothing in it is trained on.
         """
         (encoded,) = self.encoder.encode([_conversation(messages, tools, options)])
         if not isinstance(encoded, Encoded):
@@ -97,9 +96,11 @@ class DialogueModelAdapter(StandardModelAdapter):
     def prompt_ids(
         self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> list[int]:
-        """The tokens after which the model is to answer these messages, as in use; the arguments
-        and errors of `encode`."""
-        answer = {"role": "assistant", "content": "?"}  # a conversation has one
+        """Return the tokens after which the model answers these messages in use.
+
+        For arguments and errors see `encode`.
+        """
+        answer = {"role": "assistant", "content": "?"}  # a conversation needs one
         whole = _conversation([*messages, answer], tools, options)
         try:
             return self.encoder.prompt_ids(whole.turns[:-1], whole.inputs)
@@ -110,12 +111,15 @@ class DialogueModelAdapter(StandardModelAdapter):
 
     @cached_property
     def encoder(self) -> ConversationEncoder:
-        """What renders and tokenises, once the model is there."""
+        """The encoder that renders and tokenizes, once the model is loaded."""
         return self._encoder_of(self.tokenizer)
 
     def prepare_batch(self, examples: Sequence[TokenizedExample | Messages]) -> Batch:
-        """As `StandardModelAdapter`; an example may be a list of messages. With the batch goes the
-        number of the answer that each target is in, and whether it ends that."""
+        """Prepare a batch as in `StandardModelAdapter`. An example may also be a list of messages.
+
+        The batch includes, for each target, the number of its answer and whether it ends that
+        answer.
+        """
         tokenized = self._tokenized(examples)
         batch = super().prepare_batch(tokenized)
         if self.objective is None:
@@ -133,8 +137,11 @@ class DialogueModelAdapter(StandardModelAdapter):
         return super().count_computed(self._tokenized(examples))
 
     def sum_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Beside `training.metrics`: the cross-entropy of first and of later answers, and the share
-        of ends (end-of-turn tokens) that are the most probable token in their places."""
+        """Return the sums of `training.metrics` and of three metrics of conversations.
+
+        These are the cross-entropy of first and of later answers, and the share of ends
+        (end-of-turn tokens) that are the most probable token at their position.
+        """
         if TURNS not in batch:
             return super().sum_metrics(model, batch)
         losses, hits = _Kept(_cross_entropy), _Kept(_is_predicted)
@@ -152,10 +159,13 @@ class DialogueModelAdapter(StandardModelAdapter):
         return [one if isinstance(one, TokenizedExample) else self.encode(one) for one in examples]
 
     def _answers_of(self, example: TokenizedExample) -> tuple[np.ndarray, np.ndarray]:
-        """Of each target, in order, the number of its answer in the example, and whether it is the
-        special token that ends that: int64 and bool, (number of targets,)."""
+        """Return two values for each target, in order: int64 and bool, (number of targets,).
+
+        The first is the number of its answer in the example. The second is whether it is the
+        special token that ends that answer.
+        """
         mask = example.supervised.copy()
-        mask[:1] = False  # nothing predicts it
+        mask[:1] = False  # nothing predicts the first token
         begins = mask & ~np.concatenate([[False], mask[:-1]])
         words = mask & ~np.isin(example.input_ids, self._spaces)
         followed = np.zeros(len(mask), dtype=bool)
@@ -171,13 +181,13 @@ class DialogueModelAdapter(StandardModelAdapter):
 
     @cached_property
     def _spaces(self) -> np.ndarray:
-        """Tokens that are white space and nothing else, which may follow an end."""
+        """Tokens that are only white space, which may follow an end."""
         texts = ((n, str(self.tokenizer.decode([n]))) for n in self.tokenizer.get_vocab().values())
         spaces = [n for n, text in texts if text and not text.strip()]
         return np.array(sorted(spaces), dtype=np.int64)
 
     def _first_conversations(self) -> list[Conversation]:
-        """The first rows of the data; nothing where there is no data yet.
+        """Return the conversations of the first rows, or nothing if there is no data yet.
 
         Raises:
             ValueError: they are plain text, or none is a conversation.
@@ -201,7 +211,7 @@ class DialogueModelAdapter(StandardModelAdapter):
     def _check_rendering(
         self, encoder: ConversationEncoder, conversations: Sequence[Conversation]
     ) -> None:
-        """Refuse a chat template that writes none of the first conversations.
+        """Refuse a chat template that renders none of the first conversations.
 
         Raises:
             ValueError: says why not.
@@ -229,7 +239,7 @@ class DialogueModelAdapter(StandardModelAdapter):
 
 
 def _none_of(rows: Sequence[object], first: Row | Conversation, reason: str) -> str:
-    """A sentence on rows of which none is a conversation that can be rendered."""
+    """Return a sentence about rows none of which is a conversation that can be rendered."""
     return phrase(
         "models.no_row_is_a_conversation",
         count=len(rows),
@@ -256,7 +266,7 @@ def _conversation(
 
 
 class _Kept:
-    """A metric that keeps what it gives for each token, in the order of the targets."""
+    """A metric that stores its value for each token, in the order of the targets."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
@@ -268,7 +278,7 @@ class _Kept:
         return values
 
     def sum_of(self, chosen: np.ndarray) -> tuple[float, int]:
-        """The sum over the tokens that are chosen, bool (N,), and how many these are."""
+        """Return the sum over the tokens that are chosen, bool (N,), and their number."""
         whole = torch.cat(self.values) if self.values else torch.zeros(0)
         return float(whole[torch.from_numpy(chosen)].sum()), int(chosen.sum())
 

@@ -1,6 +1,7 @@
-"""Any list of layers as a model, and any loader of batches as its data.
+"""Adapter for any list of layers as a model and any loader of batches as its data.
 
-For whoever has layers and a PyTorch loader, and neither a transformers model nor a data file.
+It is for users who have layers and a PyTorch loader, but neither a transformers model nor a data
+file.
 """
 
 import hashlib
@@ -25,18 +26,19 @@ from infrastructure.training.model_adapters.base_adapter import (
 )
 
 Loss = Callable[[torch.Tensor, object], torch.Tensor]
-NUM_HASHED = 64  # items that a fingerprint is made of where each one has to be read from somewhere
-IGNORED = -100  # a target that is not counted
+NUM_HASHED = 64  # items in a fingerprint, if the items are not in memory
+IGNORED = -100
 
 
 class LayersModel(torch.nn.Module):
-    """Embedding, layers one after the other, head.
+    """A model of an embedding, layers in sequence, and a head.
 
     Args:
-        layers: each is given what the one before gave, of one shape.
-        embedding: from a batch's inputs to what the first layer is given; None: as they are.
-        head: from what the last layer gave to what the loss is given; None: as it is.
-        probe_input: one small batch of inputs, to look at the model with.
+        layers: each gets the output of the layer before. All outputs have one shape.
+        embedding: maps a batch's inputs to the input of the first layer. None: the inputs as they
+            are.
+        head: maps the output of the last layer to the input of the loss. None: the output as it is.
+        probe_input: one small batch of inputs, for measurements of the model.
     """
 
     def __init__(
@@ -61,11 +63,11 @@ class LayersModel(torch.nn.Module):
 
 
 class LoaderSource:
-    """Batches of a loader as a data source: in an order that a resumed training has again.
+    """A data source for the batches of a loader, in an order that a resumed run can repeat.
 
-    A `DataLoader` over a data set that has a length is read by its items, shuffled by the
-    training's seed where the loader shuffles, in this process. Any other iterable is read once, and
-    its batches are kept: each is then one example.
+    A `DataLoader` over a data set with a length is read item by item in this process, and shuffled
+    with the run's seed if the loader shuffles. Any other iterable is read once and its batches are
+    kept. Each batch is then one example.
 
     Raises:
         ValueError: there is no batch.
@@ -89,12 +91,12 @@ class LoaderSource:
             raise InputError("models.data_loader_empty")
 
     def first_batch(self) -> object:
-        """One batch, to look at."""
+        """Return one batch for inspection."""
         return self.collate([self.items[i] for i in range(min(self.batch_size, len(self.items)))])
 
     @property
     def fingerprint(self) -> str:
-        """Of the number of items, and of all that are in memory; of others, of some of them."""
+        """Hash of the number of items, and of all items in memory, or else of some of them."""
         count = len(self.items)
         digest = hashlib.sha256(f"{count} {self.num_examples} {self.shuffles}".encode())
         in_memory = isinstance(self.items, list | tuple | TensorDataset)
@@ -117,11 +119,11 @@ class LoaderSource:
 
 
 class LayersAdapter(ModelAdapter):
-    """Feeds a `LayersModel` from a `LoaderSource`.
+    """An adapter that feeds a `LayersModel` from a `LoaderSource`.
 
     Args:
         source: the data.
-        loss: of the head's output and the batch's targets: a mean over the batch; None: see
+        loss: maps the head's output and the batch's targets to a mean over the batch. None:
             `default_loss`.
     """
 
@@ -172,16 +174,19 @@ class LayersAdapter(ModelAdapter):
         return inputs_and_targets(self._source.collate(list(examples)))
 
     def _count(self, inputs: torch.Tensor, targets: object) -> int:
-        """Targets that count, so that a batch in pieces has the gradient of the whole; rows, where
-        the loss is a mean."""
+        """Return the targets that count, so that a batch in pieces has the gradient of the whole.
+
+        If there are no integer targets, or the loss is a custom mean, this is the number of rows.
+        """
         if self._loss is None and isinstance(targets, torch.Tensor) and _is_whole(targets):
             return int((targets != IGNORED).sum())
         return len(inputs)
 
 
 def inputs_and_targets(batch: object) -> tuple[torch.Tensor, object]:
-    """What the model is given, and what the loss compares with; the inputs themselves where a batch
-    holds nothing else.
+    """Return the input of the model and the targets of the loss.
+
+    If a batch contains nothing else, the inputs are also the targets.
 
     Raises:
         ValueError: the batch is neither a tensor, a pair, nor a mapping with inputs and targets.
@@ -214,11 +219,13 @@ def _is_pair(batch: object) -> TypeGuard[Sequence[torch.Tensor]]:
 
 
 def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
-    """The sum over the batch of the cross-entropies over the last dimension, for targets that are
-    whole numbers (-100: not counted); else of each row's mean squared error.
+    """Return the loss of a batch as a sum.
+
+    For integer targets it is the sum of the cross-entropies over the last dimension, where -100 is
+    not counted. Otherwise it is the sum of each row's mean squared error.
 
     Raises:
-        ValueError: their shapes do not fit together; names both.
+        ValueError: the shapes do not fit together. The text names both.
     """
     if not isinstance(targets, torch.Tensor):
         raise InputError("models.targets_not_a_tensor")
@@ -241,7 +248,7 @@ def _is_whole(targets: torch.Tensor) -> bool:
 
 
 def _has_items(loader: object) -> "TypeGuard[DataLoader[object]]":
-    """Whether it is a PyTorch loader that takes each item of a data set once, in order or not."""
+    """Return whether this is a PyTorch loader that takes each item of a data set exactly once."""
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return False
     data, sampler = loader.dataset, loader.sampler
@@ -257,7 +264,7 @@ def _drops_last(loader: object) -> bool:
 
 
 def _kept(loader: Iterable[object], seed: int) -> list[object]:
-    """All batches; what they draw from PyTorch's random numbers is the same each time."""
+    """Return all batches. Random numbers that they draw from PyTorch are the same each time."""
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise InputError("models.not_a_data_loader", loader=_described(loader))
     with torch.random.fork_rng(devices=[]):
@@ -266,7 +273,7 @@ def _kept(loader: Iterable[object], seed: int) -> list[object]:
 
 
 def _contents(value: object) -> Iterator[bytes]:
-    """What decides that an item is this one and no other."""
+    """Yield the bytes that identify an item."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
         yield f"{tuple(value.shape)} {value.dtype}".encode()

@@ -1,8 +1,8 @@
-"""Models of image and text (Llava, Qwen-VL, SmolVLM and their like), on rows with pictures.
+"""Adapter for vision-language models (Llava, Qwen-VL, SmolVLM and others) on rows with images.
 
-What it has beside `StandardModelAdapter`: the model is loaded with its processor, which makes
-tokens of pictures when the data is prepared, and pixels of them for each micro-batch. Rows are
-packed where rows with pictures were measured to be kept apart, too.
+It adds to `StandardModelAdapter`: the model is loaded with its processor, which converts images to
+tokens when the data is prepared, and to pixels for each micro-batch. Rows are packed if a
+measurement shows that rows with images are isolated, too.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 
 class MultimodalModelAdapter(StandardModelAdapter):
-    """Any model that transformers' `AutoModelForImageTextToText` loads.
+    """An adapter for any model that transformers' `AutoModelForImageTextToText` loads.
 
     Attributes:
-        processor: of transformers, once tokenizer or model are there; saved with the model.
+        processor: the transformers processor, once tokenizer or model are loaded. It is saved with
+            the model.
     """
 
     processor: Any = None
@@ -97,7 +98,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
             self.packs = chosen
 
     def _rows(self, examples: Sequence[TokenizedExample]) -> Batch:
-        """Rows, and the pixels of their pictures."""
+        """Return rows and the pixels of their images."""
         batch = super()._rows(examples)
         shown = [picture for example in examples for picture in example.pictures]
         given = batch[PICTURES] = self.pictures.inputs(batch["input_ids"], shown)
@@ -110,7 +111,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
         return batch
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
-        """One packed row or padded rows, and the pixels of their pictures, on the device."""
+        """Return one packed row or padded rows, and the pixels of their images, on the device."""
         batch = super().prepare_batch(examples)
         given = batch[PICTURES].items()
         batch[PICTURES] = {name: self._to_device(value) for name, value in given}

@@ -1,7 +1,7 @@
-"""Rows with pictures, packed: where their tokens stand, and whether they are kept apart.
+"""Packing of rows with images: the positions of their tokens, and whether rows are isolated.
 
-Text alone cannot say whether packed rows see each other's pictures, so rows with pictures are
-compared, too: packed, and each by itself.
+Text alone cannot show whether packed rows see each other's images. Therefore rows with images are
+compared too, packed and each on its own.
 """
 
 import inspect
@@ -31,13 +31,13 @@ from infrastructure.training.models.token_loss import backbone
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Width and height. Wide ones: what cuts pictures into squares makes fewest tokens of them.
+# Width and height. Processors that cut images into squares make the fewest tokens of wide ones.
 FIRST, SECOND = (64, 16), (48, 16)
 QUESTION, ANSWER = "What is on it?", "Nothing but noise."
 
 
 class MakeBatch(Protocol):
-    """Makes a batch of some examples: one packed row, or padded ones."""
+    """A function that makes a batch of examples: one packed row, or padded rows."""
 
     def __call__(self, examples: Sequence[TokenizedExample], packs: bool) -> Batch: ...
 
@@ -48,16 +48,18 @@ def picture_differences(
     make_batch: MakeBatch,
     mark_id: int,
 ) -> tuple[float, float]:
-    """How far packed rows with pictures are from rows by themselves, and how far the second row's
-    logits change with the picture of the first; both relatively.
+    """Measure how far packed rows with images differ from single rows, and how far they leak.
 
-    Only logits are compared, and only where text stands: a picture may have a thousand tokens, and
-    what their gradients need might not fit beside a model that can be trained.
+    The leak is how much the second row's logits change with the image of the first row. Both
+    numbers are relative.
+
+    Only the logits of text tokens are compared. An image may have a thousand tokens, and their
+    gradients might not fit into memory next to a model that can be trained.
 
     Args:
-        rows: as `probe_examples` gives them.
-        make_batch: of some examples, packed or not.
-        mark_id: the token that stands for pictures.
+        rows: as `probe_examples` returns them.
+        make_batch: makes a batch of examples, packed or not.
+        mark_id: the token that stands for images.
     """
     first, second, other = rows
 
@@ -79,10 +81,10 @@ def picture_differences(
 def probe_examples(
     tokenizer: "PreTrainedTokenizerBase", pictures: PictureTokens
 ) -> list[TokenizedExample]:
-    """Two rows of a text, a picture and a text, and the first one with another picture.
+    """Return two rows of text, image and text, and the first row again with another image.
 
     Raises:
-        ValueError: the processor refuses the pictures.
+        ValueError: the processor refuses the images.
     """
     before, after = (
         tokenizer(text, add_special_tokens=False)["input_ids"] for text in (QUESTION, ANSWER)
@@ -117,17 +119,18 @@ def positions_of(
     given: dict[str, Any],
     pictures: PictureTokens,
 ) -> torch.Tensor:
-    """Where the tokens of a packed row stand, as this model places them.
+    """Return the positions of the tokens of a packed row, as this model counts them.
 
-    Most count them one by one. Some (Qwen-VL) place a picture by time, height and width, by a
-    function of their own; it is called here for each example by itself.
+    Most models count tokens one by one. Some (Qwen-VL) place an image by time, height and width,
+    with a function of their own. That function is called here for each example on its own.
 
     Args:
-        positions: (1, T), beginning at 0 in each example.
-        given: what the model is given of the pictures.
+        positions: (1, T), starting at 0 in each example.
+        given: the model's inputs for the images.
 
     Returns:
-        `positions`, or (1 + axes, 1, T): these, by which masks are made, and those of each axis.
+        `positions`, or (1 + axes, 1, T): `positions`, from which masks are made, and the positions
+        along each axis.
     """
     place = getattr(backbone(model), "get_rope_index", None)
     if place is None:

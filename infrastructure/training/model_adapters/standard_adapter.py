@@ -1,4 +1,4 @@
-"""Causal language models: token batches, packed where that is right, loss per supervised token.
+"""Adapter for causal language models: token batches, packed or padded, and loss per token.
 
 With a `MaskedObjective` the same models are trained on hidden tokens, in both directions.
 """
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 
 
 class StandardModelAdapter(ModelAdapter):
-    """Any causal language model that `ModelManager` loads.
+    """An adapter for any causal language model that `ModelManager` loads.
 
     Attributes:
-        names_examples: whether a batch says which examples it holds; see `stackwise.trunk_output`.
-        packs: whether batches are packed rows; False when padding was asked for, or when the
-            model was measured to let packed examples see each other.
-        objective: hides tokens that the model is to predict; None: it predicts the next token.
-            Set it by `set_objective`.
+        names_examples: whether a batch names its examples; see `stackwise.trunk_output`.
+        packs: whether batches are packed rows. False if padding was requested, or if a measurement
+            shows that packed examples see each other in this model.
+        objective: hides the tokens that the model is to predict. None: the model predicts the next
+            token. Set by `set_objective`.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -122,19 +122,19 @@ class StandardModelAdapter(ModelAdapter):
             else:
                 self._probe(loaded.model)
         mode = self.training_config.compile_mode
-        if mode not in (None, "auto"):  # auto is decided when the training begins
+        if mode not in (None, "auto"):  # auto is decided when training starts
             self.set_compiled(True, mode)
         return loaded.model
 
     def set_compiled(self, is_on: bool, mode: str = "default") -> None:
-        """Compile the layers without the output layer, whose loss is computed in pieces."""
+        """Compile the layers except the output layer, whose loss is computed in pieces."""
         assert self.model is not None
         set_compiled(backbone(self.model) or self.model, is_on, mode)
 
     def _probe(self, model: torch.nn.Module) -> None:
         """Measure what this model allows, in the number format that it will train in."""
         self.token_loss.prepare(model)
-        if self.training_config.compile_mode is not None:  # what is compiled takes no hooks
+        if self.training_config.compile_mode is not None:  # compiled code runs no hooks
             self.token_loss.narrows_last_mlp = False
         if not self.token_loss.balances:
             is_cpu = self.device.type == "cpu"
@@ -180,7 +180,7 @@ class StandardModelAdapter(ModelAdapter):
             self._notes.append(phrase("models.windowed_layers_see_whole_row", window=window))
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
-        """One packed row or padded rows on the device; the targets are found before that."""
+        """Return one packed row or padded rows on the device. Targets are found on the CPU."""
         if self.objective is not None:
             batch = self._masked_rows(examples, self.objective)
         else:
@@ -200,13 +200,13 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def pad_token_id(self) -> int:
-        """What fills rows up; it is never learnt, and no token sees it."""
+        """The token that fills rows up. It is never trained on, and no token attends to it."""
         return int(self.tokenizer.pad_token_id)
 
     def _masked_rows(
         self, examples: Sequence[TokenizedExample], objective: MaskedObjective
     ) -> Batch:
-        """Padded rows with hidden tokens, which are the targets at their own positions."""
+        """Return padded rows with hidden tokens, which are the targets at their own positions."""
         masked = [objective.mask(example, held_out=self._is_held_out) for example in examples]
         pairs = zip(examples, masked, strict=True)
         batch = self._rows([replace(example, input_ids=m.input_ids) for example, m in pairs])
@@ -222,7 +222,7 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def _is_held_out(self) -> bool:
-        """Whether losses are measured and not trained on: masks are always the same ones then."""
+        """Whether losses are only measured. The masks are then always the same."""
         return self.model is not None and not self.model.training
 
     def _to_device(self, value: object) -> object:
@@ -258,14 +258,14 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def pictures(self) -> PictureTokens | None:
-        """What makes tokens and pixels of pictures; None: the model sees none."""
+        """The converter from images to tokens and pixels. None: the model reads no images."""
         return None
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
-        """The data files of the configuration, read and tokenised.
+        """Read and tokenize the data files of the configuration.
 
         Raises:
-            ValueError, DataError: they cannot be used; names file, line and remedy.
+            ValueError, DataError: they cannot be used. The text names file, line and remedy.
         """
         pipeline = DataPipeline(
             self.data_config,

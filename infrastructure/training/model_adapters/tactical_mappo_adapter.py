@@ -1,7 +1,7 @@
-"""How to talk to `tactical_mappo`: play the episodes, then the clipped loss of multi-agent PPO.
+"""Adapter for `tactical_mappo`: plays episodes, and computes multi-agent PPO's clipped loss.
 
-One gradient step per batch of fresh episodes. What makes old and new policy differ, and the clip
-needed, is the share of random moves that the acting policy mixes in.
+There is one gradient step per batch of fresh episodes. The old and the new policy differ, and the
+clip is needed, because the acting policy mixes in a share of random moves.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ EXPLORATION = 0.05
 
 
 class TacticalMappoAdapter(ModelAdapter):
-    """Examples are episode seeds, items are environment steps.
+    """An adapter whose examples are episode seeds and whose items are environment steps.
 
     In training the loss is PPO's: clipped surrogate, value error, entropy. In evaluation it is the
     negative reward per step of the most probable moves: -1 is perfect, and lower is better.
@@ -121,10 +121,11 @@ class TacticalMappoAdapter(ModelAdapter):
 
 
 def ppo_loss(model: TacticalMappo, rollout: Rollout) -> torch.Tensor:
-    """Loss of every environment step, (B, T). Advantages are not normalised over the batch, so
-    that splitting a batch changes nothing.
+    """Return the loss of every environment step, (B, T).
 
-    Source: Schulman et al. 2017, arXiv 1707.06347, equation 9; the agents share the advantage.
+    Advantages are not normalized over the batch, so splitting a batch changes nothing.
+
+    Source: Schulman et al. 2017, arXiv 1707.06347, equation 9. The agents share the advantage.
     """
     values = model.values(rollout.states)
     advantages = generalized_advantages(rollout.rewards, values.detach())
@@ -140,7 +141,9 @@ def ppo_loss(model: TacticalMappo, rollout: Rollout) -> torch.Tensor:
 
 
 def generalized_advantages(rewards: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """GAE (Schulman et al. 2016, arXiv 1506.02438) of episodes that end after their last step.
+    """Return GAE of episodes that end after their last step.
+
+    Source: Schulman et al. 2016, arXiv 1506.02438.
 
     Args:
         rewards: (B, T).

@@ -1,1 +1,1 @@
-"""Where a model comes from: embedded, transformers, unsloth, registered by name."""
+"""Model loading: embedded, by transformers, by Unsloth, or registered by name."""

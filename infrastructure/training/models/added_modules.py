@@ -1,9 +1,10 @@
-"""Weights beside a model's own: modules that an extension attaches to a model of transformers.
+"""Modules with weights of their own that extensions attach to a transformers model.
 
-They hang on the model's own parts by forward hooks and lie in one `ModuleDict` of the model, so
-they are parameters of it: optimizer, clipping and checkpoints see them as they see all others. With
-the finished model they lie beside its files, which stay those of the plain one:
-`extensions.json` says what there is, `extension_weights.safetensors` holds the numbers.
+They are connected to the model's parts by forward hooks and stored in one `ModuleDict` of the
+model. They are therefore parameters of the model, which the optimizer, clipping and checkpoints
+treat like all others. With the finished model they are saved next to its files, which stay those of
+the plain model: `extensions.json` describes the modules, and `extension_weights.safetensors`
+contains the weights.
 """
 
 from abc import ABC, abstractmethod
@@ -25,12 +26,12 @@ from infrastructure.core.messages import phrase
 from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST, read_json
 
-ATTRIBUTE = "extension_modules"  # of the inner model; the names of all their weights begin with it
+ATTRIBUTE = "extension_modules"  # of the inner model; begins the names of all their weights
 ADDED_WEIGHTS = "extension_weights.safetensors"
 
 
 class AddedModule(torch.nn.Module, ABC):
-    """A module that works inside a model which does not know of it.
+    """A module that works inside a model which does not know about it.
 
     Attributes:
         kind: a name of letters, digits and "_", the same wherever it is saved and loaded.
@@ -41,25 +42,26 @@ class AddedModule(torch.nn.Module, ABC):
     @classmethod
     @abstractmethod
     def build(cls, model: torch.nn.Module, facts: JsonObject) -> Self:
-        """A new one for `model`, of the form that `facts` says; weights come from torch's global
-        generator.
+        """Create a new module for `model`, of the form that `facts` describes.
+
+        Weights come from torch's global generator.
 
         Raises:
-            ValueError: this model cannot have it.
+            ValueError: the module does not fit this model.
         """
 
     @property
     @abstractmethod
     def facts(self) -> JsonObject:
-        """All that `build` needs to make another one of this form."""
+        """Everything that `build` needs to create another module of this form."""
 
     @abstractmethod
     def connect(self, model: torch.nn.Module) -> Sequence[RemovableHandle]:
-        """Hang it on the parts of `model`, a plain one without wrappers."""
+        """Connect the module to the parts of `model`, which has no wrappers."""
 
 
 class AddedModules(torch.nn.ModuleDict):
-    """All that are attached to a model, by the names of their extensions.
+    """All modules that are attached to a model, by the names of their extensions.
 
     Attributes:
         train_alone: the model's own weights stay as they were loaded.
@@ -75,10 +77,10 @@ KINDS: dict[str, type[AddedModule]] = {}
 
 
 def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
-    """Let a saved model that has such a module be loaded; a decorator, too.
+    """Make saved models with such a module loadable. Also usable as a decorator.
 
     Raises:
-        ValueError: its kind is no plain name.
+        ValueError: its kind is not a plain name.
     """
     if not kind.kind.isidentifier():
         raise InputError("models.extension_kind_invalid", class_name=kind.__name__, kind=kind.kind)
@@ -87,10 +89,10 @@ def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
 
 
 def attach(model: torch.nn.Module, module: AddedModule) -> None:
-    """Give `model` a module, in fp32 on the device of the model.
+    """Attach a module to `model`, in fp32 on the model's device.
 
     Raises:
-        ValueError: it has one of that kind already.
+        ValueError: the model already has a module of that kind.
     """
     inner: Any = inner_model(model)
     modules = getattr(inner, ATTRIBUTE, None)
@@ -106,7 +108,7 @@ def attach(model: torch.nn.Module, module: AddedModule) -> None:
 
 
 def detach(model: torch.nn.Module, kind: str) -> None:
-    """Take a module off the model, which computes as if it had never been there."""
+    """Remove a module from the model, which then computes as if it had never been attached."""
     inner: Any = inner_model(model)
     modules: AddedModules = getattr(inner, ATTRIBUTE)
     for handle in modules.handles.pop(kind):
@@ -117,21 +119,21 @@ def detach(model: torch.nn.Module, kind: str) -> None:
 
 
 def added_modules(model: torch.nn.Module) -> dict[str, AddedModule]:
-    """What is attached to `model`, by kind."""
+    """Return the modules that are attached to `model`, by kind."""
     modules = getattr(inner_model(model), ATTRIBUTE, None)
     return {} if modules is None else cast(dict[str, AddedModule], dict(modules.items()))
 
 
 def is_added(name: str) -> bool:
-    """Whether a parameter or a buffer of that name belongs to an attached module."""
+    """Return whether a parameter or a buffer of that name belongs to an attached module."""
     return f".{ATTRIBUTE}." in f".{name}"
 
 
 def train_added_alone(model: torch.nn.Module) -> None:
-    """Freeze the model's own weights; those of extensions train.
+    """Freeze the model's own weights, so that only those of extensions train.
 
     Raises:
-        ValueError: it has none of extensions.
+        ValueError: it has no weights of extensions.
     """
     modules: AddedModules | None = getattr(inner_model(model), ATTRIBUTE, None)
     if modules is None:
@@ -143,18 +145,18 @@ def train_added_alone(model: torch.nn.Module) -> None:
 
 
 def added_train_alone(model: torch.nn.Module) -> bool:
-    """Whether nothing but weights of extensions trains."""
+    """Return whether only weights of extensions train."""
     modules = getattr(inner_model(model), ATTRIBUTE, None)
     return modules is not None and modules.train_alone
 
 
 def facts_of_added(model: torch.nn.Module) -> JsonObject:
-    """What is attached, ready for JSON."""
+    """Return the facts of all attached modules, ready for JSON."""
     return {kind: module.facts for kind, module in added_modules(model).items()}
 
 
 def save_added(model: torch.nn.Module, folder: Path) -> None:
-    """Write what is attached to `model` beside its files; nothing where nothing is."""
+    """Write the modules that are attached to `model` next to its files, if there are any."""
     modules = added_modules(model)
     if not modules:
         return
@@ -174,14 +176,13 @@ def save_added(model: torch.nn.Module, folder: Path) -> None:
 
 
 def attach_described(model: torch.nn.Module, described: JsonObject) -> None:
-    """Attach new modules of the forms that the record of a run describes, for the weights of one
-    of its checkpoints.
+    """Attach new modules as a run's record describes them, to load weights of its checkpoints.
 
     Args:
-        described: as `fitting.describe_added` gives it; those that `model` has are left.
+        described: the result of `fitting.describe_added`. Modules that `model` already has stay.
 
     Raises:
-        ValueError: one is unknown here.
+        ValueError: a kind is unknown here.
     """
     extensions = cast(JsonObject, described.get("extensions") or {})
     for kind, facts in extensions.items():
@@ -192,10 +193,11 @@ def attach_described(model: torch.nn.Module, described: JsonObject) -> None:
 
 
 def load_added(model: torch.nn.Module, folder: Path) -> None:
-    """Attach to `model` what lies in `folder` beside its files; nothing where nothing does.
+    """Attach to `model` the modules that are saved in `folder` next to its files, if there are any.
 
     Raises:
-        ValueError: unknown here, missing, damaged, or of another model; names the file.
+        ValueError: they are unknown here, missing, damaged, or of another model. The text names the
+            file.
     """
     manifest = folder / EXTENSIONS_MANIFEST
     if not manifest.is_file():
@@ -231,7 +233,7 @@ def _read(file: Path) -> Mapping[str, torch.Tensor]:
 
 def _kind_of(kind: str, place: object) -> type[AddedModule]:
     if kind not in KINDS and ":" not in kind and registries.EXTENSIONS.is_here(kind):
-        registries.EXTENSIONS.get(kind)  # registers its module when it is imported
+        registries.EXTENSIONS.get(kind)  # importing it registers its module
     if kind not in KINDS:
         raise InputError(
             "models.extension_not_registered",
@@ -242,10 +244,10 @@ def _kind_of(kind: str, place: object) -> type[AddedModule]:
 
 
 def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """The layers of a decoder, the first one nearest to the input.
+    """Return the layers of a decoder, beginning with the one nearest to the input.
 
     Raises:
-        ValueError: it cannot be told which they are.
+        ValueError: the layers cannot be identified.
     """
     inner = cast(Any, inner_model(model))
     config = getattr(inner, "config", None)
@@ -259,12 +261,12 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
 
 
 def decoder(model: torch.nn.Module) -> torch.nn.Module:
-    """The part of a language model that makes hidden states of tokens."""
+    """Return the part of a language model that computes hidden states from tokens."""
     inner = cast(Any, inner_model(model))
     part: torch.nn.Module = inner.get_decoder() if hasattr(inner, "get_decoder") else inner
     return part
 
 
 def hidden_size(model: torch.nn.Module) -> int:
-    """The width of a language model's hidden states."""
+    """Return the width of a language model's hidden states."""
     return int(cast(Any, inner_model(model)).config.get_text_config().hidden_size)

@@ -1,4 +1,4 @@
-"""The tokens that end an answer, where plain `generate` looks for them."""
+"""The tokens that end an answer, stored where plain `generate` looks for them."""
 
 from collections.abc import Collection
 from typing import Any
@@ -7,26 +7,26 @@ import torch
 
 from infrastructure.training.models.model_inputs import inner_model
 
-GENERATION_FILE = "generation_config.json"  # a LoRA has one, too: the ends that it was taught
+GENERATION_FILE = "generation_config.json"  # a LoRA has one too, with its trained end tokens
 
 
 def known_ends(model: torch.nn.Module) -> list[int]:
-    """Return the tokens that end an answer by the model's generation configuration."""
+    """Return the tokens that end an answer according to the model's generation configuration."""
     config: Any = getattr(inner_model(model), "generation_config", None)
     known = getattr(config, "eos_token_id", None)
     return [] if known is None else [known] if isinstance(known, int) else [*known]
 
 
 def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
-    """Add the ends that a training teaches to the model's generation configuration.
+    """Add the end tokens of the training data to the model's generation configuration.
 
-    A base model that ends with one token and is taught another would otherwise answer without end
-    everywhere but here: readers of a saved model know only what is in `generation_config.json`.
-    The configuration stays as it is where it has these ends already.
+    A base model may end with one token and be trained on another. Without this, it would answer
+    without end in any other program, because these only read `generation_config.json`. The
+    configuration stays unchanged if it already has these tokens.
 
     Args:
-        model: of transformers or PEFT, compiled or not; any other module is left alone.
-        token_ids: what ends an answer in the training data.
+        model: a transformers or PEFT model, compiled or not. Any other module stays unchanged.
+        token_ids: the tokens that end an answer in the training data.
     """
     config: Any = getattr(inner_model(model), "generation_config", None)
     if config is None:
@@ -37,7 +37,7 @@ def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
 
 
 def teach_trainer(trainer: Any, token_ids: Collection[int]) -> None:
-    """Let a trainer of TRL that writes answers itself end them where `teach_ends` says."""
+    """Make a TRL trainer that generates answers itself end them at the tokens of `teach_ends`."""
     config = getattr(trainer, "generation_config", None)
     if config is None:
         return
@@ -48,5 +48,6 @@ def teach_trainer(trainer: Any, token_ids: Collection[int]) -> None:
         if isinstance(given := getattr(trainer, "generation_kwargs", None), dict):
             given["eos_token_id"] = trainer.eos_token_ids
     elif others := sorted({*token_ids} - {trainer.eos_token_id}):
-        # TRL before 1.0 knows one end: that of the chat template, where it has one of its own
+        # TRL before 1.0 knows only one end token. If the chat template has its own, that one is
+        # used.
         trainer.eos_token_id = config.eos_token_id = others[0]

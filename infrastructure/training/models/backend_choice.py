@@ -1,7 +1,9 @@
-"""Which library loads the model where `model.backend` is `auto`: Unsloth on a CUDA GPU, where it is
-installed and supports the model and the training, else transformers; and the reason, for people.
+"""Choice of the library that loads the model if `model.backend` is `auto`.
 
-Looks at names, files and versions alone: nothing that Unsloth changes may be imported before it.
+It is Unsloth on a CUDA GPU, if Unsloth is installed and supports the model and the run, and
+otherwise transformers. The choice comes with a reason for the user.
+
+Only names, files and versions are read. Nothing that Unsloth patches may be imported before it.
 """
 
 import importlib
@@ -31,19 +33,19 @@ from infrastructure.training.models.transformers_backend import base_of_lora
 from infrastructure.training.models.unsloth_backend import check_versions, prepare_backend
 
 Backend = Literal["transformers", "unsloth"]
-# Those that Unsloth has kernels of its own for; what else it loads, transformers computes.
+# Model types with Unsloth's own kernels. For any others that it loads, transformers computes.
 MODEL_TYPES = (
     *("llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3", "qwen3_moe"),
     *("cohere", "granite", "falcon_h1"),
 )
 STRATEGIES = ("standard", "finetune")
 
-LONGEST_REASON = 200  # characters of what a package says of itself
+LONGEST_REASON = 200  # characters of a package's error message
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The library, and a sentence where somebody wants to know why; None: there was no choice."""
+    """The library and a sentence that explains the choice. None if there was no choice."""
 
     backend: Backend
     sentence: str | None = None
@@ -57,11 +59,11 @@ def choose_backend(
     began_with: Backend | None = None,
     cache_directory: Path | None = None,
 ) -> BackendChoice:
-    """What loads the model. Where Unsloth is chosen, it is imported now.
+    """Choose the library that loads the model. If it is Unsloth, it is imported now.
 
     Args:
-        began_with: what the run began with, which it goes on with; None: it begins.
-        cache_directory: where Unsloth's compiled code goes.
+        began_with: the library that the run began with and continues with. None for a new run.
+        cache_directory: folder for Unsloth's compiled code.
     """
     configured = model_config.backend if model_config.backend != "auto" else began_with
     if configured is not None:
@@ -85,7 +87,7 @@ def choose_backend(
 def _not_supported(
     training: TrainingConfig, model_config: ModelConfig, num_processes: int
 ) -> str | None:
-    """Why this training is none for Unsloth."""
+    """Return why Unsloth does not support this run, or None."""
     strategy = training.strategy_for(model_config)
     if strategy not in STRATEGIES:
         return phrase("models.unsloth_strategy_unsupported", strategy=strategy)
@@ -119,7 +121,7 @@ def _not_supported(
 
 
 def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
-    """What config.json says; that of a hub model is fetched, and nothing else of it."""
+    """Return the model type from config.json, which is the only file fetched from the Hub."""
     try:
         if source.kind is SourceKind.LORA_FOLDER:
             source = base_of_lora(source.folder)
@@ -129,13 +131,13 @@ def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
             revision = source.revision or model_config.revision
             path = Path(hub.hf_hub_download(source.location, "config.json", revision=revision))
         model_type = as_object(parse_json(path.read_bytes())).get("model_type")
-    except (OSError, ValueError, TypeError):  # what is wrong with it, loading it says
+    except (OSError, ValueError, TypeError):  # loading it reports what is wrong
         return None
     return model_type if isinstance(model_type, str) else None
 
 
 def _not_usable() -> str | None:
-    """Why the installed packages do not let it load anything."""
+    """Return why the installed packages cannot be used, or None."""
     if not is_installed("unsloth"):
         return phrase("models.unsloth_not_installed", command=PIP_LINES["unsloth"])
     if "unsloth" not in sys.modules and "transformers" in sys.modules:
@@ -148,9 +150,9 @@ def _not_usable() -> str | None:
 
 
 def _not_importable(model_config: ModelConfig, cache_directory: Path | None) -> str | None:
-    """Import it; what it says where that fails, on a GPU that is too old for it, say."""
+    """Import Unsloth, and return why that fails, for example because the GPU is too old."""
     try:
         prepare_backend(model_config.model_copy(update={"backend": "unsloth"}), cache_directory)
-    except Exception as error:  # of any package that it imports
+    except Exception as error:  # from any package that it imports
         return phrase("models.unsloth_import_failed", error=named(error)[:LONGEST_REASON])
     return None

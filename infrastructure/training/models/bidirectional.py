@@ -1,10 +1,10 @@
-"""Does a decoder attend in both directions when it is given `bidirectional_mask`? Measured.
+"""Measurement of whether a decoder attends in both directions when it gets `bidirectional_mask`.
 
-Objectives that hide tokens predict them from both sides. A model that passes the mask by would
-train without complaint, and see half of what it should.
+Objectives that hide tokens predict them from both sides. A model that ignores the mask would train
+without an error, and see only half of what it should.
 
-Limits: `sdpa` and `eager` attention. Layers with a sliding window or chunks see the whole row, and
-what a model has besides attention (convolutions, states) stays as it is.
+Limits: `sdpa` and `eager` attention. Layers with a sliding window or chunks see the whole row.
+Parts other than attention (convolutions, states) stay as they are.
 """
 
 import torch
@@ -28,11 +28,11 @@ NUM_PROBE_TOKENS, NUM_PROBE_PADDING = 6, 2
 
 
 def check_bidirectional(model: torch.nn.Module) -> None:
-    """Prove that every token of a row can see every other one, and none sees padding.
+    """Check that every token of a row sees every other one, and that none sees padding.
 
     Raises:
-        ValueError: the first token does not see the last one, or sees what fills the row up, or the
-            model cannot be given such a mask; says what to do.
+        ValueError: the first token does not see the last one, or it sees padding, or the model does
+            not take such a mask. The text says what to do.
     """
     inner = inner_model(model)
     attention = attention_implementation(model)
@@ -66,8 +66,10 @@ def _remedy(model: torch.nn.Module) -> str:
 
 @torch.no_grad()
 def late_influence(model: torch.nn.Module) -> tuple[float, float]:
-    """How much the first position's logits change with the last token of a row, and with what
-    fills the row up: relative to the largest logit there."""
+    """Measure how much the first position's logits change with the row's end and with padding.
+
+    The changes with the last token and with padding are relative to the largest logit there.
+    """
     device = next(model.parameters()).device
     length = NUM_PROBE_TOKENS + NUM_PROBE_PADDING
     ids = torch.arange(1, length + 1, device=device).unsqueeze(0)

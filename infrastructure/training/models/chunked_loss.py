@@ -1,7 +1,7 @@
-"""The loss of an output head at picked positions, without ever holding all their logits.
+"""The loss of an output head at selected positions, without ever holding all their logits.
 
-The head works through the hidden states in chunks. For a plain linear head the gradient is
-computed with the loss, chunk by chunk, and the logits are gone at once.
+The head processes the hidden states in chunks. For a plain linear head the gradient is computed
+together with the loss, chunk by chunk, and the logits are freed at once.
 """
 
 from typing import Any
@@ -15,12 +15,13 @@ from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.models.model_inputs import IN_FORWARD, within_forward
 from infrastructure.training.models.token_functions import TokenFunction
 
-# Logits held at a time, and never fewer rows than keep a matrix product efficient. On a CPU 16 MB,
-# which the allocator reuses (larger blocks go back to the system, and come back as page faults).
+# Logits held at a time, and at least as many rows as keep a matrix product efficient. On a CPU 16
+# MB, which the allocator reuses. Larger blocks are returned to the system and cause page faults
+# when they are allocated again.
 CPU_CHUNK_BYTES = 1 << 24
 GPU_CHUNK_LOGITS = 1 << 25
 MIN_CHUNK_ROWS = 256
-CPU_PIECE_LOGITS = 1 << 19  # in fp32 2 MB, what a core's cache holds
+CPU_PIECE_LOGITS = 1 << 19  # 2 MB in fp32, which fits a core's cache
 LEAST_PIECE_ROWS = 16
 
 
@@ -30,11 +31,11 @@ def loss_sum(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Sum over (N, V) logits and (N,) targets of what `own` gives in fp32 for each of them, (N,);
-    None: of their cross-entropies.
+    """Return the sum of the losses of (N, V) logits and (N,) targets.
 
     Args:
-        weights: (N,) fp32, of each target; None: all are 1.
+        weights: (N,) fp32, one per target. None: all are 1.
+        own: returns a loss in fp32 for each target, (N,). None: the cross-entropy.
     """
     if own is None:
         return cross_entropy_sum(logits, targets, weights)
@@ -46,10 +47,10 @@ def loss_sum(
 def cross_entropy_sum(
     logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Sum over (N, V) logits and (N,) targets, in fp32 whatever autocast says.
+    """Return the cross-entropy sum of (N, V) logits and (N,) targets, in fp32 even in autocast.
 
     Args:
-        weights: (N,) fp32, of each target; None: all are 1.
+        weights: (N,) fp32, one per target. None: all are 1.
     """
     with torch.autocast(logits.device.type, enabled=False):
         if weights is None:
@@ -65,14 +66,14 @@ def head_loss(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Loss sum of `head(hidden)`, a chunk of logits at a time.
+    """Return the sum of the losses of `head(hidden)`, one chunk of logits at a time.
 
-    A chunk has as many rows as `grid` says; those without a target are zeros, and count nowhere.
-    Heads that are more than a weight (LoRA, quantised, offloaded) are called, and called again in
-    the backward pass; for a plain one `LinearCrossEntropy` saves the second time.
+    A chunk has as many rows as `grid` says. Rows without a target are zeros and do not count. Heads
+    that are more than a weight (LoRA, quantized, offloaded) are called, and called again in the
+    backward pass. For a plain head `LinearCrossEntropy` avoids the second call.
 
     Args:
-        weights: (N,) fp32, of each target, which get no gradient; None: all are 1.
+        weights: (N,) fp32, one per target, without a gradient. None: all are 1.
         own: as in `loss_sum`.
     """
     return within_forward(head, _head_loss, head, hidden, targets, grid, weights, own)
@@ -109,14 +110,19 @@ def _head_loss(
 
 
 def with_rows(part: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """The rows (n, H) with zeros below them: (num_rows, H)."""
+    """Append rows of zeros to the rows (n, H): (num_rows, H)."""
     missing = num_rows - len(part)
     return part if not missing else torch.cat([part, part.new_zeros(missing, part.shape[1])])
 
 
 def is_plain_linear(head: torch.nn.Module) -> bool:
-    """Exactly `hidden @ weight.T`: no bias, adapter, quantisation or hook. One that is spread over
-    ranks was plain before, and its weight is there while it computes."""
+    """Return whether the head is exactly `hidden @ weight.T`.
+
+    It then has no bias, adapter, quantization or hook.
+
+    A head that is sharded over ranks was plain before, and its weight is available while it
+    computes.
+    """
     if hasattr(head, IN_FORWARD):
         return type(head.weight) is torch.nn.Parameter
     return (
@@ -131,7 +137,10 @@ def is_plain_linear(head: torch.nn.Module) -> bool:
 
 
 def chunk_rows(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
-    """Rows of logits of this format that are held at a time; a GPU has them all in fp32, too."""
+    """Return how many rows of logits in this format are held at a time.
+
+    On a GPU the number does not depend on the format, because the logits are also held in fp32.
+    """
     if device.type != "cpu":
         return max(MIN_CHUNK_ROWS, GPU_CHUNK_LOGITS // vocab_size)
     return max(MIN_CHUNK_ROWS, CPU_CHUNK_BYTES // dtype.itemsize // vocab_size)
@@ -144,16 +153,16 @@ def linear_cross_entropy_sum(
     grid: SizeGrid = SizeGrid.EXACT,
     target_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy sum of `hidden @ weight.T`, without ever holding all logits.
+    """Return the cross-entropy sum of `hidden @ weight.T`, without ever holding all logits.
 
-    Products run in autocast's format where it is on; log-sum-exp and the sums are fp32.
+    Products use autocast's format if it is on. Log-sum-exp and the sums are fp32.
 
     Args:
         hidden: (N, H).
         weight: (V, H).
         targets: (N,) int64.
         grid: rounds the rows of a chunk.
-        target_weights: (N,) fp32, of each target, which get no gradient; None: all are 1.
+        target_weights: (N,) fp32, one per target, without a gradient. None: all are 1.
     """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -169,9 +178,9 @@ def linear_cross_entropy_sum(
 class LinearCrossEntropy(torch.autograd.Function):
     """Loss and gradients in one pass over the chunks, after Hsu et al. 2024 (arXiv 2410.10989).
 
-    The gradient of a sum does not depend on what follows but for a factor, so it is computed in
-    the forward pass and scaled in the backward pass. torch's own `linear_cross_entropy` does the
-    same at the same speed, but sums bf16 losses in bf16 and is not in the torch of Colab.
+    The gradient of a sum depends on what follows only by a factor. It is therefore computed in the
+    forward pass and scaled in the backward pass. torch's own `linear_cross_entropy` does the same
+    at the same speed, but it sums bf16 losses in bf16 and is missing in Colab's torch.
     """
 
     @staticmethod
@@ -227,14 +236,14 @@ def to_errors(
     weights: torch.Tensor | None,
     wants_errors: bool,
 ) -> torch.Tensor:
-    """The cross-entropy sum of a chunk, whose logits (n, V) become their gradients if wanted.
+    """Return the cross-entropy sum of a chunk, and turn its logits (n, V) into gradients if wanted.
 
-    On a CPU in pieces that stay in its cache, which is worth a fifth of the whole loss. Rows beyond
-    the targets count nowhere, and get no gradient.
+    On a CPU this runs in pieces that stay in its cache, which saves a fifth of the time of the
+    whole loss. Rows beyond the targets do not count and get no gradient.
 
     Args:
         targets: (m,), m <= n.
-        weights: (m,) fp32, of each target; None: all are 1.
+        weights: (m,) fp32, one per target. None: all are 1.
     """
     loss = logits.new_zeros((), dtype=torch.float32)
     size, num_rows = len(targets), piece_rows(logits)
@@ -255,7 +264,7 @@ def to_errors(
 
 
 def piece_rows(logits: torch.Tensor) -> int:
-    """Rows of logits that are turned into errors at a time."""
+    """Return how many rows of logits are turned into gradients at a time."""
     if logits.device.type != "cpu":
         return len(logits)
     return max(LEAST_PIECE_ROWS, CPU_PIECE_LOGITS // logits.shape[1])
@@ -264,8 +273,10 @@ def piece_rows(logits: torch.Tensor) -> int:
 def add_product(
     total: torch.Tensor | None, error: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """`total + error.T @ hidden`, maybe in the memory of the total, which is fp32 also when the
-    factors are not."""
+    """Return `total + error.T @ hidden`, possibly in the memory of the total.
+
+    The total is fp32 even if the factors are not.
+    """
     if total is None:
         return (error.t() @ hidden).float()
     if error.dtype == total.dtype:

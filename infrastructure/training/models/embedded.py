@@ -1,4 +1,4 @@
-"""The embedded model: a small Llama from a config, without a download."""
+"""The embedded model: a small Llama built from a configuration, without a download."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from infrastructure.core.importing import importing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Wider than the usual 0.02: with it a model this small starts to copy words much earlier.
+# Wider than the usual 0.02, because a model this small then starts to copy words much earlier.
 INITIALIZER_RANGE = 0.06
 USUAL_INITIALIZER_RANGE = 0.02
 SMALL_HIDDEN_SIZE = 256
@@ -19,9 +19,9 @@ SMALL_HIDDEN_SIZE = 256
 def build_embedded_model(
     config: EmbeddedModelConfig, tokenizer: "PreTrainedTokenizerBase", seed: int
 ) -> torch.nn.Module:
-    """A new `LlamaForCausalLM` for `tokenizer`, embeddings tied; the same seed gives the same one.
+    """Build a new `LlamaForCausalLM` for `tokenizer`, with tied embeddings.
 
-    Leaves torch's random state as it was.
+    The same seed gives the same model. torch's random state stays unchanged.
     """
     with importing():
         from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,4 +1,4 @@
-"""Does a model fit the training that is asked of it? Checks that need no weights of their own."""
+"""Checks that a model fits the run, which need no weights of their own."""
 
 import logging
 from typing import TYPE_CHECKING, cast
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.dtype:
-    """The format of the weights. "auto": fp32 where they train or on a CPU, else 16 bits.
+    """Return the format of the weights. "auto": fp32 if they train or on a CPU, else 16 bits.
 
-    Weights that train keep small updates only in fp32; mixed precision computes in 16 bits anyway.
+    Weights that train keep small updates only in fp32. Mixed precision computes in 16 bits anyway.
 
     Raises:
         ValueError: fp16 for weights that train, which no gradient scaler supports.
@@ -53,17 +53,17 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
 
 
 def check_length(config: "PreTrainedConfig", max_length: int | None, name: str) -> None:
-    """Raise ValueError when examples may be longer than the model has positions."""
+    """Raise ValueError if examples may be longer than the model has positions."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if max_length is not None and positions is not None:
         refuse_longer_examples(max_length, positions, name)
 
 
 def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
-    """Raise ValueError when the tokenizer has tokens that the model has no embedding for.
+    """Raise ValueError if the tokenizer has tokens that the model has no embedding for.
 
     Args:
-        num_tokens: embeddings of the model.
+        num_tokens: number of the model's embeddings.
     """
     largest = max(tokenizer.get_vocab().values())
     if largest >= num_tokens:
@@ -75,7 +75,7 @@ def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name
 def check_same_lora(
     model: torch.nn.Module, wanted: LoraConfig | None, folder: str, within: str | None = None
 ) -> None:
-    """Raise ValueError when `lora_config` asks for another LoRA than the one that was loaded."""
+    """Raise ValueError if `lora_config` describes another LoRA than the one that was loaded."""
     if wanted is None:
         return
     has, base = lora_of(model), inner_model(model)
@@ -102,7 +102,7 @@ def check_same_lora(
 
 
 def describe(model: torch.nn.Module, config: ModelConfig) -> JsonObject:
-    """What the model is, ready for JSON: name, kind, size, formats, LoRA."""
+    """Describe the model for JSON: name, kind, size, formats, LoRA."""
     counts = count_parameters(model)
     is_lora = hasattr(model, "peft_config")
     base = inner_model(model) if is_lora else model
@@ -123,8 +123,7 @@ def describe(model: torch.nn.Module, config: ModelConfig) -> JsonObject:
 
 
 def describe_added(model: torch.nn.Module) -> JsonObject:
-    """What extensions have attached, and the numbers of weights with it; nothing where there is
-    nothing."""
+    """Describe what extensions have attached, with the parameter counts. Empty if nothing."""
     if not added_modules(model):
         return {}
     counts = count_parameters(model)
@@ -137,7 +136,7 @@ def describe_added(model: torch.nn.Module) -> JsonObject:
 
 
 def lora_of(model: torch.nn.Module) -> "PeftLora":
-    """The configuration of a PEFT model's LoRA."""
+    """Return the configuration of a PEFT model's LoRA."""
     return cast("PeftLora", cast("PeftModel", model).peft_config["default"])
 
 
@@ -153,7 +152,7 @@ def _describe_lora(lora: "PeftLora") -> JsonObject:
 
 
 def _variants(lora: "PeftLora") -> JsonObject:
-    """What is special about a LoRA; nothing of an ordinary one."""
+    """Return what is special about a LoRA. Empty for an ordinary one."""
     variants: JsonObject = {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
@@ -165,7 +164,7 @@ def _variants(lora: "PeftLora") -> JsonObject:
 
 
 def _leaves(lora: "PeftLora") -> JsonValue:
-    """The target modules by the last part of their names; PEFT may list every full path."""
+    """Return the target modules by the last part of their names. PEFT may list full paths."""
     targets = lora.target_modules or []
     if isinstance(targets, str):
         return targets

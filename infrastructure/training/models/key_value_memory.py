@@ -1,15 +1,15 @@
 """A key-value memory that a language model reads by cross-attention after one of its layers.
 
-Its entries are of two kinds, read by one softmax. *Slots* are keys and values that are weights, as
-in Lample et al. 2019 (arXiv 1907.05242), all of them read. The *store* holds what was seen in
-training: for each learnt token the hidden state that should have predicted it, and the token, as
-in kNN-LM (Khandelwal et al. 2020, arXiv 1911.00172); its entries are detached, and read inside the
-model, as in Memorizing Transformers (Wu et al. 2022, arXiv 2203.08913). What is read is multiplied
-by a gate that begins at zero: a new memory changes nothing.
+It has two kinds of entries, which one softmax reads. *Slots* are keys and values that are weights,
+as in Lample et al. 2019 (arXiv 1907.05242), but all of them are read. The *store* contains what was
+seen in training: for each trained token the hidden state that should have predicted it, and the
+token, as in kNN-LM (Khandelwal et al. 2020, arXiv 1911.00172). Its entries are detached and read
+inside the model, as in Memorizing Transformers (Wu et al. 2022, arXiv 2203.08913). The result is
+multiplied by a gate that starts at zero, so a new memory changes nothing.
 
-In training no row reads what was stored of a row with the same tokens, so that none reads its own
-answer of an epoch before. (How the store's keys spread is measured over all of them; tokens have no
-part in that.)
+In training a row does not read entries of a row with the same tokens, so it never reads its own
+answer from an earlier epoch. (The spread of the store's keys is measured over all of them, but does
+not involve tokens.)
 """
 
 import math
@@ -33,21 +33,21 @@ from infrastructure.training.models.added_modules import (
 )
 from infrastructure.training.models.model_inputs import language_model
 
-FIRST_SCALE = 16.0  # of cosines before the softmax: one near entry outweighs a thousand others
+FIRST_SCALE = 16.0  # of cosines before the softmax; one near entry outweighs a thousand others
 LEAST_SPREAD = 1e-3  # of a direction, relative to the mean of all
 NO_ROW = 0
-_HASH_FACTOR = 6364136223846793005  # of Knuth's generator; products are taken modulo 2**64
+_HASH_FACTOR = 6364136223846793005  # from Knuth's generator; products wrap modulo 2**64
 _LARGEST = (1 << 63) - 1
 
 
 @register_added_module
 class KeyValueMemory(AddedModule):
-    """Reads `num_slots + capacity` entries of `width` by `num_heads` heads.
+    """A module that reads `num_slots + capacity` entries of `width` with `num_heads` heads.
 
     Args:
         hidden: width of the model's hidden states.
-        layer: that it is read after, from 0.
-        capacity: entries of the store; 0: there is none.
+        layer: the layer after which the memory is read, counted from 0.
+        capacity: entries of the store. 0: no store.
     """
 
     kind = "memory"
@@ -75,10 +75,11 @@ class KeyValueMemory(AddedModule):
         self.store_tokens: torch.Tensor
         self.store_rows: torch.Tensor
         self.num_stored: torch.Tensor
-        # Of the newest forward pass in training: normed hidden states and rows, one for each token.
+        # From the newest forward pass in training: normed hidden states and rows, one for each
+        # token.
         self.seen: tuple[torch.Tensor, torch.Tensor] | None = None
         self._rows: torch.Tensor | None = None
-        self._embeddings: list[torch.nn.Embedding] = []  # in a list, so that they stay the model's
+        self._embeddings: list[torch.nn.Embedding] = []  # a list, so it is not registered here
 
     @classmethod
     def build(cls, model: torch.nn.Module, facts: JsonObject) -> Self:
@@ -113,7 +114,8 @@ class KeyValueMemory(AddedModule):
     def connect(self, model: torch.nn.Module) -> Sequence[RemovableHandle]:
         self._embeddings = [language_model(model).get_input_embeddings()]
         layer = decoder_layers(model)[self.layer]
-        # The decoder of a model that sees gets embeddings; what is around it gets the tokens.
+        # In a vision-language model the decoder gets embeddings, and the module around it gets the
+        # tokens.
         around = {id(one): one for one in (_around(model), decoder(model))}
         return [
             *(
@@ -126,8 +128,10 @@ class KeyValueMemory(AddedModule):
     def _note_rows(
         self, _part: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        """Which row each token of this forward pass belongs to, for `forward`. Rows of the same
-        tokens and other pictures count as one, so that neither reads the other."""
+        """Store which row each token of this forward pass belongs to, for `forward`.
+
+        Rows with the same tokens but different images count as one row, so neither reads the other.
+        """
         ids = named.get("input_ids", given[0] if given else None)
         if ids is None and named.get("inputs_embeds") is not None:
             return
@@ -141,8 +145,8 @@ class KeyValueMemory(AddedModule):
         return self(output)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states (B, L, H) with what they read of the memory, in their own format."""
-        with torch.autocast(hidden.device.type, enabled=False):  # nearness needs all digits
+        """Return hidden states (B, L, H) plus what they read from the memory, in their format."""
+        with torch.autocast(hidden.device.type, enabled=False):  # distances need full precision
             return self._with_memory(hidden)
 
     def _with_memory(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -156,13 +160,14 @@ class KeyValueMemory(AddedModule):
         return hidden + (self.gate * read).to(hidden.dtype)
 
     def _read(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """What each of (T, H) states gets from all entries, (T, H)."""
+        """Return what each of (T, H) states reads from all entries, (T, H)."""
         queries = self._heads(self.query(states))
         keys = self._heads(self.slot_keys)
         values: torch.Tensor = self.slot_values
         mask = None
         if self.capacity:
-            # By the projection of queries: like states are near from the start, and stay so.
+            # Stored states use the queries' projection, so similar states are near from the start,
+            # and stay so.
             stored = self._heads(self.query(self.store_keys))
             queries, stored = self._whitened(queries, stored)
             keys = torch.cat([keys, stored], dim=1)
@@ -181,14 +186,16 @@ class KeyValueMemory(AddedModule):
         return self.output(read[0].transpose(0, 1).flatten(1))
 
     def _heads(self, rows: torch.Tensor) -> torch.Tensor:
-        """(N, width) as (heads, N, width / heads)."""
+        """Split (N, width) into (heads, N, width / heads)."""
         return rows.unflatten(1, (self.num_heads, -1)).transpose(0, 1)
 
     def _whitened(
         self, queries: torch.Tensor, stored: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both in the metric of Mahalanobis, by what is stored: hidden states have a few large
-        components in common, which would make all entries near."""
+        """Return both in the Mahalanobis metric of the stored entries.
+
+        Hidden states have a few large components in common, which would make all entries similar.
+        """
         with torch.no_grad():
             is_filled = (self.store_rows != NO_ROW)[:, None].to(stored.dtype)
             count = is_filled.sum().clamp_min(1)
@@ -197,25 +204,25 @@ class KeyValueMemory(AddedModule):
             spread = centred.transpose(1, 2) @ centred / count
             diagonal = torch.diagonal(spread, dim1=1, dim2=2)
             diagonal += LEAST_SPREAD * diagonal.mean(1, keepdim=True) + 1e-12
-            root = torch.linalg.cholesky_ex(spread).L  # of what is not finite: that, no error
+            root = torch.linalg.cholesky_ex(spread).L  # no error if not finite
         whiten = partial(torch.linalg.solve_triangular, root, upper=False)
         return tuple(
             whiten((one - mean).transpose(1, 2)).transpose(1, 2) for one in (queries, stored)
         )
 
     def _may_read(self, rows: torch.Tensor) -> torch.Tensor:
-        """(T, slots + capacity): all slots, and what is stored of other rows."""
+        """Return what may be read, (T, slots + capacity): all slots, and entries of other rows."""
         stored = (self.store_rows != NO_ROW) & (self.store_rows != rows[:, None])
         return F.pad(stored, (len(self.slot_keys), 0), value=True)
 
     @torch.no_grad()
     def store(self, states: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> None:
-        """Keep N entries; the oldest ones make room.
+        """Store N entries. They replace the oldest ones if the store is full.
 
         Args:
             states: normed hidden states that should have predicted the tokens, (N, H).
             tokens: (N,) int64.
-            rows: which row each is of, (N,) int64; see `rows_of`.
+            rows: the row of each, (N,) int64; see `rows_of`.
         """
         last = slice(max(0, len(tokens) - self.capacity), None)
         states, tokens, rows = states[last], tokens[last], rows[last]
@@ -227,22 +234,26 @@ class KeyValueMemory(AddedModule):
 
 
 def _around(model: torch.nn.Module) -> torch.nn.Module:
-    """What makes hidden states of tokens and pictures; the decoder, where a model does not see."""
+    """Return the module that computes hidden states from tokens and images.
+
+    This is the decoder if the model reads no images.
+    """
     inner: Any = inner_model(model)
     return cast(torch.nn.Module, getattr(inner, "model", inner))
 
 
 def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> torch.Tensor:
-    """A number for each token that its row's tokens decide, (B, L) int64, never `NO_ROW`; nothing
-    is read back from a device.
+    """Return for each token a number that its row's tokens determine, (B, L) int64.
+
+    The number is never `NO_ROW`. Nothing is read back from a device.
 
     Args:
         ids: (B, L).
-        is_real: 1 for tokens and 0 for padding, (B, L); anything else: all are tokens.
-        positions: of a packed row, (1, L): a row of the data begins at each 0; None: each line is
-            one.
+        is_real: 1 for tokens and 0 for padding, (B, L). Anything else: all are tokens.
+        positions: of a packed row, (1, L), where a row of the data starts at each 0. None: each
+            line is a row.
     """
-    if positions is not None and positions.dim() == 3:  # of pictures: time, height and width
+    if positions is not None and positions.dim() == 3:  # images: time, height, width
         positions = positions[0]
     is_mask = isinstance(is_real, torch.Tensor) and is_real.shape == ids.shape
     if positions is None or ids.shape[0] != 1:
@@ -260,6 +271,6 @@ def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> 
 
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
-    """Numbers whose sums over other tokens, or the same in another order, are others."""
+    """Mix numbers so that their sums differ for other tokens, or for the same in another order."""
     numbers = (numbers ^ (numbers >> 29)) * _HASH_FACTOR
     return numbers ^ (numbers >> 32)

@@ -1,14 +1,14 @@
-"""The last decoder layer's MLP, computed only at the positions that predict a learnt token.
+"""The last decoder layer's MLP, computed only at the positions that predict a trained token.
 
-After the last attention each position goes on by itself, and only those that predict a learnt token
-reach the loss. So the last MLP is given these alone, and what it gives is put among zeros, which
-nothing looks at and no gradient comes through. Loss and gradients are those of all positions, up to
-the rounding of products of fewer rows.
+After the last attention each position is computed on its own, and only those that predict a trained
+token affect the loss. The last MLP therefore gets only these. Its output is placed among zeros,
+which nothing reads and through which no gradient flows. Loss and gradients are those of all
+positions, up to the rounding of products with fewer rows.
 
-Not where somebody looks at the layer (a hook, an extension, a stack's exit), where dropout would
-draw other numbers, where the layer is computed again in the backward pass, where it is compiled,
-spread over ranks or quantised, nor where the MLP is none of Llama's shape. Whether the rest is
-right for a model at hand is measured.
+This is not done if something observes the layer (a hook, an extension, a stack's exit), if dropout
+would draw other numbers, if the layer is recomputed in the backward pass, if it is compiled,
+sharded over ranks or quantized, or if the MLP does not have Llama's shape. A measurement decides
+whether it is correct for a given model.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def last_mlp(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The MLP of the last layer, where it may be computed at some positions only; else None."""
+    """Return the MLP of the last layer if it may be computed at some positions only, else None."""
     try:
         layer = decoder_layers(model)[-1]
     except ValueError:
@@ -42,13 +42,13 @@ def last_mlp(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def is_plain(projection: object) -> bool:
-    """Whether it is a linear layer, maybe with LoRA beside it."""
+    """Return whether this is a linear layer, possibly with LoRA."""
     base = getattr(projection, "base_layer", projection)
     return type(base) is torch.nn.Linear and type(base.weight) is torch.nn.Parameter
 
 
 def is_special(part: torch.nn.Module) -> bool:
-    """Whether somebody looks at it, it has a forward of its own, or it draws random numbers."""
+    """Return whether a module has hooks or its own forward, or draws random numbers."""
     is_watched = any(getattr(part, hooks) for hooks in HOOKS)
     draws = isinstance(part, torch.nn.Dropout) and part.p > 0
     return is_watched or draws or "forward" in vars(part)
@@ -57,12 +57,12 @@ def is_special(part: torch.nn.Module) -> bool:
 def mlp_at(
     mlp: torch.nn.Module | None, positions: torch.Tensor, num_tokens: int, grid: SizeGrid
 ) -> AbstractContextManager[None]:
-    """Inside, `mlp` computes at `positions` only, if that is less than everything.
+    """Compute `mlp` only at `positions` inside the block, if these are not all.
 
     Args:
-        mlp: from `last_mlp`; None: nothing changes.
-        positions: in the flattened batch, (N,) int64, each once.
-        num_tokens: of the batch, with its padding.
+        mlp: the result of `last_mlp`. None: nothing changes.
+        positions: in the flattened batch, (N,) int64, without duplicates.
+        num_tokens: tokens of the batch, with its padding.
         grid: rounds the number of rows.
     """
     if mlp is None or not 0 < grid.rows_up(len(positions)) < num_tokens:

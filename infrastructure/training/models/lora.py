@@ -1,12 +1,11 @@
-"""LoRA by PEFT, and what is counted and ordered by parameter names. No training here.
+"""LoRA by PEFT, and what parameter names determine. Nothing is trained here.
 
-Method: Hu et al. 2021, arXiv 2106.09685. The base is frozen; LoRA matrices are held in fp32
+Method: Hu et al. 2021, arXiv 2106.09685. The base is frozen. LoRA matrices are stored in fp32
 whatever the base's format, so that small updates are not rounded away. Variants, all by PEFT: DoRA
 (2402.09353), rsLoRA (2312.03732), PiSSA (2404.02948), LoftQ (2310.08659).
 
-Experts of a mixture of experts are one parameter of three dimensions for all of them, (experts,
-out, in); PEFT puts matrices of rank r beside each expert's part. Routers stay as they are, or train
-in full.
+The experts of a mixture of experts are one parameter with three dimensions, (experts, out, in).
+PEFT adds matrices of rank r to each expert's part. Routers stay as they are, or train in full.
 """
 
 import re
@@ -26,8 +25,8 @@ from infrastructure.training.core.flops import num_weights
 from infrastructure.training.models.model_inputs import inner_model, language_model
 
 HEAD_LAYER = 1_000_000
-# The attribute of a model that holds the matrices that PiSSA began with: what is saved is the
-# difference, so that it belongs to the base model as it is everywhere else.
+# Attribute of a model with the matrices that PiSSA began with. The saved LoRA is the difference, so
+# that it fits the original base model.
 PISSA_START = "pissa_start"
 NAMES_OF_OLD_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 _BLOCKS = "layers|layer|h|blocks|block"
@@ -37,7 +36,7 @@ _EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|\w*embed\w*)\.")
 
 
 class ParameterCounts(NamedTuple):
-    """Numbers of weights; a quantised weight counts as one, however few bits it has."""
+    """Numbers of weights. A quantized weight counts as one, however few bits it has."""
 
     total: int
     trainable: int
@@ -49,17 +48,17 @@ def apply_lora(
     within: str | None = None,
     in_full: Sequence[str] = (),
 ) -> torch.nn.Module:
-    """Freeze `model` and put LoRA matrices beside its linear layers.
+    """Freeze `model` and add LoRA matrices to its linear layers.
+
+    The matrices come from torch's global generator. Seed it before the call.
 
     Args:
-        within: the name of the part whose layers get them; None: all.
+        within: the name of the part whose layers get matrices. None: all.
         in_full: names of modules that train in full instead, because they are new.
 
-    The matrices come from torch's global generator: seed it before.
-
     Raises:
-        ValueError: a target module is no linear layer of this model, or a pattern of ranks means
-            none of them; lists those there are.
+        ValueError: a target module is not a linear layer of this model, or a rank pattern matches
+            none of them. The text lists those that exist.
     """
     peft = require("peft", "model.lora_config")
     arguments = peft_arguments(model, lora_config, within, in_full)
@@ -67,7 +66,7 @@ def apply_lora(
         tuned = peft.get_peft_model(
             model,
             peft.LoraConfig(task_type="CAUSAL_LM", **arguments),
-            # which version of a hub model these matrices belong to
+            # the version of a Hub model that these matrices belong to
             revision=getattr(getattr(model, "config", None), "_commit_hash", None),
         )
     if lora_config.init_lora_weights == "loftq":
@@ -80,8 +79,10 @@ def apply_lora(
 
 @contextmanager
 def no_words_on_ties() -> Iterator[None]:
-    """Inside, PEFT does not warn of a LoRA on a head that is the embedding, too: `merge_lora` sees
-    to it."""
+    """Hide PEFT's warning about a LoRA on a head that is also the embedding, inside the block.
+
+    `merge_lora` handles that case.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*tie_word_embeddings")
         yield
@@ -90,8 +91,8 @@ def no_words_on_ties() -> Iterator[None]:
 def merge_lora(model: torch.nn.Module) -> torch.nn.Module:
     """Return the base with its LoRA added to it.
 
-    A head that is the embedding, too, gets weights of its own first if LoRA is on it: the embedding
-    has none of that.
+    If LoRA is on a head that is also the embedding, the head first gets its own weights, because
+    the LoRA does not apply to the embedding.
     """
     tuned: Any = model
     base: Any = inner_model(model)
@@ -112,8 +113,9 @@ def peft_arguments(
     within: str | None = None,
     in_full: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The arguments of PEFT's LoraConfig, all but the task; the weights of `model` are not looked
-    at, and may be on the meta device.
+    """Return the arguments of PEFT's LoraConfig except the task.
+
+    The weights of `model` are not read, and may be on the meta device.
 
     Raises:
         ValueError: as for `apply_lora`.
@@ -129,7 +131,7 @@ def peft_arguments(
         "fan_in_fan_out": _has_transposed_weights(model),
         "use_dora": lora_config.use_dora,
         "use_rslora": lora_config.use_rslora,
-        # LoftQ is of quantised weights, which PEFT looks at once they have matrices
+        # LoftQ follows later, because PEFT needs the matrices first
         "init_lora_weights": "pissa" if lora_config.init_lora_weights == "pissa" else True,
         **_targets_for_peft(model, lora_config, within, in_full),
     }
@@ -149,10 +151,11 @@ def _targets_for_peft(
     within: str | None,
     in_full: Sequence[str] = (),
 ) -> dict[str, object]:
-    """What of `model` gets LoRA, as arguments for PEFT.
+    """Return which parts of `model` get LoRA, as arguments for PEFT.
 
-    Of a mixture of experts every layer is named in full: PEFT takes some names ("down_proj") for
-    those that experts had before transformers 5, and would leave a dense layer of that name out.
+    In a mixture of experts every layer is given by its full name. PEFT takes some names
+    ("down_proj") for those that experts had before transformers 5, and would leave out a dense
+    layer of that name.
 
     Raises:
         ValueError: PEFT has no such LoRA for experts.
@@ -194,7 +197,7 @@ def _outside(paths: set[str], modules: Sequence[str]) -> list[str]:
 
 
 def _folder_of(model: torch.nn.Module) -> str:
-    """Where the files of a model lie that was loaded from a folder or the hub."""
+    """Return the folder of a model's files that was loaded from a folder or the Hub."""
     name = str(getattr(model, "name_or_path", ""))
     if Path(name).is_dir():
         return name
@@ -204,8 +207,10 @@ def _folder_of(model: torch.nn.Module) -> str:
 
 
 def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
-    """Raise ValueError unless every name is a linear layer; PEFT ignores a wrong one beside a right
-    one, and that layer would silently not train."""
+    """Raise ValueError unless every name is a linear layer.
+
+    PEFT ignores a wrong name next to a right one, and that layer would silently not train.
+    """
     there = linear_paths(model) | set(expert_parameters(model))
     known = sorted({path.rpartition(".")[2] for path in there})
     wrong = [name for name in names if not any(_is_called(path, name) for path in there)]
@@ -224,7 +229,7 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
 
 
 def peft_ranks(lora_config: LoraConfig) -> dict[str, int]:
-    """`rank_pattern` as PEFT matches it: a number means all layers of that block."""
+    """Return `rank_pattern` as PEFT matches it. A number means all layers of that block."""
     return {
         rf"(?:{_BLOCKS})\.{key}\..*" if key.isdecimal() else key: rank
         for key, rank in lora_config.rank_pattern.items()
@@ -232,9 +237,11 @@ def peft_ranks(lora_config: LoraConfig) -> dict[str, int]:
 
 
 def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
-    """Raise ValueError unless every pattern means a layer that gets LoRA matrices; PEFT would pass
-    over a wrong one without a word."""
-    of_experts = set(expert_parameters(model))  # which PEFT knows by the name of their module
+    """Raise ValueError unless every pattern matches a layer that gets LoRA matrices.
+
+    PEFT would silently ignore a wrong one.
+    """
+    of_experts = set(expert_parameters(model))  # PEFT uses the name of their module
     targets = target_paths(model, lora_config.target_modules, experts=lora_config.experts)
     paths = {path.rpartition(".")[0] if path in of_experts else path for path in targets}
     for given, pattern in zip(lora_config.rank_pattern, peft_ranks(lora_config), strict=True):
@@ -256,12 +263,12 @@ def target_paths(
     experts: bool = True,
     within: str | None = None,
 ) -> set[str]:
-    """The full names of the layers that `targets` ("all-linear" or names) means in `model`, and of
-    the parameters that are weights of experts.
+    """Return the full names of the layers and expert weights that `targets` means in `model`.
 
     Args:
-        experts: "all-linear" means experts, too.
-        within: the name of the part of the model that is meant; None: all of it.
+        targets: "all-linear" or names.
+        experts: "all-linear" includes experts.
+        within: the name of the part of the model that is meant. None: the whole model.
     """
     paths, of_experts = linear_paths(model), set(expert_parameters(model))
     if within is not None:
@@ -275,10 +282,10 @@ def target_paths(
 
 
 def adapted_paths(model: torch.nn.Module) -> set[str]:
-    """The full names of the layers, and weights of experts, that have LoRA matrices beside them."""
+    """Return the full names of the layers, and weights of experts, that have LoRA matrices."""
     paths = set()
     for path, module in model.named_modules():
-        if len(getattr(module, "lora_A", ())):  # of PEFT: one for each name of a LoRA
+        if len(getattr(module, "lora_A", ())):  # PEFT: one per LoRA name
             name = getattr(module, "parameter_name", "weight")
             plain = path.replace(".base_layer", "")
             paths.add(plain if name == "weight" else f"{plain}.{name}")
@@ -286,7 +293,7 @@ def adapted_paths(model: torch.nn.Module) -> set[str]:
 
 
 def expert_parameters(model: torch.nn.Module) -> list[str]:
-    """The full names of the weights that hold all experts of a layer, LoRA beside them or not."""
+    """Return the full names of weights that hold all experts of a layer, with or without LoRA."""
     return [
         name.replace(".base_layer", "")
         for name, parameter in model.named_parameters()
@@ -295,7 +302,7 @@ def expert_parameters(model: torch.nn.Module) -> list[str]:
 
 
 def routers(model: torch.nn.Module) -> list[str]:
-    """The full names of the modules that choose experts."""
+    """Return the full names of the modules that choose experts."""
     beside = {name.rpartition(".experts.")[0] for name in expert_parameters(model)}
     return sorted(
         name
@@ -305,7 +312,7 @@ def routers(model: torch.nn.Module) -> list[str]:
 
 
 def linear_paths(model: torch.nn.Module) -> set[str]:
-    """The full names of the linear layers, whether or not LoRA is beside them already."""
+    """Return the full names of the linear layers, with LoRA or without."""
     paths = {name for name, module in model.named_modules() if _is_linear(module)}
     return {path.removesuffix(".base_layer") for path in paths if ".lora_" not in path}
 
@@ -323,21 +330,21 @@ def _is_linear(module: torch.nn.Module) -> bool:
 
 
 def _has_transposed_weights(model: torch.nn.Module) -> bool:
-    """GPT-2's Conv1D is a linear layer that stores its weight transposed."""
+    """Return whether the model has GPT-2's Conv1D, a linear layer with a transposed weight."""
     return any(type(module).__name__ == "Conv1D" for module in model.modules())
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:
-    """How many weights there are and how many train."""
+    """Return how many weights there are and how many of them train."""
     sizes = [(num_weights(p), p.requires_grad) for p in model.parameters()]
     return ParameterCounts(sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains))
 
 
 def layer_of(name: str) -> int:
-    """How far from the input a parameter lies: embeddings 0, block k is k + 1, the rest on top.
+    """Return a parameter's distance from the input: embeddings 0, block k is k + 1, then the rest.
 
-    The final norm and the head are `HEAD_LAYER`, above any number of blocks. Reads the names of
-    Llama-like and GPT-2-like models, with or without PEFT's and torch.compile's prefixes. An
+    The final norm and the head are `HEAD_LAYER`, above any number of blocks. This reads the names
+    of Llama-like and GPT-2-like models, with or without the prefixes of PEFT and torch.compile. An
     output layer tied to the embedding is the embedding.
     """
     block = _BLOCK.search(name)

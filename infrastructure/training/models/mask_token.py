@@ -1,7 +1,7 @@
-"""A token that stands for a hidden one: the tokenizer's own mask token, or one that is added.
+"""A token that stands for a hidden one: the tokenizer's own mask token, or an added one.
 
-The model's vocabulary grows only where it has no spare row (many models round theirs up). A row
-that is added is the mean of the others, as in Hewitt 2021, so the same model gives the same one.
+The model's vocabulary grows only if it has no spare row (many models round theirs up). An added row
+is the mean of the others, as in Hewitt 2021, so the same model always gets the same row.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ MASK_TOKEN = "<|mask|>"
 
 
 def ensure_mask_token(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Give the tokenizer a mask token if it has none; whether one was added."""
+    """Add a mask token if the tokenizer has none, and return whether one was added."""
     if tokenizer.mask_token_id is not None:
         return False
     tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
@@ -29,13 +29,13 @@ def ensure_mask_token(tokenizer: "PreTrainedTokenizerBase") -> bool:
 def ensure_mask_row(
     model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", name: str, *, may_grow: bool
 ) -> bool:
-    """Give the model an embedding of the mask token; whether its vocabulary grew.
+    """Give the model an embedding of the mask token, and return whether its vocabulary grew.
 
     Args:
         may_grow: False for a model whose embeddings do not train and are not saved.
 
     Raises:
-        ValueError: it would have to grow and may not; says what to do.
+        ValueError: the vocabulary would have to grow and may not. The text says what to do.
     """
     inner = language_model(model)
     rows = inner.get_input_embeddings().weight.shape[0]
@@ -48,7 +48,7 @@ def ensure_mask_row(
 
 
 def add_row(model: torch.nn.Module, token_id: int) -> None:
-    """Let the vocabulary grow to this token, where it has no row yet."""
+    """Grow the vocabulary up to this token, if it has no row yet."""
     inner = language_model(model)
     rows = inner.get_input_embeddings().weight.shape[0]
     if token_id < rows:
@@ -61,7 +61,7 @@ def add_row(model: torch.nn.Module, token_id: int) -> None:
 
 
 def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
-    """What a user should know of a mask token that was added."""
+    """Return a note for the user about an added mask token."""
     where = phrase("models.vocabulary_extended") if grew else phrase("models.spare_embedding_row")
     return phrase(
         "models.mask_token_added",
@@ -72,7 +72,7 @@ def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
 
 
 def _tables(model: LanguageModel) -> list[torch.Tensor]:
-    """What has a row, or a number, for each token."""
+    """Return the tensors that have a row or a number for each token."""
     head = model.get_output_embeddings()
     tables: list[torch.Tensor] = [model.get_input_embeddings().weight]
     if head is not None:

@@ -1,7 +1,7 @@
-"""What a model's forward is given, and what is read from its answer.
+"""The inputs of a model's forward, and access to its outputs.
 
-One place for the differences between models: which arguments a forward takes, where a wrapped
-model keeps the real one, in which shape logits come back, and a model's state while it is probed.
+This is the one place for differences between models: which arguments a forward takes, where a
+wrapper keeps the real model, which shape logits have, and the state of a model during a probe.
 """
 
 import inspect
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 IGNORED_LABEL = -100
-IN_FORWARD = "in_forward"  # of a module that is put together only while it computes
-PROJECTOR = "multi_modal_projector"  # what joins the two parts of a Llava
+IN_FORWARD = "in_forward"  # of a module whose weights are whole only while it computes
+PROJECTOR = "multi_modal_projector"  # connects the two parts of a Llava
 Result = TypeVar("Result")
-# What a model may raise when a probe asks of it what it was not made for.
+# Errors that a model may raise when a probe uses it in an unsupported way.
 PROBE_ERRORS = (
     AttributeError,
     IndexError,
@@ -36,7 +36,7 @@ PROBE_ERRORS = (
 
 
 def inner_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model itself, without the PEFT and `torch.compile` wrappers around it."""
+    """Return the model itself, without the PEFT and `torch.compile` wrappers around it."""
     inner: Any = model
     while hasattr(inner, "_orig_mod") or hasattr(inner, "get_base_model"):
         inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.get_base_model()
@@ -44,7 +44,7 @@ def inner_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class LanguageModel(Protocol):
-    """What is used of a model of transformers that not every module has."""
+    """The members of transformers models used here that not every module has."""
 
     config: "PreTrainedConfig"
 
@@ -60,12 +60,12 @@ class LanguageModel(Protocol):
 
 
 def language_model(model: torch.nn.Module) -> LanguageModel:
-    """`inner_model`, of a model that is known to be one of transformers."""
+    """Return the `inner_model` of a model that is known to be a transformers model."""
     return cast(LanguageModel, inner_model(model))
 
 
 def text_part(model: torch.nn.Module) -> torch.nn.Module:
-    """What attends to text: of a model with towers its decoder, of others all of it."""
+    """Return the part that attends to text: the decoder of a model with towers, else all of it."""
     inner: Any = inner_model(model)
     has_towers = bool(getattr(getattr(inner, "config", None), "sub_configs", None))
     knows_decoder = has_towers and hasattr(inner, "get_decoder")
@@ -74,10 +74,10 @@ def text_part(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def language_part(model: torch.nn.Module) -> str:
-    """The name of the part of a model of image and text that reads and writes text.
+    """Return the name of the part of a vision-language model that reads and writes text.
 
     Raises:
-        ValueError: it cannot be told.
+        ValueError: the part cannot be identified.
     """
     inner = cast(Any, inner_model(model))
     decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else None
@@ -88,10 +88,10 @@ def language_part(model: torch.nn.Module) -> str:
 
 
 def vision_tower(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The part of a model of image and text that sees, without what joins it to the other."""
+    """Return the vision encoder of a vision-language model, without its projector."""
     inner: Any = inner_model(model)
     tower: torch.nn.Module | None = inner.get_encoder(modality="image")
-    # the model itself, or the encoder of both, where transformers knows of none
+    # The model itself, or the encoder of text and images, if transformers knows no vision encoder.
     reads_text = tower is not None and inner.get_input_embeddings() in set(tower.modules())
     return None if reads_text else tower
 
@@ -99,10 +99,10 @@ def vision_tower(model: torch.nn.Module) -> torch.nn.Module | None:
 def accepted_arguments(
     model: torch.nn.Module, arguments: Mapping[str, object]
 ) -> tuple[list[object], dict[str, object]]:
-    """The positional and keyword arguments for `model(...)`, as far as its forward takes them.
+    """Return the positional and keyword arguments for `model(...)` that its forward takes.
 
-    A forward that calls its first parameter otherwise than `input_ids` gets the ids in that place.
-    `use_cache=False` is added where it is known: a cache during training costs memory, and turns
+    If the forward's first parameter is not called `input_ids`, it gets the ids by position.
+    `use_cache=False` is added if it is supported: a cache during training costs memory, and turns
     off the isolation of packed rows in transformers.
     """
     names, takes_any = forward_parameters(model)
@@ -115,7 +115,7 @@ def accepted_arguments(
 
 
 def forward_parameters(model: torch.nn.Module) -> tuple[set[str], bool]:
-    """The names of the forward's parameters, and whether it takes any others (`**kwargs`)."""
+    """Return the names of the forward's parameters, and whether it takes others (`**kwargs`)."""
     parameters = inspect.signature(inner_model(model).forward).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = {parameter.name for parameter in parameters if parameter.kind in named}
@@ -123,7 +123,7 @@ def forward_parameters(model: torch.nn.Module) -> tuple[set[str], bool]:
 
 
 def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
-    """`model(...)` with those of the `arguments` that its forward takes."""
+    """Call `model(...)` with those of the `arguments` that its forward takes."""
     positional, keywords = accepted_arguments(model, arguments)
     return model(*positional, **keywords)
 
@@ -131,25 +131,25 @@ def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
 def within_forward(
     module: torch.nn.Module, compute: Callable[..., Result], *arguments: object
 ) -> Result:
-    """`compute(*arguments)`, in which all weights of the module are there.
+    """Call `compute(*arguments)` while all weights of the module are available.
 
-    Whoever computes with parts of a module instead of calling it goes through here: where a model
-    is spread over several ranks, its weights are whole only inside its forward.
+    Use this to compute with parts of a module instead of calling it. If a model is sharded over
+    several ranks, its weights are whole only inside its forward.
     """
     inside: Callable[..., Result] | None = getattr(module, IN_FORWARD, None)
     return compute(*arguments) if inside is None else inside(compute, *arguments)
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether each rank has a part of it only: then all ranks compute with it together."""
+    """Return whether each rank has only a part of the model, so that all ranks compute together."""
     return hasattr(model, IN_FORWARD)
 
 
 def logits_of(output: object) -> torch.Tensor:
-    """The logits (B, L, V) in a model's output: a tensor, a tuple, a dict or an output object.
+    """Return the logits (B, L, V) in a model's output: a tensor, tuple, dict or output object.
 
     Raises:
-        ValueError: there are none; a loss alone cannot be summed over tokens.
+        ValueError: there are none. A loss alone cannot be summed over tokens.
     """
     if isinstance(output, torch.Tensor):
         logits: object = output
@@ -166,19 +166,19 @@ def logits_of(output: object) -> torch.Tensor:
 
 
 def attention_implementation(model: torch.nn.Module) -> str | None:
-    """transformers' name for the attention that the model runs on text; None for other models."""
+    """Return transformers' name for the model's attention on text. None for other models."""
     config = getattr(text_part(model), "config", None)
     return getattr(config, "_attn_implementation", None)
 
 
 def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.Tensor:
-    """A mask that lets every token of a padded row see every real one of it.
+    """Return a mask that lets every token of a padded row see every real token of it.
 
-    transformers takes a mask of four dimensions as it is, in place of its own causal one. Whether a
-    model really attends as it says is measured in `bidirectional.py`.
+    transformers uses a mask with four dimensions as it is, instead of its own causal one.
+    `bidirectional.py` measures whether a model really attends as the mask says.
 
     Args:
-        is_real: 1 for tokens and 0 for padding, (B, L); each row has a token.
+        is_real: 1 for tokens and 0 for padding, (B, L). Each row has a token.
 
     Returns:
         (B, 1, L, L) without memory of its own: boolean, or for eager attention numbers that it adds
@@ -194,9 +194,9 @@ def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.T
 
 @contextmanager
 def probing(model: torch.nn.Module) -> Generator[None, None, None]:
-    """A state to try something in: no dropout draws random numbers, nothing is compiled.
+    """Prepare the model for a probe inside the block: no dropout, nothing compiled.
 
-    Afterwards each module has its own mode back.
+    Afterwards each module has its own mode again.
     """
     with preserve(model, modes=True), torch.compiler.set_stance("force_eager"):
         model.eval()
@@ -204,9 +204,9 @@ def probing(model: torch.nn.Module) -> Generator[None, None, None]:
 
 
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest absolute difference, in units of the largest expected magnitude (fp32).
+    """Return the largest absolute difference, relative to the largest expected magnitude (fp32).
 
-    Infinite where the shapes differ, or where there is a NaN.
+    Infinite if the shapes differ or if there is a NaN.
     """
     if actual.shape != expected.shape:
         return float("inf")
@@ -218,12 +218,12 @@ def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """What two orders of the same arithmetic may differ by, relative to the largest value."""
+    """Return how much two orders of the same arithmetic may differ, relative to the maximum."""
     return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
 def compute_dtype(model: torch.nn.Module) -> torch.dtype:
-    """The format that the model computes in: autocast's, or that of its weights."""
+    """Return the format that the model computes in: autocast's, or that of its weights."""
     parameter = next(p for p in model.parameters() if p.is_floating_point())
     kind = parameter.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype

@@ -1,7 +1,7 @@
 """ModelManager: from a model's name to a model that is ready to train, and its tokenizer.
 
-It decides where the model comes from, who loads it, in which number format, and what of it trains;
-the modules beside it do the work. Loading leaves torch's random state as it was.
+It decides where the model comes from, what loads it, in which number format, and what of it trains.
+The other modules of this package do the work. Loading leaves torch's random state unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -110,8 +110,11 @@ WITHOUT_TEXT = (SourceKind.REGISTERED, SourceKind.REGISTERED_FOLDER)
 
 @dataclass
 class LoadedModel:
-    """A model in training mode on its device, its tokenizer (None: it reads no text), and what it
-    is: a description for run.json. `notes` are for a user to read before the training."""
+    """A loaded model with its tokenizer and its description.
+
+    The model is in training mode on its device. The tokenizer is None if the model reads no text.
+    The description is for run.json. The user should read the `notes` before training.
+    """
 
     model: torch.nn.Module
     tokenizer: "PreTrainedTokenizerBase | None"
@@ -120,7 +123,7 @@ class LoadedModel:
 
 
 def extensions_folder(source: ModelSource) -> Path | None:
-    """Where the weights lie that extensions have added to a saved model; None: there are none."""
+    """Return the folder with the weights that extensions have added to a saved model, or None."""
     if source.kind not in (SourceKind.FOLDER, SourceKind.LORA_FOLDER):
         return None
     folders = [source.folder]
@@ -131,10 +134,10 @@ def extensions_folder(source: ModelSource) -> Path | None:
 
 
 def check_saved(source: ModelSource) -> None:
-    """Compare a saved model, and the base that its LoRA belongs to, with what was saved.
+    """Compare a saved model, and the base of its LoRA, with the checksums of when it was saved.
 
     Raises:
-        DamagedFileError: a file is missing or has changed; the text names it.
+        DamagedFileError: a file is missing or has changed. The text names it.
     """
     if source.kind in SAVED:
         check_sums(source.folder)
@@ -145,30 +148,31 @@ def check_saved(source: ModelSource) -> None:
 
 
 class ModelManager:
-    """Loads the model that a configuration names.
+    """A loader of the model that a configuration names.
 
     Args:
         model_config: the model section of the configuration.
-        device: where the model goes.
-        seed: decides all new weights (the embedded model, a registered module, LoRA matrices).
-        max_length: longest training example in tokens; a model with fewer positions is refused.
+        device: the device of the model.
+        seed: determines all new weights (the embedded model, a registered module, LoRA matrices).
+        max_length: longest training example in tokens. A model with fewer positions is refused.
         gradient_checkpointing: recompute activations in the backward pass.
-        checkpointing_mode: of which blocks, and where they wait: see `checkpoint_gradients`.
+        checkpointing_mode: for which blocks, and where activations are kept; see
+            `checkpoint_gradients`.
         memory_efficient_attention: as in the training section.
-        tokenizer_texts: gives the texts that the embedded model's tokenizer is trained on.
-        tokenizer_directory: a tokenizer saved earlier, used for the embedded model instead of
-            training one; a resumed run goes on with its own.
-        needs_mask_token: the training hides tokens, so tokenizer and model get a mask token where
-            they have none.
+        tokenizer_texts: returns the texts that the embedded model's tokenizer is trained on.
+        tokenizer_directory: a tokenizer saved earlier, which the embedded model uses instead of
+            training one. A resumed run keeps its own.
+        needs_mask_token: the run hides tokens, so tokenizer and model get a mask token if they have
+            none.
 
     Attributes:
-        sees: it is a model of image and text; set it before anything is loaded.
-        dequantizes: see `LoadOptions`; set it before, too.
-        on_disk: the weights stay on the disk, see `weights_on_disk`; set it before, too.
-        known_tokenizer: the file of the one that `tokenizer_texts` give; None: nobody has made it
-            before.
-        vision: the tower that a model of text gets; None: it sees by itself, or not at all.
-        processor: of such a model, loaded with its tokenizer.
+        sees: it is a vision-language model. Set it before anything is loaded.
+        dequantizes: see `LoadOptions`. Set it before loading, too.
+        on_disk: the weights stay on disk, see `weights_on_disk`. Set it before loading, too.
+        known_tokenizer: the file of the tokenizer that `tokenizer_texts` would give. None: it has
+            not been made before.
+        vision: the vision encoder that a text model gets. None: the model has its own, or none.
+        processor: of a vision-language model, loaded with its tokenizer.
     """
 
     def __init__(
@@ -210,9 +214,9 @@ class ModelManager:
         """Build or load the model.
 
         Raises:
-            ValueError: the model is not there, not whole, or cannot do what the configuration asks;
-                the text says which setting or file and what to do.
-            MissingPackageError: a package is needed that is not installed.
+            ValueError: the model is missing, incomplete, or cannot do what the configuration asks.
+                The text names the setting or file and says what to do.
+            MissingPackageError: a required package is not installed.
         """
         source = find_source(self.config.name)
         self._refuse_contradictions(source)
@@ -238,8 +242,10 @@ class ModelManager:
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
 
     def _attach_saved(self, source: ModelSource, model: torch.nn.Module) -> None:
-        """What extensions have added to a saved model computes in it again. It trains where the
-        model does, and where its extension is enabled once more."""
+        """Attach what extensions have added to a saved model, so that it computes as before.
+
+        It trains if the model does, or if its extension is enabled again.
+        """
         folder = extensions_folder(source)
         if folder is None:
             return
@@ -250,7 +256,7 @@ class ModelManager:
             module.requires_grad_(trains)
 
     def load_few_blocks(self) -> torch.nn.Module:
-        """A small model of the same kind; see `weights_on_disk`."""
+        """Build a small model of the same kind; see `weights_on_disk`."""
         _, base, options = self._read_source()
         with offline_where_unreachable() if base.kind is SourceKind.HUB else nullcontext():
             values = load_config(base, options)
@@ -258,8 +264,11 @@ class ModelManager:
             return few_blocks(values, options)
 
     def weight_bytes(self) -> int | None:
-        """What the weights take once they are loaded; None: they cannot stay on the disk, because
-        this model is made, or its weights are computed with before they train."""
+        """Return the size of the weights once they are loaded.
+
+        None if they cannot stay on disk, because this model is created here, or because something
+        is computed from its weights before they train.
+        """
         source, lora = find_source(self.config.name), self.config.lora_config
         needs_weights = lora is not None and (lora.use_dora or lora.init_lora_weights != "default")
         is_read = source.kind in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER)
@@ -272,17 +281,17 @@ class ModelManager:
             return weight_bytes(base, options)
 
     def _read_source(self) -> tuple[ModelSource, ModelSource, LoadOptions]:
-        """What is loaded, the base model if that is a LoRA, and how."""
+        """Return what is loaded, its base model if it is a LoRA, and how to load it."""
         source = find_source(self.config.name)
         is_lora = source.kind is SourceKind.LORA_FOLDER
         base = base_of_lora(source.folder) if is_lora else source
         return source, base, self._options(trains_all=self._is_full and not is_lora)
 
     def load_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The tokenizer alone, as `load` gives it with the model; None: the model reads no text.
+        """Load only the tokenizer, as `load` does with the model. None if the model reads no text.
 
         Raises:
-            ValueError: it is not there.
+            ValueError: it is missing.
         """
         source = find_source(self.config.name)
         if source.kind in WITHOUT_TEXT:
@@ -295,7 +304,7 @@ class ModelManager:
             return self._tokenizer_of(source, base, self._options(trains_all=False))
 
     def _refuse_contradictions(self, source: ModelSource) -> None:
-        """Every setting of the model has an effect on this kind of model, or is refused."""
+        """Refuse settings that have no effect on this kind of model."""
         config = self.config
         is_trained = source.kind not in (*WITHOUT_TEXT, SourceKind.EMBEDDED)
         is_text = source.kind not in WITHOUT_TEXT
@@ -346,7 +355,7 @@ class ModelManager:
         self._check_lora(source)
 
     def _check_vision(self, source: ModelSource) -> None:
-        """Refuse what a vision tower cannot be put on; reads no weights."""
+        """Refuse a model that cannot get a vision encoder. This reads no weights."""
         assert self.vision is not None
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
             is_lora = source.kind is SourceKind.LORA_FOLDER
@@ -367,7 +376,10 @@ class ModelManager:
         refuse_quantized_weights_that_train(config, trains_lora=trains_lora)
 
     def _refuse_extensions(self) -> None:
-        """A saved model with weights of extensions is loaded by transformers, as it was saved."""
+        """Refuse settings that a saved model with weights of extensions does not support.
+
+        Such a model is loaded by transformers, as it was saved.
+        """
         config = self.config
         for key, is_set, why in (
             (
@@ -393,7 +405,7 @@ class ModelManager:
     def _build_embedded(self, source: ModelSource) -> ModelAndTokenizer:
         tokenizer = self._embedded_tokenizer()
         if self.needs_mask_token:
-            ensure_mask_token(tokenizer)  # the model is made for it
+            ensure_mask_token(tokenizer)  # the model is built with it
         model = build_embedded_model(self.config.embedded, tokenizer, self.seed)
         check_length(language_model(model).config, self.max_length, self.config.name)
         if self.attention is not None:
@@ -467,7 +479,7 @@ class ModelManager:
         """Refuse what does not fit the model's layers, before its weights are read.
 
         Args:
-            trains_on: the model is a LoRA, which goes on as it is.
+            trains_on: the model is a LoRA that is trained further as it is.
         """
         lora = None if trains_on else self.config.lora_config
         if lora is None and self.config.quantization_aware is None:
@@ -481,11 +493,11 @@ class ModelManager:
             peft_arguments(layers, lora, self._lora_within(layers))
 
     def _lora_within(self, model: torch.nn.Module) -> str | None:
-        """The part of a model that gets LoRA matrices; None: all of it."""
+        """Return the part of a model that gets LoRA matrices. None: the whole model."""
         return language_part(model) if self.sees and not self.config.train_vision else None
 
     def _freeze_vision(self, model: torch.nn.Module) -> None:
-        """Full training leaves the part that sees as it is; what joins the two is trained."""
+        """Freeze the vision encoder in full fine-tuning. The projector is trained."""
         tower = vision_tower(model)
         if tower is None:
             raise InputError(
@@ -574,7 +586,7 @@ class ModelManager:
     def _identity(
         self, source: ModelSource, model: torch.nn.Module, hashed: Future[str | None]
     ) -> JsonObject:
-        """Which weights exactly the training started from."""
+        """Return which weights exactly the run started from."""
         identity = weights_begun_with(source, model, hashed)
         if source.kind in WITHOUT_TEXT:
             identity["registered_name"] = registered_name(self.config.name)
@@ -584,11 +596,12 @@ class ModelManager:
 
 
 def hash_while_loading(source: ModelSource) -> Future[str | None]:
-    """Start to hash the weights in a folder, of a LoRA's base where it is one, while they are
-    loaded: both read the same pages, so the disk is read once.
+    """Start to hash the weights in a folder, or those of a LoRA's base, while they are loaded.
+
+    Both read the same pages, so the disk is read once.
 
     Returns:
-        The SHA-256; None where they are in no folder.
+        The SHA-256. None if the weights are not in a folder.
     """
     executor = ThreadPoolExecutor(1, "weights-hash")
     hashed = executor.submit(_weights_in_folder, source)
@@ -607,8 +620,10 @@ def _weights_in_folder(source: ModelSource) -> str | None:
 def weights_begun_with(
     source: ModelSource, model: torch.nn.Module, hashed: Future[str | None]
 ) -> JsonObject:
-    """The SHA-256 of the weights in a folder, which `hash_while_loading` began, or the commit of a
-    model of the Hub."""
+    """Return the hash of the weights in a folder, or the commit of a Hub model.
+
+    The hash is the SHA-256 that `hash_while_loading` started.
+    """
     if source.kind is SourceKind.LORA_FOLDER:
         source = base_of_lora(source.folder)
     is_of_hub = source.kind is SourceKind.HUB
@@ -619,14 +634,14 @@ def weights_begun_with(
 def load_saved(
     directory: Path, *, device: torch.device, model_config: ModelConfig | None = None
 ) -> LoadedModel:
-    """A saved model for evaluation: a LoRA, a full model, a registered module or a run directory.
+    """Load a saved model for evaluation: a LoRA, full model, registered module or run directory.
 
     Args:
-        model_config: how to load it (format, quantisation, attention); its name and its LoRA are
-            not used, the directory has its own.
+        model_config: how to load it (format, quantization, attention). Its name and its LoRA are
+            not used, because the directory has its own.
 
     Raises:
-        ValueError: the directory holds no whole model.
+        ValueError: the directory does not contain a complete model.
     """
     config = (model_config or ModelConfig()).copy_with(
         name=str(directory), lora_config=None, quantization_aware=None
@@ -638,7 +653,10 @@ def load_saved(
 
 @contextmanager
 def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch for the block only: making a model does not move the training's random numbers."""
+    """Seed torch inside the block only.
+
+    Loading a model does not change the run's random numbers.
+    """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

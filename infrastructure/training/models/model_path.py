@@ -1,6 +1,6 @@
-"""A model that is named as a path of this machine: what is refused before anything is loaded.
+"""Checks of a model that is named as a path on this machine, before anything is loaded.
 
-Loads no torch.
+Does not import torch.
 """
 
 import difflib
@@ -15,14 +15,14 @@ from infrastructure.monitoring.records.run_list import MODEL_NOT_FOUND as NOT_FO
 
 EMBEDDED = "embedded"
 GGUF_SUFFIX = ".gguf"
-LIKE_A_RUN = 0.9  # of 1: runs of one day and one model are called much alike
+LIKE_A_RUN = 0.9  # of 1, because runs of one day and model have similar names
 
 
 def refuse_file(path: Path) -> None:
-    """A model is a folder.
+    """Refuse a file, because a model is a folder.
 
     Raises:
-        ValueError: `path` is a file, or would be one of llama.cpp's.
+        ValueError: `path` is a file, or has the suffix of llama.cpp's files.
     """
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
         raise InputError(
@@ -33,7 +33,7 @@ def refuse_file(path: Path) -> None:
 
 
 def refuse_missing(name: str) -> None:
-    """Raise ValueError where a model that is not there reads like a path, and not like a name."""
+    """Raise ValueError if a model is missing whose name reads like a path, not like a Hub name."""
     refuse_file(Path(name))
     if reads_like_path(name):
         is_final = Path(name).name == "final"
@@ -52,11 +52,10 @@ def refuse_missing_on_hub(
     revision: str | None = None,
     files: str = "models.language_model_files",
 ) -> None:
-    """Raise ValueError where a name that is none of a folder stands for no model of the hub either,
-    as far as its cache or one request tells.
+    """Raise ValueError if a name is not a model on the Hub, according to its cache or one request.
 
     Args:
-        files: the message that says what a folder holds.
+        files: the code of the message that says what a folder contains.
     """
     if name == EMBEDDED or name in REGISTERED_MODELS:
         return
@@ -72,7 +71,7 @@ def not_found(
     hub_reachable: bool,
     files: str = "models.language_model_files",
 ) -> InputError:
-    """Return the error for a name that is neither here nor to be had from the Hub."""
+    """Return the error for a name that is neither on this machine nor available from the Hub."""
     why = "models.not_on_hub" if hub_reachable else "models.hub_unreachable"
     meant = nearest(name, [*REGISTERED_MODELS, EMBEDDED]) or _near(name)
     return InputError(
@@ -81,7 +80,7 @@ def not_found(
 
 
 def _near_run(final: Path) -> str | None:
-    """The trained model of the run whose name is nearest, for `RUN/final`."""
+    """Return the trained model of the run with the most similar name, for `RUN/final`."""
     run = final.expanduser().parent
     try:
         finished = [other.name for other in run.parent.iterdir() if (other / final.name).is_dir()]
@@ -92,7 +91,7 @@ def _near_run(final: Path) -> str | None:
 
 
 def _near(name: str) -> str | None:
-    """The folder beside it whose name is nearest, spelt as `name` is."""
+    """Return the neighboring folder with the most similar name, spelled like `name`."""
     path = Path(name).expanduser()
     try:
         beside = [other.name for other in path.parent.iterdir() if other.is_dir()]

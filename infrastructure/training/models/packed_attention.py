@@ -1,18 +1,18 @@
-"""Isolated attention for packed rows: several examples in one row, none sees another.
+"""Isolated attention for packed rows: several examples in one row, none of which sees another.
 
-A packed row (1, T) is several examples end to end. The attention here runs each of them by
-itself, so its cost is the sum of the squares of the lengths and no (T, T) mask is ever built: on
-a GPU in one variable-length kernel where there is one, by products for short examples in bf16 on a
-CPU, else by one causal call per example.
+A packed row (1, T) contains several examples end to end. The attention here runs each of them on
+its own, so its cost is the sum of the squares of the lengths, and no (T, T) mask is ever built. It
+uses one variable-length kernel on a GPU that has one, products for short examples in bf16 on a CPU,
+and otherwise one causal call per example.
 
-Where each example ends travels in the place of the attention mask: a small integer tensor of four
-dimensions, which transformers hands to every layer as it is (also when a layer is recomputed under
-gradient checkpointing). With an ordinary mask or none, the attention is exactly transformers'
-`sdpa`, so evaluation on padded rows and generation need no switching back.
+The ends of the examples are passed in place of the attention mask, as a small integer tensor with
+four dimensions. transformers passes it to every layer unchanged (also when a layer is recomputed
+under gradient checkpointing). With an ordinary mask or none, the attention is exactly transformers'
+`sdpa`, so evaluation on padded rows and generation need no switch.
 
-Limits: causal self-attention of models on transformers' attention interface, set to `sdpa`.
-Score caps, position biases and attention sinks are refused. Whether all this is right for a
-model at hand is not assumed but measured: see `packing_check.py`.
+Limits: causal self-attention of models on transformers' attention interface, set to `sdpa`. Score
+caps, position biases and attention sinks are refused. Whether this is correct for a given model is
+measured, not assumed: see `packing_check.py`.
 """
 
 import inspect
@@ -44,28 +44,28 @@ from infrastructure.training.models.short_attention import (
 )
 
 ATTENTION_NAME = "temper_packed"
-PICTURES = "pictures"  # the part of a batch with what the model is given of pictures, by argument
+PICTURES = "pictures"  # part of a batch with the model's image inputs, by argument
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
 
-_known_lengths = WeakTensorKeyDictionary()  # a mask's are forgotten with it
+_known_lengths = WeakTensorKeyDictionary()  # an entry is dropped with its mask
 _known_layouts = WeakTensorKeyDictionary()
 _known_groups = WeakTensorKeyDictionary()
 
 
 class PackingUnsupportedError(TemperError):
-    """A model asks of its attention something that cannot be done on packed rows."""
+    """An error for a model whose attention does something that packed rows do not support."""
 
 
 @dataclass(frozen=True)
 class RoundedLayout:
-    """A packed row in which each example has a length that repeats, so that kernels do, too.
+    """A packed row whose examples have rounded lengths, so that lengths and kernels repeat.
 
     Attributes:
         lengths: of the examples, rounded up.
-        source: of each place, the token that stands there, (R,) int64; what is added repeats the
-            example's first one, after all that could see it.
-        places: of each token, its place, (T,) int64.
+        source: the token at each place, (R,) int64. Added places repeat the example's first token,
+            after all tokens that could see it.
+        places: the place of each token, (T,) int64.
     """
 
     lengths: list[int]
@@ -74,13 +74,13 @@ class RoundedLayout:
 
 
 def segment_mask(cu_seq_lens: torch.Tensor, max_length: int, length_step: int = 1) -> torch.Tensor:
-    """Example boundaries in the shape of an attention mask, for `packed_attention`.
+    """Return example boundaries in the shape of an attention mask, for `packed_attention`.
 
     Args:
         cu_seq_lens: cumulative lengths from 0 to T, (B+1,) int32.
-        max_length: length of the longest example, in tokens. It is kept as a size, so that
-            nobody has to read it back from the device.
-        length_step: lengths may be computed as multiples of it; kept as a size, too.
+        max_length: length of the longest example, in tokens. It is stored as a size, so that it
+            need not be read back from the device.
+        length_step: lengths may be computed as multiples of it. Also stored as a size.
 
     Returns:
         (1, length_step, max_length, B+1) int32, without memory of its own.
@@ -89,7 +89,7 @@ def segment_mask(cu_seq_lens: torch.Tensor, max_length: int, length_step: int = 
 
 
 def is_segment_mask(attention_mask: torch.Tensor | None) -> bool:
-    """Whether this is what `segment_mask` made, not a mask of zeros and ones."""
+    """Return whether this is a result of `segment_mask`, not a mask of zeros and ones."""
     return attention_mask is not None and attention_mask.dtype == torch.int32
 
 
@@ -104,10 +104,10 @@ def packed_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each example of a packed row; `sdpa` for any other mask.
+    """Compute causal attention inside each example of a packed row, or `sdpa` for any other mask.
 
     Args:
-        query: (1, H, T, D); key and value may have fewer heads (grouped-query attention).
+        query: (1, H, T, D). Key and value may have fewer heads (grouped-query attention).
         attention_mask: from `segment_mask`, or an ordinary one.
 
     Returns:
@@ -146,7 +146,10 @@ def takes_products(
     dropout: float,
     window: int | None,
 ) -> bool:
-    """Whether these are short examples in bf16 on a CPU, which `ShortAttention` is fastest for."""
+    """Return whether `ShortAttention` is fastest.
+
+    That is so for short examples in bf16 or fp16 on a CPU.
+    """
     step, max_length = mask.shape[1:3]
     return (
         step > 1
@@ -164,7 +167,7 @@ def by_products(
     mask: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """`ShortAttention` of heads that may share their keys and values."""
+    """Compute `ShortAttention` for heads that may share their keys and values."""
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = (heads.repeat_interleave(shared, dim=1) for heads in (key, value))
@@ -174,7 +177,7 @@ def by_products(
 
 
 def product_groups(mask: torch.Tensor) -> list[Group]:
-    """The examples of a segment mask, grouped for products; made once a batch."""
+    """Return the examples of a segment mask, grouped for products. Computed once per batch."""
     if mask not in _known_groups:
         _known_groups[mask] = grouped(segment_lengths(mask), mask.shape[1])
     groups: list[Group] = _known_groups[mask]
@@ -184,28 +187,32 @@ def product_groups(mask: torch.Tensor) -> list[Group]:
 def attention_form(
     model: torch.nn.Module, device: torch.device, dtype: torch.dtype, length_step: int
 ) -> str:
-    """How the model attends to packed rows, as a checkpoint records it: another form rounds
-    otherwise.
+    """Return how the model attends to packed rows, for the record in a checkpoint.
+
+    Another form rounds differently.
 
     Args:
-        dtype: that it computes in.
-        length_step: as of `segment_mask`.
+        dtype: the format that it computes in.
+        length_step: as in `segment_mask`.
     """
     name = attention_implementation(model) or "its own"
     takes_some = length_step > 1 and device.type == "cpu" and dtype in HALF_PRECISION
     if name != ATTENTION_NAME or not takes_some:
         return name
-    # Recorded in checkpoints and compared: no message.
+    # Checkpoints store and compare this text, so it is not a message.
     return f"{name}, products of up to {MAX_PRODUCT} scores up to {MAX_LENGTH} tokens"
 
 
 def compiles_kernels(value: torch.Tensor) -> bool:
-    """Whether attention by example has kernels made for each length: oneDNN's of half precision."""
+    """Return whether attention by example uses kernels that are compiled per length.
+
+    These are oneDNN's, in half precision on a CPU.
+    """
     return value.device.type == "cpu" and compute_format(value) in HALF_PRECISION
 
 
 def rounded_layout(mask: torch.Tensor) -> RoundedLayout:
-    """The layout of a segment mask; made once a batch."""
+    """Return the layout of a segment mask. Computed once per batch."""
     if mask not in _known_layouts:
         _known_layouts[mask] = _make_layout(segment_lengths(mask), mask.shape[1])
     return _known_layouts[mask]
@@ -223,8 +230,10 @@ def _make_layout(lengths: list[int], step: int) -> RoundedLayout:
 
 
 def segment_lengths(mask: torch.Tensor) -> list[int]:
-    """The lengths in a segment mask, read back from the device once a batch: all layers are given
-    the same mask, and each reading makes the device wait."""
+    """Return the lengths in a segment mask, read back from the device once per batch.
+
+    All layers get the same mask, and each read makes the device wait.
+    """
     if mask not in _known_lengths:
         _known_lengths[mask] = _read_lengths(mask)
     return _known_lengths[mask]
@@ -236,7 +245,7 @@ def _read_lengths(mask: torch.Tensor) -> list[int]:
 
 
 def in_autocast_format(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """What autocast would do inside each attention call, once for all of them.
+    """Convert tensors to autocast's format once, instead of inside each attention call.
 
     Rotary embeddings leave queries and keys in fp32, which the variable-length kernel cannot read.
     """
@@ -244,7 +253,7 @@ def in_autocast_format(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def compute_format(tensor: torch.Tensor) -> torch.dtype:
-    """Autocast's format where it is on, else the tensor's own."""
+    """Return autocast's format if it is on, else the tensor's own."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
@@ -256,7 +265,7 @@ def refuse_unsupported(
     is_causal: bool | None,
     arguments: Mapping[str, object],
 ) -> None:
-    """Raise `PackingUnsupportedError` for everything that `by_segment` would leave out."""
+    """Raise `PackingUnsupportedError` for everything that `by_segment` would ignore."""
     unsupported = [name for name in UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
     if unsupported:
         raise PackingUnsupportedError(
@@ -272,11 +281,11 @@ def refuse_unsupported(
 def sliding_window(
     module: torch.nn.Module, max_length: int, arguments: Mapping[str, Any]
 ) -> int | None:
-    """Tokens that a token may look back on, itself included; None: all of its example.
+    """Return how many tokens a token may look back, including itself. None: its whole example.
 
     Raises:
-        PackingUnsupportedError: the model has windows or chunks, longer examples than these, and
-            does not say which layer has one (other attentions read it from the mask).
+        PackingUnsupportedError: the model has windows or chunks, examples are longer than these,
+            and the model does not say which layer has one (other attentions read it from the mask).
     """
     if "sliding_window" in arguments:
         window = arguments["sliding_window"]
@@ -300,7 +309,10 @@ def by_segment(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """One causal call per example. `split` and one `cat`: a slice's backward costs a whole row."""
+    """Make one causal call per example.
+
+    It uses `split` and one `cat`, because the backward pass of a slice costs a whole row.
+    """
     parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     outputs = [
         F.scaled_dot_product_attention(
@@ -319,7 +331,7 @@ def by_segment(
 
 
 def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """True where a token may look: at itself and the `window - 1` tokens before it."""
+    """Return True where a token may look: at itself and the `window - 1` tokens before it."""
     length = query.shape[2]
     if window is None or length <= window:
         return None
@@ -329,7 +341,7 @@ def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
 
 @cache
 def varlen_kernel() -> Callable[..., Any] | None:
-    """torch's variable-length attention, if this torch has it with windows and grouped heads."""
+    """Return torch's variable-length attention, if it supports windows and grouped heads."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -339,7 +351,7 @@ def varlen_kernel() -> Callable[..., Any] | None:
 
 
 def has_varlen_kernel(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    """Whether the variable-length kernel can take these: half precision, Ampere or newer."""
+    """Return whether the variable-length kernel can take these: half precision, Ampere or newer."""
     return (
         query.is_cuda
         and dropout == 0.0
@@ -359,7 +371,7 @@ def varlen(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """All examples in one kernel; the layout of the kernel is (T, H, D)."""
+    """Compute all examples in one kernel, whose layout is (T, H, D)."""
     kernel = varlen_kernel()
     assert kernel is not None
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -380,10 +392,10 @@ def varlen(
 
 
 def register_packed_attention() -> None:
-    """Make the attention known to transformers under `ATTENTION_NAME`, with sdpa's masks.
+    """Register the attention with transformers under `ATTENTION_NAME`, with sdpa's masks.
 
-    `torch.compile` leaves it out: the lengths differ from batch to batch, and it would compile a
-    new graph for each.
+    `torch.compile` skips it. The lengths differ from batch to batch, and it would compile a new
+    graph for each.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -393,12 +405,12 @@ def register_packed_attention() -> None:
 
 
 def use_packed_attention(model: torch.nn.Module) -> bool:
-    """Let the model attend through `packed_attention` from now on.
+    """Make the model attend through `packed_attention` from now on.
 
     Returns:
-        Whether it does, in the part that reads text; towers stay as they are. False, and nothing
-        changed, for a model that is not on transformers' attention interface, or whose user chose
-        another attention than `sdpa`.
+        Whether the part that reads text does so. Towers stay as they are. False, without a change,
+        for a model that is not on transformers' attention interface, or whose user chose another
+        attention than `sdpa`.
     """
     part = language_model(text_part(model))
     current = attention_implementation(model)
@@ -418,25 +430,26 @@ def use_plain_attention(model: torch.nn.Module) -> None:
 
 
 def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, object]:
-    """How this model has to be told where the examples of a packed row end.
+    """Return the arguments that tell this model where the examples of a packed row end.
 
     Args:
-        batch: has `position_ids` (1, T), restarting at 0, or (axes, 1, T) of a model that places
-            pictures in several dimensions; `cu_seq_lens` (B+1,), `max_length`, and maybe
+        batch: has `position_ids` (1, T), restarting at 0, or (axes, 1, T) for a model that places
+            images in several dimensions; `cu_seq_lens` (B+1,), `max_length`, and optionally
             `length_step`.
 
     Returns:
-        `position_ids`, and for `packed_attention` the segment mask, for flash attention the
-        boundaries. Other attentions find the restarts themselves, if no mask is given.
+        `position_ids`, with the segment mask for `packed_attention`, or the boundaries for flash
+        attention. Other attentions find the restarts themselves if they get no mask.
 
     Raises:
-        ValueError: the model's forward takes no position ids, so it cannot tell where one ends.
+        ValueError: the model's forward takes no position ids, so it cannot tell where an example
+            ends.
     """
     names, takes_any = forward_parameters(model)
     if "position_ids" not in names and not takes_any:
         raise InputError("models.no_position_ids")
     arguments: dict[str, object] = {"position_ids": batch["position_ids"]}
-    if text_part(model) is not inner_model(model):  # a cache would turn transformers' masks off
+    if text_part(model) is not inner_model(model):  # a cache would disable transformers' masks
         arguments["use_cache"] = False
     boundaries, max_length = batch["cu_seq_lens"], batch["max_length"]
     implementation = attention_implementation(model) or ""
@@ -450,10 +463,10 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
 
 
 def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, object]:
-    """What `model(...)` is called with for a padded or a packed batch; never the labels.
+    """Return the arguments of `model(...)` for a padded or a packed batch, never the labels.
 
     Args:
-        batch: with `is_bidirectional`, each token of a padded row sees all of its row.
+        batch: if it has `is_bidirectional`, each token of a padded row sees its whole row.
     """
     arguments = {"input_ids": batch["input_ids"]}
     if "cu_seq_lens" in batch:

@@ -1,8 +1,8 @@
-"""Is packing right for this very model? Measured, never assumed.
+"""Measurement of whether packing is correct for a given model. It is never assumed.
 
-Two short rows go through the model twice, packed and each by itself; logits and gradients must
-agree, and changing the first row must leave the second one's logits as they are. A model that
-leaks from one example into the next trains without complaint and learns the wrong thing.
+Two short rows go through the model twice, packed and one at a time. Logits and gradients must
+agree, and changing the first row must not change the second one's logits. A model that leaks from
+one example into the next trains without an error and learns the wrong thing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,20 +35,20 @@ from infrastructure.training.models.packed_attention import (
 PROBE_LENGTHS = (7, 9)
 MAX_PROBED_WINDOW = 64
 
-Measure = Callable[[torch.nn.Module], tuple[float, float]]  # gives difference and leak
+Measure = Callable[[torch.nn.Module], tuple[float, float]]  # returns difference and leak
 
 
 @dataclass(frozen=True)
 class PackingCheck:
-    """Whether a model may be given packed rows.
+    """Whether a model may get packed rows.
 
     Attributes:
-        isolated: packed rows give the same logits and gradients as rows by themselves.
-        difference: the largest relative difference between packed and single rows, in logits and
-            in gradients; infinite when the model failed.
+        isolated: packed rows give the same logits and gradients as single rows.
+        difference: the largest relative difference between packed and single rows, in logits and in
+            gradients. Infinite if the model failed.
         leak: how much the second row's logits change with the first row, relatively.
-        attention: the attention that the model is left with.
-        reason: one sentence for the user; why packing is off when it is.
+        attention: the attention that the model has after the check.
+        reason: one sentence for the user. Says why packing is off if it is.
     """
 
     isolated: bool
@@ -61,16 +61,16 @@ class PackingCheck:
 def prepare_packing(
     model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
 ) -> PackingCheck:
-    """Make the model ready for packed rows, in the fastest way that is measured to be right.
+    """Prepare the model for packed rows, in the fastest way that is measured to be correct.
 
-    First `packed_attention`; where that cannot be, the model's own attention, told by position
-    ids that restart at 0. If neither isolates the rows the model is left as it was, and the
+    The first choice is `packed_attention`. If that fails, it is the model's own attention with
+    position ids that restart at 0. If neither isolates the rows, the model stays as it was, and the
     caller has to pad.
 
     Args:
-        max_length: longest example of the training, in tokens: some models can be given packed
-            rows only as long as no example is longer than their window.
-        with_pictures: measures rows that hold pictures, too.
+        max_length: longest example of the run, in tokens. Some models can only get packed rows if
+            no example is longer than their window.
+        with_pictures: measures rows with images, too.
     """
     chunk = chunk_size(model)
     if chunk is not None and max_length is not None and max_length > chunk:
@@ -84,7 +84,7 @@ def prepare_packing(
             return check
         failures.append(check.reason)
         use_plain_attention(model)
-    if chunk is not None:  # a short probe could not find it
+    if chunk is not None:  # a short probe would not find it
         return _refused(model, phrase("models.chunks_from_row_start", chunk=chunk))
     check = check_packing(model, max_length, with_pictures)
     if check.isolated:
@@ -95,7 +95,7 @@ def prepare_packing(
 
 
 def chunk_size(model: torch.nn.Module) -> int | None:
-    """Tokens of the chunks that the model's attention is cut into (as in Llama 4), if it is."""
+    """Return the tokens per chunk if the model's attention is cut into chunks (as in Llama 4)."""
     config: object = getattr(inner_model(model), "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -117,7 +117,7 @@ def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
 def check_packing(
     model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
 ) -> PackingCheck:
-    """Measure packing as the model is now; changes nothing."""
+    """Measure packing with the model as it is now, without changing anything."""
     attention = attention_implementation(model)
     name = f"{type(inner_model(model)).__name__} with attention {attention!r}"
     dtype, rows = compute_dtype(model), "packed rows"
@@ -144,15 +144,15 @@ def _keeps_apart(difference: float, leak: float, dtype: torch.dtype) -> bool:
 def packing_difference(
     model: torch.nn.Module, max_length: int | None = None
 ) -> tuple[float, float]:
-    """How far packed rows are from rows by themselves.
+    """Measure how far packed rows differ from single rows.
 
     Args:
-        max_length: what the rows are said to reach, so that an attention which only takes shorter
-            ones refuses now, not in the middle of the training.
+        max_length: the length that the rows are declared to reach, so that an attention that only
+            takes shorter ones refuses now and not in the middle of the run.
 
     Returns:
         The larger relative difference of logits and of gradients at the token embeddings; and the
-        relative change of the second row's logits when the first row is another one.
+        relative change of the second row's logits when the first row is a different one.
     """
     rows = probe_rows(model, seed=0)
     other_first = probe_rows(model, seed=1)[0]
@@ -172,12 +172,15 @@ def packing_difference(
 
 
 def leak_tolerance(dtype: torch.dtype) -> float:
-    """Much less than `tolerance`: between equal shapes the order of the arithmetic is the same."""
+    """Return the tolerance for a leak.
+
+    It is much less than `tolerance`, because equal shapes have the same order of arithmetic.
+    """
     return 1e-5 if dtype in (torch.float32, torch.float64) else 2e-3
 
 
 def probe_rows(model: torch.nn.Module, seed: int) -> list[torch.Tensor]:
-    """Two rows of token ids; the first is longer than the model's window, if that is small."""
+    """Return two rows of token ids. The first is longer than the model's window if it is small."""
     embeddings = token_embeddings(model)
     config = getattr(inner_model(model), "config", None)
     window = getattr(config, "sliding_window", None) or 0
@@ -190,10 +193,10 @@ def probe_rows(model: torch.nn.Module, seed: int) -> list[torch.Tensor]:
 
 
 def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
-    """The embedding that the token ids go into.
+    """Return the embedding that the token ids go into.
 
     Raises:
-        ValueError: the model has none, so it is no model of token sequences.
+        ValueError: the model has none, so it does not read token sequences.
     """
     inner = inner_model(model)
     if hasattr(inner, "get_input_embeddings"):
@@ -205,7 +208,7 @@ def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
 
 
 def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[str, object]:
-    """Rows (n,) end to end in one, with what `model_arguments` reads of a packed batch."""
+    """Join rows (n,) end to end, with what `model_arguments` reads from a packed batch."""
     lengths = [row.numel() for row in rows]
     positions = torch.cat([torch.arange(n) for n in lengths])
     boundaries = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
@@ -221,13 +224,13 @@ def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[s
 def probe(
     model: torch.nn.Module, batch: Mapping[str, object], with_gradient: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (T, V) and the gradient (T, H) that reaches the token embeddings, or zeros.
+    """Return logits (T, V) and the gradient (T, H) at the token embeddings, or zeros.
 
-    The gradient is that of a fixed weighting of the logits; no parameter's `.grad` is touched.
+    The gradient is that of a fixed weighting of the logits. No parameter's `.grad` is changed.
     """
     with embeddings_cut(model) as seen, torch.enable_grad():
         logits = logits_of(call_model(model, model_arguments(model, batch)))[0]
-        if not with_gradient:  # computed as with one, which other kernels do
+        if not with_gradient:  # with gradients on, for the same kernels
             return logits.detach(), torch.zeros_like(seen[-1][0])
         weights = torch.linspace(-1, 1, logits.shape[-1], device=logits.device)
         (gradient,) = torch.autograd.grad((logits.float() * weights).sum(), seen[-1:])
@@ -236,8 +239,10 @@ def probe(
 
 @contextmanager
 def embeddings_cut(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Inside, gradients end at the token embeddings, which are in the list, (B, L, H), one for each
-    forward pass."""
+    """Stop gradients at the token embeddings inside the block.
+
+    The list that is yielded gets the embeddings of each forward pass, (B, L, H).
+    """
     seen: list[torch.Tensor] = []
 
     def cut(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The processor of a model that sees: it makes pixels and tokens of pictures, beside the tokenizer.
+"""The processor of a vision-language model, which converts images to pixels and tokens.
 
-transformers' own, loaded from where the model lies and saved with the model, so that both are used
-as they were trained.
+It is transformers' own, loaded from the model's folder and saved with the model, so that both are
+used as they were trained.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from infrastructure.training.models.transformers_backend import (
 
 
 def sees_pictures(source: ModelSource) -> bool:
-    """Whether a saved model is one of image and text, by its files; False of a name on the hub."""
+    """Return whether a saved model's files are of a vision-language model. False for a Hub name."""
     if source.kind is SourceKind.LORA_FOLDER:
         source = base_of_lora(source.folder)
     is_folder = source.kind is SourceKind.FOLDER
@@ -29,8 +29,9 @@ def sees_pictures(source: ModelSource) -> bool:
 
 
 def load_processor(source: ModelSource, options: LoadOptions) -> Any:
-    """The processor of a model, with an end and a padding token in its tokenizer, and with the chat
-    template in both.
+    """Load the processor of a model.
+
+    Its tokenizer gets an end and a padding token. The chat template is set in both.
 
     Raises:
         ValueError: there is none, or it is damaged.

@@ -1,4 +1,4 @@
-"""The bars that transformers draws while it reads and writes weights."""
+"""Control of the progress bars that transformers shows while it reads and writes weights."""
 
 import sys
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from infrastructure.core.optional import require
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Inside, transformers draws no bars; afterwards as before."""
+    """Hide transformers' progress bars inside the block."""
     logging = require("transformers.utils.logging", "a quiet transformers")
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -23,8 +23,11 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def download_bars_in_a_terminal() -> Iterator[None]:
-    """Inside, a person sees the bars of a download, which may take long; a log file does not, and
-    transformers draws none of its own, as the lines of a run say what is done."""
+    """Show the progress of downloads inside the block, in a terminal but not in a log file.
+
+    Downloads may take long. transformers' own bars are hidden, because the run's own lines report
+    what is done.
+    """
     hub = require("huggingface_hub.utils", "a model of the hub")
     was_enabled = not hub.are_progress_bars_disabled()
     with without_progress_bars():

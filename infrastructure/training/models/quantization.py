@@ -1,8 +1,8 @@
-"""Base weights in 4 or 8 bits by bitsandbytes, to be trained with LoRA beside them (QLoRA).
+"""Base weights in 4 or 8 bits by bitsandbytes, for training LoRA on top of them (QLoRA).
 
-Method: Dettmers et al. 2023, arXiv 2305.14314: NF4 with double quantisation. The frozen norms and
-embeddings stay in the compute format: widening frozen weights adds nothing, and the norms compute
-in fp32 anyway. Runs on a CPU too, in a layout that can be trained (see `keep_trainable_layout`).
+Method: Dettmers et al. 2023, arXiv 2305.14314: NF4 with double quantization. The frozen norms and
+embeddings stay in the compute format: wider frozen weights add nothing, and the norms compute in
+fp32 anyway. This also runs on a CPU, in a layout that can be trained (see `keep_trainable_layout`).
 """
 
 import logging
@@ -15,14 +15,14 @@ from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 
-# bitsandbytes' CPU kernels take rows of whole blocks of this many weights
+# bitsandbytes' CPU kernels need rows of a multiple of this many weights
 MIN_CPU_WIDTH = 64
-CPU_ROWS = 32  # and so many rows together
+CPU_ROWS = 32  # and a multiple of this many rows
 _LAYERS = ("Linear4bit", "Linear8bitLt")
 
 
 def quantization_config(kind: str, compute_dtype: torch.dtype) -> object:
-    """The BitsAndBytesConfig for "4bit" or "8bit".
+    """Return the BitsAndBytesConfig for "4bit" or "8bit".
 
     Raises:
         MissingPackageError: bitsandbytes is not installed.
@@ -30,7 +30,7 @@ def quantization_config(kind: str, compute_dtype: torch.dtype) -> object:
     """
     require("bitsandbytes", f"model.quantization={kind!r}")
     transformers = require("transformers", f"model.quantization={kind!r}")
-    # LLM.int8 computes in fp16 by design and says so for every layer of every forward pass
+    # LLM.int8 computes in fp16 by design and logs that for every layer of every forward pass
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     options: dict[str, dict[str, object]] = {
         "4bit": {
@@ -45,15 +45,17 @@ def quantization_config(kind: str, compute_dtype: torch.dtype) -> object:
 
 
 def quantized_layers(model: torch.nn.Module) -> list[object]:
-    """The layers whose weights are quantised; empty for an ordinary model."""
-    # PEFT's wrappers are called like the layers that they wrap, but are no linear layers
+    """Return the layers whose weights are quantized. Empty for an ordinary model."""
+    # PEFT's wrappers have the names of the layers that they wrap, but are not linear layers
     linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
     return [module for module in linear if type(module).__name__ in _LAYERS]
 
 
 def layers_not_in_blocks(model: torch.nn.Module) -> list[str]:
-    """The names of the linear layers that bitsandbytes' CPU kernel of 4 bits cannot take; its own
-    words are "N must be divisible by block_n", at the first forward pass."""
+    """Return the names of the linear layers that bitsandbytes' 4-bit CPU kernel does not support.
+
+    Its own error, at the first forward pass, is "N must be divisible by block_n".
+    """
     output = getattr(model, "get_output_embeddings", lambda: None)()
     linear = (
         (name, module)
@@ -68,17 +70,19 @@ def layers_not_in_blocks(model: torch.nn.Module) -> list[str]:
 
 
 def plain_weights(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model with plain fp32 layers that hold what quantising has left of its weights: it
-    computes the same, and can be merged and saved."""
+    """Return the model with plain fp32 layers that contain the dequantized weights.
+
+    It computes the same, and can be merged and saved.
+    """
     plain: Any = model
     plain = plain.dequantize()
-    plain._weight_conversions = None  # how its files became quantised layers, which are no more
+    plain._weight_conversions = None  # of quantized layers, which no longer exist
     whole: torch.nn.Module = plain.float()
     return whole
 
 
 def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
-    """For people: these parameters, which hold the experts of a mixture, are not in `kind` bits."""
+    """Return a note for the user that these weights of experts are not in `kind` bits."""
     num_weights = sum(parameter.numel() for parameter in experts)
     return phrase(
         "models.experts_not_quantized",
@@ -91,9 +95,9 @@ def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
 def keep_trainable_layout(model: torch.nn.Module) -> None:
     """Keep bitsandbytes from repacking weights for its AVX512-BF16 inference kernel on CPUs.
 
-    On the first forward in eval mode it would repack them in place and never back; the backward
-    pass of all later steps would read the packed bytes as if they were the weights. One evaluation
-    in the middle of a training would silently spoil the rest of it (bitsandbytes 0.50).
+    On the first forward pass in eval mode it would repack them in place and never undo it. The
+    backward pass of all later steps would read the packed bytes as if they were the weights. One
+    evaluation in the middle of a run would silently spoil the rest of it (bitsandbytes 0.50).
     """
     for layer in quantized_layers(model):
         if hasattr(layer, "support_avx512bf16_for_cpu"):

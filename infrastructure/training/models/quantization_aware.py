@@ -1,9 +1,10 @@
-"""Training that knows it will be rounded: linear layers compute with rounded weights, and learn to
-do well with them. By torchao; the output layer and the embeddings stay as they are.
+"""Quantization-aware training with torchao: linear layers compute with rounded weights.
 
-Forward rounds (and, with int8_int4, rounds what flows in), backward passes gradients through as if
-nothing was rounded: Jacob et al. 2017, arXiv 1712.05877. The weights that train, and their names,
-are those of the plain model, so checkpoints and `final/` are, too.
+The model learns to do well with them. The output layer and the embeddings stay as they are.
+
+The forward pass rounds the weights (and, with int8_int4, the inputs). The backward pass passes
+gradients through as if nothing was rounded: Jacob et al. 2017, arXiv 1712.05877. The weights that
+train, and their names, are those of the plain model, and so are checkpoints and `final/`.
 """
 
 import logging
@@ -29,11 +30,12 @@ _NEEDED_FOR = "model.quantization_aware"
 
 
 def check(model: torch.nn.Module) -> None:
-    """Refuse a model that torchao would round in part, or not at all; its weights are not looked
-    at, and may be on the meta device.
+    """Refuse a model that torchao would round only in part, or not at all.
+
+    Its weights are not read, and may be on the meta device.
 
     Raises:
-        ValueError: says which layers.
+        ValueError: names the layers.
     """
     if hasattr(getattr(model, "config", None), "vision_config"):
         raise InputError("models.qat_text_models_only", key=_NEEDED_FOR)
@@ -68,11 +70,11 @@ def check(model: torch.nn.Module) -> None:
 
 
 def prepare(model: torch.nn.Module, kind: str) -> None:
-    """Let the linear layers of `model` compute with weights as `kind` rounds them.
+    """Make the linear layers of `model` compute with weights rounded as `kind` says.
 
     Raises:
-        ValueError: a layer's rows are no multiple of what shares a scale, or most weights lie
-            elsewhere.
+        ValueError: a layer's rows are not a multiple of the group that shares a scale, or most
+            weights are in other layers.
         MissingPackageError: torchao is not installed.
     """
     check(model)
@@ -88,8 +90,10 @@ def prepare(model: torch.nn.Module, kind: str) -> None:
 def save_rounded(
     plain: Path, directory: Path, kind: str, tokenizer: "PreTrainedTokenizerBase | None"
 ) -> None:
-    """Write the model in `plain`, rounded, into `directory`, which is replaced if it exists; plain
-    transformers reads it where torchao is installed."""
+    """Write the model in `plain`, rounded, to `directory`, which is replaced if it exists.
+
+    Plain transformers can read it if torchao is installed.
+    """
     with whole_directory(directory.resolve()) as part:
         write_rounded(plain, part, kind, tokenizer)
         write_sums(part)
@@ -98,7 +102,7 @@ def save_rounded(
 def write_rounded(
     plain: Path, part: Path, kind: str, tokenizer: "PreTrainedTokenizerBase | None"
 ) -> None:
-    """As `save_rounded`, into a folder that its caller makes whole."""
+    """Write the rounded model to a folder that the caller completes; see `save_rounded`."""
     transformers = require("transformers", _NEEDED_FOR)
     with without_progress_bars():
         config = transformers.TorchAoConfig(
@@ -128,5 +132,5 @@ def _rounding(kind: str) -> object:
 
 
 def _torchao(name: str) -> Any:
-    logging.getLogger("torchao").setLevel(logging.ERROR)  # kernels that this machine has not
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # kernels that this machine lacks
     return require(f"torchao.{name}", _NEEDED_FOR)

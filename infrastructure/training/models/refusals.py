@@ -1,6 +1,6 @@
-"""What a model's settings cannot be together, as far as it needs no PyTorch to say so.
+"""Checks of a model's settings that need no PyTorch.
 
-Loads no torch; whatever loads the model looks at it again.
+Does not import torch. The code that loads the model repeats the checks.
 """
 
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
@@ -8,40 +8,40 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.messages import Setting
 from infrastructure.core.optional import is_installed
 
-GROUP_SIZE = 32  # weights of a row that share a scale, where training rounds them (torchao)
+GROUP_SIZE = 32  # weights of a row that share a scale when training rounds them (torchao)
 
 
 def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: bool) -> None:
-    """Raise ValueError where nothing is left to train, as quantised weights are frozen."""
+    """Raise ValueError if nothing is left to train, because quantized weights are frozen."""
     if config.quantization is not None and not trains_lora:
         raise InputError("models.quantized_without_lora", quantization=config.quantization)
 
 
 def refuse_quantized_base(name: str) -> None:
-    """Raise ValueError where weights that are quantised already are to be trained in full."""
+    """Raise ValueError, because already quantized weights cannot be fully fine-tuned."""
     raise InputError("models.quantized_full_fine_tuning", name=name)
 
 
 def refuse_without_effect(key: str, name: str, reason: str) -> None:
-    """Raise ValueError for a setting of a model that has no use for it."""
+    """Raise ValueError for a setting that has no effect on a model."""
     raise InputError(
         "models.setting_no_effect", key=Setting(f"model.{key}"), name=name, reason=reason
     )
 
 
 def refuse_pictures_by_unsloth() -> None:
-    """Raise ValueError: Unsloth would load the language part alone."""
+    """Raise ValueError, because Unsloth would load only the language part."""
     raise InputError("models.unsloth_with_images")
 
 
 def refuse_flash_attention(attention: str | None, *, has_gpu: bool) -> None:
-    """Raise ValueError where flash attention is wanted, and cannot be had."""
+    """Raise ValueError if flash attention is set but not available."""
     if attention == "flash_attention_2" and not (has_gpu and is_installed("flash_attn")):
         raise InputError("models.flash_attention_unavailable")
 
 
 def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> None:
-    """Raise ValueError where examples may be longer than what the model sees."""
+    """Raise ValueError if examples may be longer than the model's positions."""
     if max_length > num_positions:
         raise InputError(
             "models.max_length_beyond_positions",
@@ -52,7 +52,7 @@ def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> No
 
 
 def refuse_odd_width_of_embedded(config: EmbeddedModelConfig) -> None:
-    """Raise ValueError where the rows of the embedded model cannot be rounded in groups."""
+    """Raise ValueError if the rows of the embedded model cannot be rounded in groups."""
     for name in ("hidden_size", "intermediate_size"):
         width = getattr(config, name)
         if width % GROUP_SIZE:

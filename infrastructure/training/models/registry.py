@@ -1,9 +1,8 @@
-"""Models that are neither on the hub nor in a folder: any `torch.nn.Module`, by name.
+"""Models that are neither on the Hub nor in a folder: any `torch.nn.Module`, by name.
 
-To add one in the package: a line in `MODELS`, its name in
-`config/registries.py`; from outside: `register_model`. The worked example is
-`tactical_mappo`: its module and its examples are in tactical_mappo.py, its loss in
-model_adapters/tactical_mappo_adapter.py.
+To add one in the package, add a line to `MODELS` and its name to `config/registries.py`. From
+outside, use `register_model`. The worked example is `tactical_mappo`: its module and its examples
+are in tactical_mappo.py, its loss is in model_adapters/tactical_mappo_adapter.py.
 """
 
 from collections.abc import Callable
@@ -19,12 +18,13 @@ from infrastructure.training.models.tactical_mappo import EnvironmentSeeds, buil
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """How a registered model is made and fed.
+    """How a registered model is built and fed.
 
     Attributes:
-        build: makes the module; its weights come from torch's global generator, already seeded.
-        adapter: name of the ModelAdapter that knows its batches and its loss.
-        data_source: makes the model's own examples from a seed; None: it reads data files.
+        build: creates the module. Its weights come from torch's global generator, which is already
+            seeded.
+        adapter: name of the ModelAdapter for its batches and its loss.
+        data_source: creates the model's own examples from a seed. None: it reads data files.
     """
 
     build: Callable[[], torch.nn.Module]
@@ -41,7 +41,7 @@ def register_model(name: str, entry: ModelEntry) -> None:
     """Make `entry` available as `model.name: <name>`.
 
     Raises:
-        ValueError: the name is taken, or would read as a path or a hub name.
+        ValueError: the name is taken, or would read as a path or a Hub name.
     """
     if name in MODELS or name == "embedded":
         raise InputError("models.model_name_taken", name=name)

@@ -1,8 +1,7 @@
-"""Router logits of a mixture of experts: a training balances its experts by them, and `generate`
-fails with them.
+"""Router logits of a mixture of experts: training uses them to balance its experts.
 
-A model whose configuration asks for them (`output_router_logits`) trains with them, and writes text
-and is saved without them.
+`generate` fails with them. A model whose configuration asks for them (`output_router_logits`)
+trains with them, and generates text and is saved without them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,12 +16,12 @@ ROUTER_LOGITS = "output_router_logits"
 
 
 def has_router_logits(model: torch.nn.Module) -> bool:
-    """Return whether the configuration of a model asks for them."""
+    """Return whether a model's configuration asks for router logits."""
     return any(getattr(config, ROUTER_LOGITS, False) for config in _configs(inner_model(model)))
 
 
 def write_without_router_logits(model: torch.nn.Module) -> None:
-    """Leave router logits out wherever `model` writes text; what it trains with stays."""
+    """Leave router logits out when `model` generates text. Training keeps them."""
     if has_router_logits(model):
         inner_model(model).register_forward_pre_hook(_left_out, with_kwargs=True)
 
@@ -30,8 +29,10 @@ def write_without_router_logits(model: torch.nn.Module) -> None:
 def _left_out(
     _module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """With a cache and without gradients a text is written; a training and its evaluation have no
-    cache."""
+    """Turn router logits off while text is generated.
+
+    Generation uses a cache and no gradients. Training and evaluation have no cache.
+    """
     if torch.is_grad_enabled() or not named.get("use_cache"):
         return None
     return arguments, {**named, ROUTER_LOGITS: False}
@@ -39,7 +40,7 @@ def _left_out(
 
 @contextmanager
 def router_logits_off(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, the configuration of `model` does not ask for router logits."""
+    """Turn router logits off in the configuration of `model` inside the block."""
     configs_with = [
         config for config in _configs(inner_model(model)) if getattr(config, ROUTER_LOGITS, False)
     ]

@@ -1,8 +1,9 @@
-"""The tokenizer of the sample tasks, made once, since it takes longer to make than to train on them
-for some steps.
+"""The stored tokenizer of the sample tasks.
 
-`python -m infrastructure.training.models.sample_tokenizer` writes it anew, after the sample tasks
-or the way of making tokenizers have changed.
+Training it takes longer than some training steps on these tasks.
+
+`python -m infrastructure.training.models.sample_tokenizer` writes it again, after a change of the
+sample tasks or of the creation of tokenizers.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ from infrastructure.training.models.tokenizer import train_tokenizer
 
 
 def write(path: Path) -> None:
-    """Make it, as a training without data would."""
+    """Create it as a run without data would."""
     config = DeploymentConfig()
     use_sample_data(config)
     vocab_size = config.model.embedded.vocab_size

@@ -1,6 +1,6 @@
-"""A saved model as it lies in a folder: which kind it is, its weights, its tokenizer.
+"""Inspection of a saved model in a folder: its kind, its weights, its tokenizer.
 
-Nothing is imported here but safetensors, and nothing is read but names and headers; loads no torch.
+Only safetensors is imported, and only names and headers are read. Does not import torch.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from infrastructure.monitoring.records.run_list import FINAL, ROUNDED
 from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file
 
 REGISTERED_MANIFEST = "temper_model.json"
-EXTENSIONS_MANIFEST = "extensions.json"  # weights that extensions have attached; see added_modules
+EXTENSIONS_MANIFEST = "extensions.json"  # weights attached by extensions; see added_modules
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -30,15 +30,15 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
-HEADS = ("lm_head", "embed_out", "output_layer", "output")  # which may be the embedding's weights
-NO_LAYERS = ("wte", "wpe")  # embeddings by their names in GPT-2
+HEADS = ("lm_head", "embed_out", "output_layer", "output")  # may be tied to the embedding
+NO_LAYERS = ("wte", "wpe")  # names of GPT-2's embeddings
 NOT_ROUNDED = (*HEADS, *NO_LAYERS)
-CONV1D_MODELS = ("gpt2", "openai-gpt")  # whose layers are no torch.nn.Linear
+CONV1D_MODELS = ("gpt2", "openai-gpt")  # their layers are not torch.nn.Linear
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class SourceKind(StrEnum):
-    """Where a model comes from."""
+    """The origin of a model."""
 
     EMBEDDED = "embedded"
     REGISTERED = "registered"
@@ -50,11 +50,12 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's kind and its place.
+    """A model's kind and location.
 
     Attributes:
-        location: a registered name, a hub name, or an absolute folder.
-        revision: which version of a hub model, where something other than the configuration says.
+        location: a registered name, a Hub name, or an absolute folder.
+        revision: the version of a Hub model, if something other than the configuration determines
+            it.
     """
 
     kind: SourceKind
@@ -67,10 +68,10 @@ class ModelSource:
 
 
 def look_into(path: Path) -> ModelSource:
-    """What kind of model a folder holds; a run directory stands for its `final/`.
+    """Return the model in a folder and its kind. A run directory stands for its `final/`.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: the folder contains no model.
     """
     if (path / REGISTERED_MANIFEST).is_file():
         return ModelSource(SourceKind.REGISTERED_FOLDER, str(path))
@@ -88,14 +89,17 @@ def look_into(path: Path) -> ModelSource:
 
 
 def is_there(path: Path) -> bool:
-    """Whether it exists; a saved model whose replacement was killed half-way is brought back."""
+    """Return whether a path exists.
+
+    A saved model whose replacement was killed half-way is restored first.
+    """
     if not path.exists():
         recover_directory(path)
     return path.exists()
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder whose model cannot be loaded, as far as names and headers tell.
+    """Refuse a folder whose model cannot be loaded, as far as names and headers show.
 
     Raises:
         ValueError: says what is missing or damaged.
@@ -122,15 +126,16 @@ def _check_tokenizer_file(file: Path) -> None:
 
 
 def weight_files(folder: Path, stem: str = "model") -> list[Path]:
-    """The safetensors files that hold a saved model's weights, each with a sound header.
+    """Return the safetensors files with a saved model's weights, each with a valid header.
 
     Args:
-        folder: what `save_pretrained` wrote.
+        folder: the output of `save_pretrained`.
         stem: "model", or "adapter_model" for a LoRA.
 
     Raises:
-        ValueError: none there, a shard missing, pickled weights only, or a damaged file.
-        PermissionError: one may not be read.
+        ValueError: there are none, a shard is missing, there are only pickled weights, or a file is
+            damaged.
+        PermissionError: a file may not be read.
     """
     files = _named_weight_files(folder, stem)
     for file in files:
@@ -166,7 +171,7 @@ def _named_weight_files(folder: Path, stem: str) -> list[Path]:
 
 
 def _check_safetensors(file: Path) -> None:
-    with file.open("rb"):  # of one that may not be read, safetensors says that it is not there
+    with file.open("rb"):  # safetensors would report an unreadable file as missing
         pass
     try:
         with safe_open(file, framework="np") as tensors:
@@ -176,16 +181,16 @@ def _check_safetensors(file: Path) -> None:
 
 
 def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
-    """Refuse layers for LoRA that are certainly not in a saved model, by the names of its weights.
+    """Refuse LoRA layers that are certainly not in a saved model, by the names of its weights.
 
-    Passes over what the names cannot tell: experts, which are named otherwise once they are loaded,
-    and a head, which need not be saved.
+    Cases that names cannot decide are accepted: experts, which have other names once they are
+    loaded, and a head, which need not be saved.
 
     Args:
-        folder: what `save_pretrained` wrote; of another kind nothing is refused.
+        folder: the output of `save_pretrained`. For any other folder nothing is refused.
 
     Raises:
-        ValueError: names one that is not there, and those that are.
+        ValueError: names a layer that does not exist, and those that do.
     """
     if not (folder / "config.json").is_file():
         return
@@ -207,18 +212,17 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Return whether the weights of a saved model, or of the model of a run, lie in 4 or 8 bits of
-    bitsandbytes in its files."""
+    """Return whether a saved model, or that of a run, is stored in 4 or 8 bits of bitsandbytes."""
     place = next((f for f in (folder, folder / FINAL) if (f / "config.json").is_file()), None)
     how = None if place is None else read_json(place / "config.json").get("quantization_config")
     return isinstance(how, dict) and bool(how.get("load_in_4bit") or how.get("load_in_8bit"))
 
 
 def refuse_odd_rows(folder: Path, group: int) -> None:
-    """Refuse to round a saved model while it trains, where its layers certainly do not allow it.
+    """Refuse quantization-aware training of a saved model whose layers certainly do not allow it.
 
     Args:
-        folder: what `save_pretrained` wrote; of another kind nothing is refused.
+        folder: the output of `save_pretrained`. For any other folder nothing is refused.
         group: weights of a row that are rounded together.
 
     Raises:
@@ -246,7 +250,7 @@ def refuse_odd_rows(folder: Path, group: int) -> None:
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
-    """Of each weight in the files of a saved model; nothing else of them is read."""
+    """Return the shape of each weight in the files of a saved model. Nothing else is read."""
     shapes: dict[str, list[int]] = {}
     for file in weight_files(folder):
         with safe_open(file, framework="np") as tensors:
@@ -255,15 +259,21 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def rounded_beside(model: Path) -> Path | None:
-    """The rounded model that a run has left beside its plain one, `final/`, where `model` is that
-    or the run; None: there is none."""
+    """Return the rounded model that a run has saved next to its plain one, `final/`.
+
+    Args:
+        model: the plain model or the run.
+
+    Returns:
+        None if there is none.
+    """
     plain = model if model.name == FINAL else model / FINAL
     rounded = map(plain.with_name, ROUNDED)
     return next((folder for folder in rounded if (folder / "config.json").is_file()), None)
 
 
 def notes_of_rounded(model: str) -> list[str]:
-    """A note where a plain model is used that has computed with rounded weights as it trained."""
+    """Return a note if a plain model is used that was trained with rounded weights."""
     rounded = rounded_beside(Path(model).expanduser())
     if rounded is None:
         return []
@@ -271,10 +281,10 @@ def notes_of_rounded(model: str) -> list[str]:
 
 
 def check_sums(folder: Path) -> None:
-    """Compare a saved model with its SHA256SUMS, where it has one.
+    """Compare a saved model with its SHA256SUMS, if it has one.
 
     Raises:
-        DamagedFileError: a file is missing or is not what was saved; the text names it.
+        DamagedFileError: a file is missing or is not what was saved. The text names it.
     """
     if damaged := damaged_files(folder):
         raise DamagedFileError(
@@ -283,13 +293,13 @@ def check_sums(folder: Path) -> None:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise ValueError when `folder` holds no tokenizer."""
+    """Raise ValueError if `folder` contains no tokenizer."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError("models.tokenizer_missing", folder=folder)
 
 
 def weights_sha256(files: list[Path]) -> str:
-    """One hash for the weights in `files`, whatever folder they lie in. About a second per GB."""
+    """Return one hash for the weights in `files`, in any folder. It takes about a second per GB."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.name} {file_sha256(file)}\n".encode())
@@ -297,7 +307,7 @@ def weights_sha256(files: list[Path]) -> str:
 
 
 def read_json(path: Path) -> JsonObject:
-    """The JSON object in `path`.
+    """Return the JSON object in `path`.
 
     Raises:
         ValueError: it is not JSON, or not an object.

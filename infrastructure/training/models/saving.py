@@ -1,10 +1,10 @@
-"""Trained models on the disk, in the layout that plain transformers and PEFT read.
+"""Saving of trained models, in the layout that plain transformers and PEFT read.
 
-A directory is there whole or not at all, and its SHA256SUMS tells whether it still is. Full:
-`config.json` + `model.safetensors`. LoRA: `adapter_config.json` + `adapter_model.safetensors`, a
-`README.md` that says how PEFT loads it on another machine, and the base model in `base/` if it
-exists nowhere else. A registered module: `temper_model.json` + `model.safetensors`. The tokenizer
-lies beside. Never pickle.
+A directory is written completely or not at all, and its SHA256SUMS shows whether it is still
+intact. Full: `config.json` + `model.safetensors`. LoRA: `adapter_config.json` +
+`adapter_model.safetensors`, a `README.md` that says how to load it with PEFT on another machine,
+and the base model in `base/` if it exists nowhere else. A registered module: `temper_model.json` +
+`model.safetensors`. The tokenizer is in the same directory. Never pickle.
 """
 
 import json
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WEIGHTS = "model.safetensors"
-HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers writes these down, too
+HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers saves these, too
 LORA_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
-TRAINING_ONLY = "training_only"  # the attribute of a model that holds what is never saved with it
+TRAINING_ONLY = "training_only"  # model attribute for what is never saved
 
 
 def save_model(
@@ -59,15 +59,15 @@ def save_model(
     registered_name: str | None = None,
     processor: Any = None,
 ) -> None:
-    """Write the model and its tokenizer (if any) into `directory`, which is replaced if it exists.
+    """Write the model and its tokenizer (if any) to `directory`, which is replaced if it exists.
 
     Args:
         model: a transformers or PEFT model, compiled or not, or a registered module.
-        registered_name: under which name the module is registered; for registered modules only.
-        processor: of a model of image and text, with that tokenizer.
+        registered_name: the name that the module is registered under. Only for registered modules.
+        processor: of a vision-language model, with that tokenizer.
 
     Raises:
-        ValueError: a module of no known kind without `registered_name`.
+        ValueError: the module is of no known kind and has no `registered_name`.
     """
     with whole_directory(directory.resolve()) as part:
         write_model(model, tokenizer, part, registered_name=registered_name, processor=processor)
@@ -82,7 +82,7 @@ def write_model(
     registered_name: str | None = None,
     processor: Any = None,
 ) -> None:
-    """As `save_model`, into a folder that its caller makes whole."""
+    """Write the model to a folder that the caller completes; see `save_model`."""
     model = getattr(model, "_orig_mod", model)
     if registered_name is not None:
         _save_registered(model, part, registered_name)
@@ -98,7 +98,7 @@ def write_model(
 
 
 def write_description(model: torch.nn.Module, folder: Path) -> None:
-    """Write what `save_model` writes beside the weights of a model of transformers or PEFT."""
+    """Write what `save_model` writes next to the weights of a transformers or PEFT model."""
     inner: Any = inner_model(model)
     if hasattr(model, "peft_config"):
         for config in cast(Any, model).peft_config.values():
@@ -109,7 +109,7 @@ def write_description(model: torch.nn.Module, folder: Path) -> None:
 
 
 def write_generation_config(model: torch.nn.Module, folder: Path) -> None:
-    """Write where an answer ends, which a LoRA alone would not bring along."""
+    """Write which tokens end an answer, because a LoRA does not include that itself."""
     generation: Any = getattr(inner_model(model), "generation_config", None)
     if generation is not None:
         generation.save_pretrained(folder)
@@ -121,12 +121,14 @@ def save_whole(
     directory: Path,
     state: dict[str, torch.Tensor],
 ) -> None:
-    """Write a model with the weights `state` into `directory`, which is replaced if it exists: in
-    the layout that plain transformers reads, or, of any other module, as `model.safetensors`.
+    """Write a model with the weights `state` to `directory`, which is replaced if it exists.
+
+    The layout is the one that plain transformers reads, or `model.safetensors` for any other
+    module.
 
     Args:
         model: without wrappers around it.
-        state: by the names of the plain model, in which nothing is quantised.
+        state: by the names of the plain model, in which nothing is quantized.
     """
     directory = directory.resolve()
     with whole_directory(directory) as part:
@@ -134,7 +136,7 @@ def save_whole(
             _save_pretrained(model, part, state_dict=state)
         else:
             save_file({n: t.contiguous() for n, t in state.items()}, part / WEIGHTS)
-        if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):  # one's own has none
+        if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):  # may be a custom one
             save_tokenizer(tokenizer, part)
         write_sums(part)
 
@@ -142,9 +144,11 @@ def save_whole(
 def save_tokenizer(
     tokenizer: "PreTrainedTokenizerBase", directory: Path, processor: Any = None
 ) -> None:
-    """Write a tokenizer, and the processor that it belongs to, the same way wherever it was loaded
-    from: a run that was interrupted loads its own, and ends with the same files as one that was
-    not."""
+    """Write a tokenizer, and its processor, in the same way wherever it was loaded from.
+
+    A run that was interrupted loads its own tokenizer, and must end with the same files as an
+    uninterrupted one.
+    """
     loaded = {k: tokenizer.init_kwargs[k] for k in HOW_IT_WAS_LOADED if k in tokenizer.init_kwargs}
     for name in loaded:
         del tokenizer.init_kwargs[name]
@@ -172,7 +176,7 @@ def _save_pretrained(
 def _save_lora(
     model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Path, processor: Any
 ) -> None:
-    # "auto" would ask the hub whether the vocabulary has grown; it never does here
+    # "auto" would ask the Hub whether the vocabulary has grown, which never happens here
     with _start_of_pissa(model) as start:
         model.save_pretrained(
             part, save_embedding_layers=False, path_initial_model_for_weight_conversion=start
@@ -184,36 +188,40 @@ def _save_lora(
         if tokenizer is not None:
             save_tokenizer(tokenizer, part / BASE, processor)
         config = read_json(part / "adapter_config.json")
-        config["base_model_name_or_path"] = f"./{BASE}"  # wherever the folder lies; no hub name
+        config["base_model_name_or_path"] = f"./{BASE}"  # relative; not a Hub name
         write_json(part / "adapter_config.json", config)
     write_lora_card(part, base, sees=processor is not None)
 
 
 @contextmanager
 def _start_of_pissa(model: Any) -> Iterator[str | None]:
-    """A folder with the matrices that PiSSA began with, from which PEFT makes an ordinary LoRA of
-    twice the rank beside the base model as it was; None of any other LoRA."""
+    """Yield a folder with the matrices that PiSSA began with, or None for any other LoRA.
+
+    From these PEFT makes an ordinary LoRA of twice the rank for the original base model.
+    """
     start = getattr(model, PISSA_START, None)
     if start is None:
         yield None
         return
     config = model.peft_config["default"]
     with tempfile.TemporaryDirectory() as folder:
-        config.init_lora_weights = True  # PEFT would take it out of the base once more
+        config.init_lora_weights = True  # PEFT would subtract it from the base again
         try:
             config.save_pretrained(folder)
         finally:
             config.init_lora_weights = "pissa"
         save_file({n: t.contiguous() for n, t in start.items()}, f"{folder}/{LORA_WEIGHTS}")
         with torch.random.fork_rng(), warnings.catch_warnings():
-            # PEFT loads it beside, as a second LoRA, for as long as it takes
+            # PEFT temporarily loads it as a second LoRA
             warnings.filterwarnings("ignore", "PiSSA changes the base weights")
             yield folder
 
 
 def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) -> None:
-    """Write README.md beside a LoRA: how plain PEFT loads it on any machine, whatever became of
-    the one that it was trained on. Replaces PEFT's template, which nobody has filled in.
+    """Write README.md next to a LoRA: how to load it with plain PEFT on any machine.
+
+    It does not depend on the machine that the LoRA was trained on. It replaces PEFT's empty
+    template.
 
     Args:
         model: the LoRA, or its base.
@@ -247,7 +255,7 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
 
 
 def _without_lora(base: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state of a model as it was before LoRA was put beside its layers."""
+    """Return the state of a model as it was before LoRA was added to its layers."""
     return {
         name.replace(".base_layer", "").replace(".original_module", ""): tensor
         for name, tensor in base.state_dict().items()
@@ -262,7 +270,7 @@ def _save_registered(model: torch.nn.Module, directory: Path, name: str) -> None
 
 
 def load_registered(directory: Path) -> tuple[str, torch.nn.Module]:
-    """The registered module saved in `directory`, and its name.
+    """Load the registered module saved in `directory`, and return its name with it.
 
     Raises:
         ValueError: its name is not registered here, or the weights are missing, damaged or of

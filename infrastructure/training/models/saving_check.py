@@ -1,7 +1,7 @@
-"""Whether a model can be saved once it is trained: found out before its first step.
+"""Check before the first step that a model can be saved once it is trained.
 
-What is written beside the weights is made valid, or refused with a remedy, and then written and
-read once: what transformers reads but does not write would otherwise cost a whole training.
+What is written next to the weights is made valid, or refused with a remedy, and then written and
+read once. Something that transformers reads but does not write would otherwise cost a whole run.
 """
 
 import tempfile
@@ -20,7 +20,8 @@ from infrastructure.training.models.quantization import quantized_layers
 from infrastructure.training.models.refusals import refuse_quantized_base
 from infrastructure.training.models.saving import write_description
 
-# Settings of generation that plain `generate` does not use, and with which it is not written.
+# Generation settings that plain `generate` does not use, and that keep the configuration from being
+# written.
 SAMPLING_ONLY = (
     *("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p"),
     *("epsilon_cutoff", "eta_cutoff"),
@@ -30,18 +31,17 @@ OUTPUTS_ONLY = ("output_scores", "output_logits", "output_attentions", "output_h
 
 
 def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> list[str]:
-    """Make what is saved beside the weights of `model` what the training teaches, and try to save
-    it.
+    """Make the saved model's configuration match what training teaches, and try to save it.
 
     Args:
-        model: any module; one that is not of transformers is left alone.
-        end_token_ids: what ends an answer in the training data.
+        model: any module. One that is not a transformers model stays unchanged.
+        end_token_ids: the tokens that end an answer in the training data.
 
     Returns:
         Notes on what was changed.
 
     Raises:
-        ValueError: the trained model could not be saved, or not be read; says what to do.
+        ValueError: the trained model could not be saved or read. The text says what to do.
     """
     inner: Any = inner_model(model)
     if not isinstance(inner, require("transformers", "saving a model").PreTrainedModel):
@@ -55,11 +55,12 @@ def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> li
 
 
 def make_writable(model: Any) -> list[str]:
-    """Take out of a model's generation configuration what has no effect in it and keeps
-    transformers from writing it; one that can be written stays as it is.
+    """Remove settings without effect that prevent writing a model's generation configuration.
+
+    A configuration that can be written stays unchanged.
 
     Returns:
-        A note on what was taken out.
+        A note on what was removed.
     """
     config = getattr(model, "generation_config", None)
     if config is None or _is_writable(config):
@@ -96,10 +97,10 @@ def _is_writable(config: Any) -> bool:
 
 
 def _rehearse(model: torch.nn.Module, inner: Any) -> None:
-    """Write everything but the weights into a scratch folder, and read it.
+    """Write everything except the weights to a temporary folder, and read it.
 
     Raises:
-        ValueError: in the words of transformers or PEFT.
+        ValueError: contains the text of transformers or PEFT.
     """
     transformers = require("transformers", "saving a model")
     with tempfile.TemporaryDirectory() as name:
@@ -107,12 +108,12 @@ def _rehearse(model: torch.nn.Module, inner: Any) -> None:
         try:
             write_description(model, folder)
             if (folder / "config.json").is_file() and not inner.config.__module__.startswith(
-                "transformers_modules"  # code that came with the model
+                "transformers_modules"  # code that comes with the model
             ):
                 transformers.AutoConfig.from_pretrained(folder)
             if (folder / GENERATION_FILE).is_file():
                 transformers.GenerationConfig.from_pretrained(folder)
-        except Exception as error:  # whatever the library raises would end the training's save
+        except Exception as error:  # any error of the library would end the save
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise InputError(
                 "models.model_cannot_be_saved",

@@ -1,11 +1,11 @@
 """Causal attention of short examples in bf16 on a CPU, by matrix products.
 
-PyTorch's flash attention spends most of its backward pass on anything but products where examples
-have a few hundred tokens. Here the products do the work, and the probabilities are kept for the
-backward pass, which flash attention computes again: half to four fifths of its time up to 512
-tokens, and twice as much at 1,024 (`python -m benchmarks.short_attention`).
+For examples of a few hundred tokens, PyTorch's flash attention spends most of its backward pass on
+work other than products. Here the products do the work, and the probabilities are kept for the
+backward pass, while flash attention recomputes them. This takes half to four fifths of its time up
+to 512 tokens, and twice as much at 1,024 (`python -m benchmarks.short_attention`).
 
-Scores and softmax are fp32, as in flash attention; products with the probabilities have the format
+Scores and softmax are fp32, as in flash attention. Products with the probabilities use the format
 that the model computes in.
 """
 
@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from infrastructure.core.integers import ceil_div
 
 MAX_LENGTH = 512  # of an example, in tokens
-MAX_PRODUCT = 1 << 14  # scores of a head in one product: more of them would leave the cache
+MAX_PRODUCT = 1 << 14  # scores per head in one product; more would not fit the cache
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Group:
 
     Attributes:
         size: rows of each product.
-        rows: of the packed row, those of the products, (n * size,) int64, or a slice where the
+        rows: the rows of the packed row that the products use, (n * size,) int64, or a slice if the
             group is one example.
-        own: which rows of the products are those of an example, in the same form.
+        own: which rows of the products belong to an example, in the same form.
         examples: the rows of the packed row that these are.
-        others: (n, size) bool: rows of the products that are of no example.
+        others: (n, size) bool: rows of the products that belong to no example.
     """
 
     size: int
@@ -48,8 +48,8 @@ class Group:
 class ShortAttention(torch.autograd.Function):
     """Causal attention inside each example of a packed row.
 
-    Kernels are made for each shape, so products have sizes that repeat. What stands in one beyond
-    its example is seen by nothing: later tokens are masked, and what they see is dropped.
+    Kernels are compiled for each shape, so products have sizes that repeat. Nothing attends to what
+    a product contains beyond its example: later tokens are masked, and their output is dropped.
     """
 
     @staticmethod
@@ -62,12 +62,12 @@ class ShortAttention(torch.autograd.Function):
         scaling: float | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """The output of each token's attention.
+        """Compute the output of each token's attention.
 
         Args:
-            query: (1, H, T, D), as `key`; `value` is (1, H, T, E).
+            query: (1, H, T, D), as `key`. `value` is (1, H, T, E).
             groups: all examples of the row.
-            scaling: of the scores; None: one by the square root of D.
+            scaling: of the scores. None: one by the square root of D.
             dtype: of the products with the probabilities.
 
         Returns:
@@ -118,14 +118,14 @@ class ShortAttention(torch.autograd.Function):
 
 
 def taken(heads: torch.Tensor, group: Group) -> torch.Tensor:
-    """The rows of heads (H, T, D) that a group's products are of, (H * n, size, D)."""
+    """Return the rows of heads (H, T, D) that a group's products use, (H * n, size, D)."""
     if isinstance(group.rows, slice):
         return heads[:, group.rows]
     return heads.index_select(1, group.rows).view(-1, group.size, heads.shape[-1])
 
 
 def put(heads: torch.Tensor, group: Group, products: torch.Tensor) -> None:
-    """Write the rows of the examples among those of products (H * n, size, D) to (H, T, D)."""
+    """Write the examples' rows of products (H * n, size, D) to heads (H, T, D)."""
     if isinstance(group.own, slice):
         heads[:, group.examples] = products[:, group.own]
         return
@@ -134,8 +134,10 @@ def put(heads: torch.Tensor, group: Group, products: torch.Tensor) -> None:
 
 
 def grouped(lengths: list[int], step: int) -> list[Group]:
-    """The examples of a packed row, by the sizes of their products: multiples of `step`, as far as
-    the row goes."""
+    """Group the examples of a packed row by the sizes of their products.
+
+    The sizes are multiples of `step`. Places beyond the row are clamped to its last token.
+    """
     total = sum(lengths)
     starts = [0, *accumulate(lengths)]
     members: dict[int, list[tuple[int, int]]] = {}
@@ -172,7 +174,7 @@ def _group(size: int, examples: list[tuple[int, int]], total: int) -> Group:
 
 
 def number_of_products(count: int) -> int:
-    """As many as there are examples, or a few more: the number is part of the shape."""
+    """Return the number of examples or slightly more, because it is part of the shape."""
     return count if count <= 2 else ceil_div(count, 4) * 4
 
 
@@ -182,5 +184,5 @@ def _bias() -> torch.Tensor:
 
 
 def causal_bias(length: int) -> torch.Tensor:
-    """(1, length, length) fp32: minus infinity for what is later than the row."""
+    """Return (1, length, length) fp32: minus infinity for what is later than the row."""
     return _bias()[:, :length, :length]

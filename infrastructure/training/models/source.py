@@ -1,6 +1,6 @@
-"""What a model name points at, found out before anything is loaded.
+"""Lookup of what a model name points at, before anything is loaded.
 
-A wrong folder is told in a second and in one sentence, not after a download.
+A wrong folder is reported within a second and in one sentence, not after a download.
 """
 
 from pathlib import Path
@@ -20,13 +20,13 @@ from infrastructure.training.models.saved_model import (
 
 
 def find_source(name: str) -> ModelSource:
-    """What `name` points at: "embedded", a registered name, an existing folder, else a hub name.
+    """Return what `name` means: "embedded", a registered name, an existing folder, or a Hub name.
 
-    A run directory stands for its `final/`. To use a folder that is called like a registered
+    A run directory stands for its `final/`. To use a folder that has the name of a registered
     model, write it as a path (`./tactical_mappo`).
 
     Raises:
-        ValueError: it reads like a path and is not there, or the folder holds no model.
+        ValueError: it reads like a path and does not exist, or the folder contains no model.
     """
     if name == EMBEDDED:
         return ModelSource(SourceKind.EMBEDDED, name)
@@ -41,7 +41,7 @@ def find_source(name: str) -> ModelSource:
 
 
 def registered_name(name: str) -> str | None:
-    """The name in `MODELS` that `name` (one of them, or a folder saved from one) stands for.
+    """Return the name in `MODELS` that `name` stands for, itself or as a folder saved from one.
 
     None: it is another kind of model, or nothing at all.
     """
@@ -56,5 +56,5 @@ def registered_name(name: str) -> str | None:
 
 
 def starts_from_scratch(model_config: ModelConfig) -> bool:
-    """Whether the weights are new: the embedded model's, and a registered module's."""
+    """Return whether the weights are new: the embedded model's, or a registered module's."""
     return trains_from_scratch(model_config) or model_config.name in MODELS

@@ -1,9 +1,9 @@
-"""`tactical_mappo`: two agents learn to cover two targets together; no text, no data files.
+"""`tactical_mappo`: two agents learn to cover two targets together. No text, no data files.
 
-The worked example of a registered model. A small actor-critic with a critic that sees everything
-(multi-agent PPO, Yu et al. 2022, arXiv 2103.01955) on a toy grid of our own. An example is the seed
+The worked example of a registered model. It is a small actor-critic with a critic that sees
+everything (multi-agent PPO, Yu et al. 2022, arXiv 2103.01955) on a toy grid. An example is the seed
 of one episode, so that the order of the data is a pure function as for text. An episode's start and
-the randomness of its moves come from its seed alone: the same weights play it the same way in any
+the randomness of its moves come only from its seed: the same weights play it the same way in any
 batch. Limits: a fixed grid, five moves, no obstacles.
 """
 
@@ -27,8 +27,8 @@ class Episodes:
     """The starts and the randomness of B episodes.
 
     Attributes:
-        agents: where the agents stand, (B, NUM_AGENTS, 2) integers in [0, GRID_SIZE).
-        targets: where the targets stand, (B, NUM_TARGETS, 2); they do not move.
+        agents: positions of the agents, (B, NUM_AGENTS, 2) integers in [0, GRID_SIZE).
+        targets: positions of the targets, (B, NUM_TARGETS, 2). They do not move.
         noise: Gumbel noise that picks the actions, (B, EPISODE_STEPS, NUM_AGENTS, len(MOVES)).
     """
 
@@ -39,14 +39,14 @@ class Episodes:
 
 @dataclass
 class Rollout:
-    """What happened in B episodes of T steps with N agents.
+    """The course of B episodes of T steps with N agents.
 
     Attributes:
         observations: what each agent saw, (B, T, N, OBSERVATION_SIZE).
         states: what the critic sees, (B, T, STATE_SIZE).
         actions: indices into `MOVES`, (B, T, N).
         log_probs: of these actions under the policy that acted, (B, T, N).
-        rewards: shared by the agents, the covered share of the targets after the step, (B, T).
+        rewards: shared by the agents: the fraction of targets covered after the step, (B, T).
     """
 
     observations: torch.Tensor
@@ -65,11 +65,11 @@ class TacticalMappo(torch.nn.Module):
         self.critic = _perceptron(STATE_SIZE, hidden_size, 1)
 
     def action_log_probs(self, observations: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of the moves, (..., OBSERVATION_SIZE) -> (..., len(MOVES))."""
+        """Return log-probabilities of the moves, (..., OBSERVATION_SIZE) -> (..., len(MOVES))."""
         return torch.log_softmax(self.actor(observations).float(), dim=-1)
 
     def values(self, states: torch.Tensor) -> torch.Tensor:
-        """Expected discounted return, (..., STATE_SIZE) -> (...)."""
+        """Return the expected discounted return, (..., STATE_SIZE) -> (...)."""
         return self.critic(states).float().squeeze(-1)
 
 
@@ -84,14 +84,15 @@ def _perceptron(num_inputs: int, hidden_size: int, num_outputs: int) -> torch.nn
 
 
 def build_tactical_mappo() -> TacticalMappo:
-    """The module with fresh weights from torch's global generator."""
+    """Build the module with fresh weights from torch's global generator."""
     return TacticalMappo()
 
 
 def create_episodes(seeds: list[int], device: torch.device) -> Episodes:
-    """The episodes of `seeds`; each depends on its own seed only.
+    """Create the episodes of `seeds`, each from its own seed only.
 
-    `RandomState` is frozen by NumPy's promise, so a seed means the same episode in every version.
+    NumPy guarantees that `RandomState` does not change, so a seed means the same episode in every
+    version.
     """
     agents, targets, noise = [], [], []
     for seed in seeds:
@@ -111,8 +112,8 @@ def play(model: TacticalMappo, episodes: Episodes, *, exploration: float) -> Rol
     """Let the policy play.
 
     Args:
-        exploration: share of uniformly random moves mixed into the policy, in (0, 1); 0 plays the
-            most probable move always.
+        exploration: share of uniformly random moves mixed into the policy, in (0, 1). With 0 the
+            most probable move is always played.
     """
     agents = episodes.agents
     steps = []
@@ -130,26 +131,26 @@ def play(model: TacticalMappo, episodes: Episodes, *, exploration: float) -> Rol
 
 
 def explore(log_probs: torch.Tensor, exploration: float) -> torch.Tensor:
-    """Log-probabilities of the policy with a share of uniformly random moves mixed in."""
+    """Return log-probabilities of the policy with a share of uniformly random moves mixed in."""
     return torch.log((1 - exploration) * log_probs.exp() + exploration / len(MOVES))
 
 
 def move(agents: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-    """New places of the agents; the walls stop them."""
+    """Return the new positions of the agents. The walls stop them."""
     return (agents + torch.tensor(MOVES, device=agents.device)[actions]).clamp(0, GRID_SIZE - 1)
 
 
 def covered(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Share of the targets that an agent stands on, (B,)."""
+    """Return the fraction of targets that an agent stands on, (B,)."""
     same = (agents.unsqueeze(2) == targets.unsqueeze(1)).all(dim=-1)
     return same.any(dim=1).float().mean(dim=-1)
 
 
 def observe(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """What each agent sees: its place, the way to the others and to the targets.
+    """Return what each agent sees: its position, and the offsets to other agents and targets.
 
-    Agent k counts from itself: its first target is number k. So agents with one policy can want
-    different things; in a common order both learn to run to the same target.
+    Agent k counts from itself: its first target is number k. Agents with one policy can therefore
+    want different things. In a common order both learn to run to the same target.
     """
     seen = []
     for agent in range(NUM_AGENTS):
@@ -161,7 +162,7 @@ def observe(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def observe_all(agents: torch.Tensor, targets: torch.Tensor, step: int) -> torch.Tensor:
-    """What the critic sees: every place and how much of the episode is left, (B, STATE_SIZE)."""
+    """Return what the critic sees, (B, STATE_SIZE): all positions and the rest of the episode."""
     places = torch.cat([agents, targets], dim=1).flatten(1) / GRID_SIZE
     left = torch.full((len(places), 1), 1 - step / EPISODE_STEPS, device=places.device)
     return torch.cat([places, left], dim=-1)
@@ -169,10 +170,10 @@ def observe_all(agents: torch.Tensor, targets: torch.Tensor, step: int) -> torch
 
 @dataclass(frozen=True)
 class EnvironmentSeeds:
-    """Episode seeds as examples: fresh ones in every epoch, always the same ones for evaluation.
+    """Episode seeds as examples: new ones in every epoch, always the same ones for evaluation.
 
     Attributes:
-        seed: decides all of them.
+        seed: determines all of them.
         num_examples: episodes in one epoch.
         num_evaluation_examples: held-out episodes.
     """
@@ -183,19 +184,19 @@ class EnvironmentSeeds:
 
     @property
     def fingerprint(self) -> str:
-        """What decides which examples there are."""
+        """The values that decide which examples there are."""
         return f"tactical_mappo-{self.seed}-{self.num_examples}-{self.num_evaluation_examples}"
 
     def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Iterator[list[int]]:
-        """Batches of episode seeds from `start_example` on; the last one may be short."""
+        """Yield batches of episode seeds from `start_example` on. The last one may be short."""
         return _batches(self._seeds(epoch + 1, self.num_examples)[start_example:], batch_size)
 
     def evaluation_batches(self, batch_size: int) -> Iterator[list[int]]:
-        """Batches of the held-out episode seeds."""
+        """Yield batches of the held-out episode seeds."""
         return _batches(self._seeds(0, self.num_evaluation_examples), batch_size)
 
     def _seeds(self, stream: int, count: int) -> list[int]:
-        """32-bit seeds; two streams share one with odds of about count**2 to four billion."""
+        """Return 32-bit seeds. Two streams share one with odds of about count**2 to 4 billion."""
         return (
             np.random.RandomState([self.seed, stream])
             .randint(2**32, size=count, dtype=np.uint32)

@@ -1,8 +1,8 @@
-"""Losses and metrics of single tokens, ours and those that somebody has added, by name.
+"""Losses and metrics of single tokens, built-in and user-defined, by name.
 
-A function is given logits (N, V) in fp32 and target ids (N,) of learnt tokens only, and gives one
-number for each, (N,). So whatever it computes, nothing that is masked is learnt, and no way to
-split a batch changes the gradient: sums and means over tokens are not its business.
+A function gets logits (N, V) in fp32 and target ids (N,) of trained tokens only, and returns one
+number for each, (N,). Whatever it computes, masked tokens are therefore never trained on, and the
+gradient does not depend on how a batch is split. Sums and means over tokens are computed elsewhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +22,17 @@ CROSS_ENTROPY = "cross_entropy"
 
 
 class TokenFunctionError(InputError):
-    """A loss or a metric gives what cannot be summed or learnt from; the text is a sentence."""
+    """An error for a loss or a metric whose result cannot be summed or trained on.
+
+    The text is a complete sentence.
+    """
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of each token, (N,). `chunked_loss` computes its sum faster, and that is taken."""
+    """Return the cross-entropy of each token, (N,).
+
+    Training uses `chunked_loss` instead, which computes the sum faster.
+    """
     return F.cross_entropy(logits, targets, reduction="none")
 
 
@@ -36,7 +42,7 @@ METRICS: Registry[TokenFunction] = registries.METRICS
 
 
 def token_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of each token whether it was the model's first choice, 1 or 0, (N,)."""
+    """Return 1 for each token that was the model's first choice, else 0, (N,)."""
     return (logits.argmax(dim=-1) == targets).float()
 
 
@@ -44,30 +50,31 @@ METRICS.provide({TOKEN_ACCURACY: token_accuracy})
 
 
 def register_loss(name: str, loss: TokenFunction) -> None:
-    """Make `training.loss: name` train on what `loss(logits, targets)` gives for each token.
+    """Make `training.loss: name` train on what `loss(logits, targets)` returns for each token.
 
     Args:
-        loss: from logits (N, V) in fp32 and target ids (N,) to one differentiable number for each
+        loss: maps logits (N, V) in fp32 and target ids (N,) to one differentiable number for each
             token, (N,).
 
     Raises:
-        ValueError: the name is taken by another one's own.
+        ValueError: the name belongs to another registered loss.
     """
     LOSSES.register(name, loss)
 
 
 def register_metric(name: str, metric: TokenFunction) -> None:
-    """Make `training.metrics: [name]` log `eval_<name>`: the mean of what `metric(logits, targets)`
-    gives for each held-out token, called and answered as a loss is.
+    """Make `training.metrics: [name]` log `eval_<name>`, the mean of a metric over held-out tokens.
+
+    `metric(logits, targets)` takes and returns the same as a loss.
 
     Raises:
-        ValueError: the name is taken by another one's own.
+        ValueError: the name belongs to another registered metric.
     """
     METRICS.register(name, metric)
 
 
 def own_loss(name: str) -> TokenFunction | None:
-    """The loss of that name; None: the built-in one.
+    """Return the loss of that name. None: the built-in one.
 
     Raises:
         ValueError: there is none, or it cannot be loaded.
@@ -78,10 +85,10 @@ def own_loss(name: str) -> TokenFunction | None:
 
 
 def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
-    """Key in the metrics (`eval_…`, of a `module:function` the function's name) → metric.
+    """Return the metrics by their key (`eval_…`; for a `module:function` with the function's name).
 
     Raises:
-        ValueError: there is no such metric, it cannot be loaded, or two have one key.
+        ValueError: there is no such metric, it cannot be loaded, or two have the same key.
     """
     metrics: dict[str, TokenFunction] = {}
     for name in names:
@@ -93,11 +100,12 @@ def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
 
 
 def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False) -> TokenFunction:
-    """A function whose answers are looked at: one that is a mean already, or has another shape,
-    would be summed without a word.
+    """Return the function with a check of its results.
+
+    A result that is already a mean, or has another shape, would otherwise be summed silently.
 
     Args:
-        is_trained_on: its answers need a gradient where the logits have one.
+        is_trained_on: its results need a gradient if the logits have one.
     """
     place = place_of(function)
     shown = f"{shown} at {place}" if place else shown
@@ -126,7 +134,7 @@ def _require_gradient(shown: str, values: torch.Tensor) -> None:
 
 
 class MetricSums:
-    """Sums of metrics over the tokens that it is called with, in place of a loss.
+    """Sums of metrics over all tokens that it is called with, used in place of a loss.
 
     Attributes:
         sums: by key, over `count` tokens.

@@ -1,15 +1,15 @@
-"""The sum of the losses of a language model's supervised tokens, at the lowest cost: of their
-cross-entropies, or of what a function of somebody's own gives for each.
+"""The sum of the losses of a language model's supervised tokens, at the lowest cost.
 
-Each target may have a weight, as diffusion objectives give them.
+The losses are cross-entropies, or what a user-defined function returns for each token. Each target
+may have a weight, as diffusion objectives need.
 
-Most of a batch's logits are never needed, and all of them together are often the largest tensor
-of a training step. So the decoder runs to its last hidden states, those that predict a supervised
-token are picked, and the output head works through them in chunks (`chunked_loss.py`).
+Most of a batch's logits are never needed, and all of them together are often the largest tensor of
+a training step. So the decoder runs up to its last hidden states, those that predict a supervised
+token are selected, and the output head processes them in chunks (`chunked_loss.py`).
 
-That is right only if nothing stands between hidden states, head and logits. Architectures do put
-things there (Gemma 2 caps logits, Cohere and Granite scale them), so `TokenLoss` probes the model
-it is given and takes the model's own logits where the probe fails.
+That is only correct if nothing stands between hidden states, head and logits. Some architectures do
+put things there (Gemma 2 caps logits, Cohere and Granite scale them). `TokenLoss` therefore probes
+its model, and uses the model's own logits if the probe fails.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ NUM_PROBE_TOKENS = 8
 
 
 class Loss(Protocol):
-    """A way to the loss of (N,) targets at (N,) positions, each with its weight (None: 1)."""
+    """A method for the loss of (N,) targets at (N,) positions, each with a weight (None: 1)."""
 
     def __call__(
         self,
@@ -61,12 +61,12 @@ class Loss(Protocol):
 def supervised_targets(
     labels: torch.Tensor, cu_seq_lens: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which positions predict a supervised token, and which token.
+    """Return which positions predict a supervised token, and which token.
 
-    Call it before the batch goes to a GPU: there the number of targets would have to be read back.
+    Call it before the batch goes to a GPU, where the number of targets would have to be read back.
 
     Args:
-        labels: (B, L), aligned with the input ids; -100 is not supervised. The first token of a
+        labels: (B, L), aligned with the input ids. -100 is not supervised. The first token of a
             row, and of each example of a packed row, is predicted by nothing and never counts.
         cu_seq_lens: boundaries of a packed row, (B+1,).
 
@@ -83,19 +83,19 @@ def supervised_targets(
 
 
 class TokenLoss:
-    """How one model's loss is computed: decided by a probe, at the latest at the first batch.
+    """The computation of one model's loss, chosen by a probe at the latest at the first batch.
 
     Attributes:
-        method: "hidden states" (the fast way), "kept logits" (the model computes only the logits
-            of supervised positions) or "all logits"; None before the probe.
-        reason: why the faster methods are not used; empty for the fastest.
-        balances: whether the model adds a loss of its own, a mean over all tokens of a batch,
-            padding too (a mixture of experts' balancing loss).
-        narrows_last_mlp: whether the last layer's MLP may be computed at the positions of targets
-            only: then it is, where the model as it stands allows it (`last_mlp.py`).
+        method: "hidden states" (the fast way), "kept logits" (the model computes only the logits of
+            supervised positions) or "all logits". None before the probe.
+        reason: why the faster methods are not used. Empty for the fastest.
+        balances: whether the model adds a loss of its own that is a mean over all tokens of a
+            batch, including padding (a mixture of experts' balancing loss).
+        narrows_last_mlp: whether the last layer's MLP may be computed only at the positions of
+            targets. It is if the model's current state allows it (`last_mlp.py`).
 
     Args:
-        own: gives the loss of each supervised token, (N,); None: the cross-entropy.
+        own: returns the loss of each supervised token, (N,). None: the cross-entropy.
     """
 
     def __init__(self, own: TokenFunction | None = None) -> None:
@@ -109,7 +109,7 @@ class TokenLoss:
         """Probe the model, once.
 
         Raises:
-            ValueError: its forward gives no logits, so the sum cannot be known.
+            ValueError: its forward returns no logits, so the sum cannot be computed.
         """
         if self.method is None:
             self.method, self.reason = choose_method(model)
@@ -117,23 +117,23 @@ class TokenLoss:
             self.narrows_last_mlp = self.method == FASTEST and may_narrow_last_mlp(model)
 
     def last_mlp(self, model: torch.nn.Module) -> torch.nn.Module | None:
-        """What is computed at the positions of targets only, as the model stands; None: nothing."""
+        """Return the MLP that is computed only at targets in the model's present state, or None."""
         return last_mlp(model) if self.narrows_last_mlp else None
 
     def __call__(
         self, model: torch.nn.Module, batch: Mapping[str, Any], grid: SizeGrid = SizeGrid.EXACT
     ) -> tuple[torch.Tensor, int]:
-        """The differentiable sum (scalar, fp32) and the number of supervised tokens.
+        """Return the differentiable sum (scalar, fp32) and the number of supervised tokens.
 
         Args:
-            batch: `input_ids` and `labels` (B, L), or instead of labels what `supervised_targets`
-                gave, as `target_positions` and `targets`, maybe with `target_weights`, (N,) fp32;
-                `attention_mask` for padded rows; `position_ids`, `cu_seq_lens` and `max_length`
-                for a packed one.
-            grid: how the number of rows that the head computes is rounded; the sum is the same.
+            batch: `input_ids` and `labels` (B, L), or instead of labels the result of
+                `supervised_targets` as `target_positions` and `targets`, optionally with
+                `target_weights`, (N,) fp32. `attention_mask` for padded rows; `position_ids`,
+                `cu_seq_lens` and `max_length` for a packed one.
+            grid: how the number of rows that the head computes is rounded. The sum is the same.
 
         Raises:
-            ValueError: the model's forward gives no logits, so the sum cannot be known.
+            ValueError: the model's forward returns no logits, so the sum cannot be computed.
         """
         return self._sum(model, batch, grid, batch.get("target_weights"), self.own)
 
@@ -144,8 +144,10 @@ class TokenLoss:
         metrics: Mapping[str, TokenFunction],
         grid: SizeGrid = SizeGrid.EXACT,
     ) -> dict[str, tuple[float, int]]:
-        """Sum over the supervised tokens of a batch, and their number, by key; one more forward
-        pass for all metrics together."""
+        """Return the sum over the supervised tokens of a batch, and their number, by key.
+
+        All metrics together take one more forward pass.
+        """
         sums = MetricSums(metrics)
         with torch.no_grad():
             self._sum(model, batch, grid, None, sums)
@@ -181,7 +183,7 @@ def loss_from_hidden_states(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Decoder, then the head in chunks at `positions` only."""
+    """Run the decoder, then the head in chunks at `positions` only."""
     hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
     head = output_head(model)
     assert head is not None
@@ -197,11 +199,11 @@ def loss_from_kept_logits(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """The model's own logits, at the columns where any row has a supervised target."""
+    """Use the model's own logits at the columns where any row has a supervised target."""
     length = arguments["input_ids"].shape[1]
     columns, column_of_target = (positions % length).unique(return_inverse=True)
     missing = grid.rows_up(len(columns)) - len(columns)
-    columns = torch.cat([columns, columns[-1:].expand(missing)])  # computed, and not looked at
+    columns = torch.cat([columns, columns[-1:].expand(missing)])  # computed, but not used
     logits = logits_of(call_model(model, {**arguments, "logits_to_keep": columns}))
     return loss_sum(logits[positions // length, column_of_target], targets, weights, own)
 
@@ -215,7 +217,10 @@ def loss_from_all_logits(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """All of the model's own logits; a mixture of experts' balancing loss is added per token."""
+    """Use all of the model's own logits.
+
+    A mixture of experts' balancing loss is added per token.
+    """
     output = call_model(model, arguments)
     logits = logits_of(output)
     if logits.shape[:2] != arguments["input_ids"].shape:
@@ -242,7 +247,7 @@ METHODS: dict[str, Loss] = {
 
 
 def backbone(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The part of a transformers model that gives hidden states, or None."""
+    """Return the part of a transformers model that computes hidden states, or None."""
     inner = inner_model(model)
     base_model = getattr(inner, "base_model", None)
     return (
@@ -251,23 +256,23 @@ def backbone(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def output_head(model: torch.nn.Module) -> torch.nn.Linear | None:
-    """The module that turns hidden states into logits, or None."""
+    """Return the module that computes logits from hidden states, or None."""
     inner = language_model(model)
     return inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
 
 
 def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, object]) -> torch.Tensor:
-    """What the decoder gives before the head, (B, L, H)."""
+    """Return the decoder's output before the head, (B, L, H)."""
     decoder = backbone(model)
     assert decoder is not None
     return call_model(decoder, arguments)[0]
 
 
 def choose_method(model: torch.nn.Module) -> tuple[str, str]:
-    """The fastest method that gives this model's own loss, and why no faster one does.
+    """Return the fastest method that gives this model's own loss, and why no faster one does.
 
     Raises:
-        ValueError: the model's forward gives no logits.
+        ValueError: the model's forward returns no logits.
     """
     device = next(model.parameters()).device
     arguments = {"input_ids": torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)}
@@ -296,15 +301,17 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
 
 @torch.no_grad()
 def adds_balancing_loss(model: torch.nn.Module) -> bool:
-    """Whether a loss of its own is a mean over all tokens that a model is given."""
+    """Return whether the model adds a loss of its own that is a mean over all its tokens."""
     ids = torch.arange(NUM_PROBE_TOKENS, device=next(model.parameters()).device).unsqueeze(0)
     with probing(model):
         return getattr(call_model(model, {"input_ids": ids}), "aux_loss", None) is not None
 
 
 def may_narrow_last_mlp(model: torch.nn.Module) -> bool:
-    """Whether loss and gradients stay the same where the last MLP is computed at some positions
-    only: they are compared for every other position of a short row."""
+    """Return whether the last MLP may be computed at some positions only.
+
+    Loss and gradients are compared for every other position of a short row.
+    """
     mlp = last_mlp(model)
     if mlp is None:
         return False
@@ -327,8 +334,10 @@ def may_narrow_last_mlp(model: torch.nn.Module) -> bool:
 def loss_and_gradient(
     model: torch.nn.Module, given: tuple[Any, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss from hidden states, and its gradient at the token embeddings, (B, L, H); no
-    parameter's `.grad` is touched."""
+    """Return the loss from hidden states, and its gradient at the token embeddings, (B, L, H).
+
+    No parameter's `.grad` is changed.
+    """
     with embeddings_cut(model) as embedded, torch.enable_grad():
         loss = loss_from_hidden_states(*given)
         (gradient,) = torch.autograd.grad(loss, embedded[-1:])
@@ -336,7 +345,7 @@ def loss_and_gradient(
 
 
 def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
-    """What in the structure of the model forbids a method; empty if nothing does."""
+    """Return what in the structure of the model rules out a method. Empty if nothing does."""
     output = call_model(model, arguments)
     if getattr(output, "aux_loss", None) is not None:
         return phrase("models.adds_balancing_loss")
@@ -350,10 +359,10 @@ def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -
 
 
 def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str:
-    """Whether something stands between hidden states, head and logits.
+    """Return what stands between hidden states, head and logits. Empty if nothing does.
 
-    The head's output is replaced by large numbers: they must come out as they are. Comparing
-    losses alone would miss a cap, which does nothing yet to the small logits of a new model.
+    The head's output is replaced by large numbers, which must come out unchanged. Comparing losses
+    would miss a cap, which has no effect on the small logits of a new model.
     """
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []

@@ -1,7 +1,7 @@
-"""A tokenizer made from training texts: byte-level BPE with a chat template.
+"""A tokenizer trained on texts: byte-level BPE with a chat template.
 
-Any text survives the way there and back. Digits stand alone, so that numbers are read the way they
-are written, and the template marks answers with `{% generation %}`.
+Encoding and decoding preserves any text. Digits are separate tokens, so that numbers are read as
+they are written. The template marks answers with `{% generation %}`.
 """
 
 import re
@@ -25,8 +25,8 @@ PAD, BEGIN, END, USER, ASSISTANT, SYSTEM = SPECIAL_TOKENS = (
     "<|system|>",
 )
 
-# How text is cut before merging: contractions, words, single digits, punctuation, white space
-# (the GPT-2 pattern, with digits one by one).
+# How text is split before merging: contractions, words, single digits, punctuation, white space
+# (the GPT-2 pattern, with single digits).
 PIECES = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # codespell:ignore
 )
@@ -49,10 +49,12 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerBase":
-    """A `PreTrainedTokenizerFast` of at most `vocab_size` tokens; the same texts give the same one.
+    """Train a `PreTrainedTokenizerFast` of at most `vocab_size` tokens.
+
+    The same texts give the same tokenizer.
 
     Raises:
-        ValueError: the vocabulary could not even hold the 256 bytes and the special tokens.
+        ValueError: the vocabulary is too small even for the 256 bytes and the special tokens.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -79,7 +81,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
 
 
 def read_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
-    """What `train_tokenizer` gave, from the file that its `backend_tokenizer` was saved to."""
+    """Read a tokenizer of `train_tokenizer` from the saved file of its `backend_tokenizer`."""
     from tokenizers import Tokenizer
 
     return _with_template(Tokenizer.from_file(str(path)))
@@ -101,10 +103,10 @@ def _with_template(tokenizer: "Tokenizer") -> "PreTrainedTokenizerBase":
 
 
 def _in_short_words(texts: Iterable[str]) -> Iterator[str]:
-    """Each text after a space; in slices, if it has a longer run without a break than MAX_RUN.
+    """Yield each text after a space, or in slices if it has an unbroken run longer than MAX_RUN.
 
-    Merging takes time with the square of the length of a word; nothing is learnt from such a word
-    that its slices do not teach.
+    The time to merge grows with the square of a word's length, and such a word teaches nothing that
+    its slices do not teach.
     """
     for text in texts:
         if LONG_RUN.search(text):

@@ -1,4 +1,4 @@
-"""The folder of a vision tower: what its files alone show. Loads no torch."""
+"""Inspection of a vision encoder's folder by its files. Does not import torch."""
 
 from pathlib import Path
 
@@ -24,12 +24,12 @@ SUCH_AS = "give a CLIP, a SigLIP, a ViT or a DINOv2"
 
 
 def has_processor(folder: Path) -> bool:
-    """Whether a folder holds a processor."""
+    """Return whether a folder contains a processor."""
     return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
 def check_tower(name: str) -> None:
-    """Refuse a tower that is not there, nor on the hub, or whose folder lacks a file.
+    """Refuse a vision encoder that does not exist here or on the Hub, or whose folder lacks a file.
 
     Raises:
         ValueError: says what is missing, and what to do.

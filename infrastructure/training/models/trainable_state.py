@@ -1,9 +1,9 @@
-"""What of a model a checkpoint must hold.
+"""The parts of a model that a checkpoint must contain.
 
-Full training: every parameter, also those that are frozen just now (gradual unfreezing moves the
-border). LoRA: the LoRA matrices and what trains beside them; the frozen base comes from its source.
-So with weights of extensions that train alone.
-Buffers that belong to the model's state travel always.
+Full fine-tuning: every parameter, including those that are frozen at the moment (gradual unfreezing
+changes which). LoRA: the LoRA matrices and what trains with them. The frozen base comes from its
+source. The same holds for weights of extensions that train alone. Buffers that belong to the
+model's state are always included.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,31 +18,31 @@ _TUNED = ("lora_", "modules_to_save")
 
 
 def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that training changes, by name; references, not copies.
+    """Return the tensors that training changes, by name. They are references, not copies.
 
-    Names are those of the plain model, also when it is compiled; tied tensors appear once.
+    Names are those of the plain model, even if it is compiled. Tied tensors appear once.
     """
     return {name: tensor.detach() for name, tensor in _state(model)}
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor; where each rank has a part of it, all ranks call this together."""
+    """Return the whole tensor. If it is sharded over ranks, all ranks must call this together."""
     put_together: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if put_together is None else put_together()
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor, in memory that it shares with it."""
+    """Return this process's part of a tensor, which shares its memory."""
     part: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if part is None else part()
 
 
 def load_trainable_state(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy `tensors` into the model, which must want exactly these.
+    """Copy `tensors` into the model, which must need exactly these.
 
     Raises:
-        CheckpointError: a tensor is missing, is not of this model, or has another shape or format.
-            The model is unchanged then.
+        CheckpointError: a tensor is missing, does not belong to this model, or has another shape or
+            format. The model is then unchanged.
     """
     own = trainable_state(model)
     _check_names(own.keys() - tensors.keys(), tensors.keys() - own.keys())

@@ -1,8 +1,8 @@
-"""Models and tokenizers by transformers and PEFT, from a folder or the hub, with clear refusals.
+"""Loading of models and tokenizers by transformers and PEFT, from a folder or the Hub.
 
-Everything that transformers would let pass and that would spoil a training is refused here: weights
-that are missing and would be made up, an encoder taken for a language model, a tokenizer that knows
-more tokens than the model. Weights are read from safetensors only.
+Everything that transformers would accept and that would spoil a run is refused here: missing
+weights that would be initialized randomly, an encoder in place of a language model, a tokenizer
+with more tokens than the model. Weights are read from safetensors only.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 SEEING = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
-# What transformers raises at a value that it did not expect in a configuration.
+# Errors that transformers raises for an unexpected value in a configuration.
 WRONG_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -51,14 +51,14 @@ class LoadOptions:
     """How a model is loaded.
 
     Attributes:
-        device: where it goes.
-        dtype: format of the weights that are not quantised.
-        attention: transformers' attn_implementation; None: its default.
+        device: the device of the model.
+        dtype: format of the weights that are not quantized.
+        attention: transformers' attn_implementation. None: its default.
         quantization: "4bit", "8bit" or None.
         trust_remote_code: run Python code that comes with the model.
-        revision: branch, tag or commit of a hub model.
-        sees: it is a model of image and text.
-        dequantizes: it computes with what quantising leaves of its weights, in plain layers.
+        revision: branch, tag or commit of a Hub model.
+        sees: it is a vision-language model.
+        dequantizes: it computes with its dequantized weights, in plain layers.
     """
 
     device: torch.device
@@ -72,11 +72,10 @@ class LoadOptions:
 
 
 def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module:
-    """The language model, or model of image and text, in a folder or on the hub, complete, on its
-    device.
+    """Load the language or vision-language model in a folder or on the Hub, to its device.
 
     Raises:
-        ValueError: it is not there, not complete, damaged, or another kind of model.
+        ValueError: it is missing, incomplete, damaged, or another kind of model.
     """
     config = load_config(source, options)
     if source.kind is SourceKind.FOLDER:
@@ -89,10 +88,10 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
 def load_weights(
     auto: str, source: ModelSource, config: "PreTrainedConfig", options: LoadOptions
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """A model by an auto class of transformers, and what it says of its loading.
+    """Load a model by a transformers auto class, and return its loading report with it.
 
     Raises:
-        ValueError: it cannot be loaded, or its weights are of other shapes.
+        ValueError: it cannot be loaded, or its weights have other shapes.
     """
     transformers = require("transformers", "loading a model")
     try:
@@ -103,7 +102,7 @@ def load_weights(
                 dtype=options.dtype,
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # told below, by name
+                ignore_mismatched_sizes=True,  # reported below, by name
                 **hub_arguments(source, options),
                 **_placement(config, options),
             )
@@ -115,7 +114,10 @@ def load_weights(
 
 
 def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, object]:
-    """Straight to the device: a model that fits the GPU may not fit the machine's memory."""
+    """Return the arguments that load weights directly to the device.
+
+    A model that fits the GPU may not fit the machine's memory.
+    """
     arguments: dict[str, object] = {}
     if options.attention is not None:
         arguments["attn_implementation"] = options.attention
@@ -140,11 +142,10 @@ def _check_quantizable(config: "PreTrainedConfig", options: LoadOptions) -> None
 
 
 def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig":
-    """The model's configuration, checked to be of a causal language model, or of one of image and
-    text.
+    """Load the model's configuration and check that it is of a causal or vision-language model.
 
     Raises:
-        ValueError: it cannot be had, or is of another kind of model.
+        ValueError: it is not available, or is of another kind of model.
     """
     if source.kind is SourceKind.FOLDER:
         _check_config_file(source.folder / "config.json", options)
@@ -154,10 +155,10 @@ def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig"
 
 
 def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig":
-    """The configuration of a model of any kind.
+    """Load the configuration of a model of any kind.
 
     Raises:
-        ValueError: it cannot be had.
+        ValueError: it is not available, or contains an invalid value.
     """
     transformers = require("transformers", "loading a model")
     try:
@@ -174,7 +175,7 @@ def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedCon
 
 
 def without_weights(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
-    """The layers of a model, on the meta device: they take no memory, and nothing is loaded."""
+    """Create a model's layers on the meta device, without memory and without loading anything."""
     transformers = require("transformers", "loading a model")
     with torch.device("meta"):
         model: torch.nn.Module = getattr(transformers, auto_class(options)).from_config(
@@ -194,7 +195,10 @@ def _check_config_file(path: Path, options: LoadOptions) -> None:
 
 
 def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: LoadOptions) -> None:
-    """An encoder such as BERT would load as a language model that sees the future."""
+    """Refuse a model that is not causal.
+
+    An encoder such as BERT would load as a language model that sees the future.
+    """
     saved_as = (getattr(config, "architectures", None) or [None])[0]
     if options.sees:
         _check_sees(config, source, saved_as)
@@ -214,12 +218,12 @@ def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: Load
 
 
 def auto_class(options: LoadOptions) -> str:
-    """The name of the class of transformers that loads the model."""
+    """Return the name of the transformers class that loads the model."""
     return "AutoModelForImageTextToText" if options.sees else "AutoModelForCausalLM"
 
 
 def class_names(mapping: str) -> set[str]:
-    """All classes of models in one of transformers' lists."""
+    """Return all model classes in one of transformers' mappings."""
     models = require("transformers.models.auto.modeling_auto", "loading a model")
     known: set[str] = set()
     for names in getattr(models, mapping).values():
@@ -277,19 +281,19 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says, on one line; of the terse ones, what they are as well."""
+    """Return an error's text on one line, with the error's type if the text is terse."""
     text = " ".join(str(error).split())
     is_terse = isinstance(error, WRONG_VALUE) and not isinstance(error, ValueError)
     return f"{type(error).__name__}: {text}" if is_terse else text
 
 
 def shortened(text: str, length: int = 300) -> str:
-    """A reason of another library, no longer than a sentence may be."""
+    """Return another library's error text, limited to the length of a sentence."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object]:
-    """What transformers is told of where a model is from."""
+    """Return transformers' arguments about the origin of a model."""
     arguments: dict[str, object] = {"trust_remote_code": options.trust_remote_code}
     if source.kind is SourceKind.HUB:
         arguments["revision"] = source.revision or options.revision or "main"
@@ -297,10 +301,10 @@ def hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object
 
 
 def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedTokenizerBase":
-    """The model's tokenizer, with an end and a padding token.
+    """Load the model's tokenizer, with an end and a padding token.
 
-    Padding falls back to the end token. No end token is lost by it: what is padding is known from
-    the lengths, and the labels of the real end tokens stay.
+    The padding token falls back to the end token. No end token is lost by that: padding is known
+    from the lengths, and the labels of the real end tokens stay.
 
     Raises:
         ValueError: there is none, it is damaged, or it has no end token.
@@ -323,7 +327,7 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
 
 
 def ensure_special_tokens(tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
-    """Give the tokenizer a padding token if it has none; raise ValueError if it has no end."""
+    """Add a padding token if the tokenizer has none. Raise ValueError if it has no end token."""
     if tokenizer.eos_token_id is None:
         raise InputError("models.no_end_of_text_token", name=name)
     if tokenizer.pad_token_id is None:
@@ -331,10 +335,10 @@ def ensure_special_tokens(tokenizer: "PreTrainedTokenizerBase", name: str) -> No
 
 
 def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
-    """`base` with the LoRA in `folder`, ready to go on training it.
+    """Return `base` with the LoRA in `folder`, ready to be trained further.
 
     Raises:
-        ValueError: pickled, damaged, or made for another base model.
+        ValueError: it is pickled, damaged, or made for another base model.
     """
     peft = require("peft", "loading a LoRA")
     [file] = weight_files(folder, "adapter_model")
@@ -355,10 +359,10 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
 
 
 def base_of_lora(folder: Path) -> ModelSource:
-    """Where the base model of the LoRA in `folder` is: beside it, in its old place, or on the hub.
+    """Find the base model of the LoRA in `folder`: next to it, at its recorded path, or on the Hub.
 
     Raises:
-        ValueError: the LoRA does not say, the folder is gone, or it is no LoRA.
+        ValueError: the LoRA does not name its base, the base is missing, or it is not a LoRA.
     """
     config = read_json(folder / "adapter_config.json")
     if config.get("peft_type") != "LORA":
@@ -380,10 +384,10 @@ def base_of_lora(folder: Path) -> ModelSource:
 def choose_attention(
     attention: str, memory_efficient: bool | None, device: torch.device
 ) -> str | None:
-    """transformers' attn_implementation for the two settings; None is its own default.
+    """Return transformers' attn_implementation for the two settings. None: its own default.
 
     Raises:
-        ValueError: the two disagree, or flash attention is not to be had here.
+        ValueError: the two disagree, or flash attention is not available here.
     """
     wanted = {True: "sdpa", False: "eager", None: None}[memory_efficient]
     given = None if attention == "auto" else attention

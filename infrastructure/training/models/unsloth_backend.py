@@ -1,11 +1,11 @@
-"""Models loaded and patched by Unsloth: on a GPU its kernels, on a CPU plain transformers.
+"""Models loaded and patched by Unsloth: with its kernels on a GPU, as plain transformers on a CPU.
 
-Unsloth changes transformers while it is imported, so `prepare_backend` runs before anything else
-imports transformers. It sends no usage statistics, keeps its compiled code in the cache directory,
-and never gets a token as an argument, because it would write it to the disk. What it prints goes to
+Importing Unsloth patches transformers, so `prepare_backend` runs before anything else imports
+transformers. Unsloth sends no usage statistics and keeps its compiled code in the cache directory.
+It never gets a token as an argument, because it would write the token to disk. Its output goes to
 the log.
 
-Limits on a CPU: no 8-bit. Tested there with 2026.10.9; its GPU path was not seen yet.
+Limits on a CPU: no 8-bit. Tested there with 2026.10.9. The GPU path has not been tested yet.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # The first release that trains without a GPU.
 MIN_VERSION = "2026.10.9"
-# For a model that is loaded to be looked at, not trained.
+# For a model that is loaded for inspection, not for training.
 DEFAULT_MAX_LENGTH = 2048
 PATCHED_PACKAGES = ("bitsandbytes", "datasets", "peft", "torch", "transformers", "trl")
 
@@ -52,18 +52,18 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = None) -> None:
-    """Import Unsloth now, if this model is to be loaded by it; else do nothing.
+    """Import Unsloth now, if it is to load this model. Otherwise do nothing.
 
     Call it before anything imports transformers, trl or peft.
 
     Args:
-        cache_directory: where Unsloth's compiled code goes; None: Temper's cache. A place on
-            a local disk, never a mounted drive.
+        cache_directory: folder for Unsloth's compiled code, on a local disk, never on a mounted
+            drive. None: Temper's cache.
 
     Raises:
         MissingPackageError: unsloth is not installed.
         ValueError: an installed package is outside the bounds that this unsloth declares, or the
-            attention is to be another one than its own.
+            configuration sets another attention than Unsloth's own.
     """
     if model_config.backend != "unsloth":
         return
@@ -81,8 +81,9 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
 
 
 def check_versions() -> None:
-    """Check the installed packages against the bounds that the installed unsloth declares itself;
-    it is installed without its dependencies, so nothing else has checked them.
+    """Check the installed packages against the bounds that the installed unsloth declares.
+
+    It is installed without its dependencies, so nothing else has checked them.
 
     Raises:
         MissingPackageError: unsloth or unsloth_zoo is not installed.
@@ -119,7 +120,7 @@ def _check_requirement(requirement: Requirement, unsloth_version: str) -> None:
 
 @contextlib.contextmanager
 def prints_to_log() -> Iterator[None]:
-    """What Unsloth prints of itself is for those who look for it: at the level DEBUG."""
+    """Send what Unsloth prints inside the block to the log, at the level DEBUG."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -137,11 +138,11 @@ def load_unsloth(
     train_all: bool,
     gradient_checkpointing: bool,
 ) -> tuple[torch.nn.Module, "PreTrainedTokenizerBase"]:
-    """Model and tokenizer by `FastLanguageModel.from_pretrained`; a LoRA folder with its LoRA.
+    """Load model and tokenizer by `FastLanguageModel.from_pretrained`, with a folder's LoRA.
 
     Raises:
-        ValueError: something was asked for that Unsloth would silently not do here, or it cannot
-            load the model.
+        ValueError: the options include something that Unsloth would silently ignore here, or
+            Unsloth cannot load the model.
     """
     _refuse_what_it_would_ignore(options)
     unsloth = require("unsloth", "model.backend=unsloth")
@@ -156,7 +157,7 @@ def load_unsloth(
                 full_finetuning=train_all,
                 trust_remote_code=options.trust_remote_code,
                 revision=options.revision,
-                use_exact_model_name=True,  # else it may take another repository for the base
+                use_exact_model_name=True,  # else it may use another repository for the base
                 use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
             )
         except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -189,11 +190,11 @@ def _check_loaded(model: torch.nn.Module, options: LoadOptions) -> None:
 
 
 def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
-    """Refuse a LoRA that Unsloth does not have for these layers, whose weights are not looked at.
+    """Refuse a LoRA that Unsloth does not have for these layers, whose weights are not read.
 
     Raises:
-        ValueError: a target module is no linear layer of this model; lists those there are. Or the
-            layers are to have several ranks, or experts are to have matrices.
+        ValueError: a target module is not a linear layer of this model (the text lists those that
+            exist), the layers have several ranks, or experts are to have matrices.
     """
     if lora_config.rank_pattern:
         raise InputError("models.unsloth_rank_pattern")
@@ -210,10 +211,10 @@ def apply_unsloth_lora(
     seed: int,
     gradient_checkpointing: bool,
 ) -> torch.nn.Module:
-    """LoRA by `FastLanguageModel.get_peft_model`, which wants names of layers.
+    """Add LoRA by `FastLanguageModel.get_peft_model`, which needs names of layers.
 
     Raises:
-        ValueError: as `check_unsloth_lora`.
+        ValueError: as for `check_unsloth_lora`.
     """
     check_unsloth_lora(model, lora_config)
     unsloth = require("unsloth", "model.backend=unsloth")

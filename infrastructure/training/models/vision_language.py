@@ -1,11 +1,11 @@
-"""A model of text that is given a vision tower: transformers' own Llava, made of its parts.
+"""A text model with an added vision encoder: transformers' own Llava, assembled from its parts.
 
-Method: Liu et al. 2023, arXiv 2304.08485, with the projector of Llava 1.5 (two layers). What the
-tower sees of a picture (its hidden states, the last but one) is projected to the width of the text
-model's embeddings, and stands in the places of the picture's tokens.
+Method: Liu et al. 2023, arXiv 2304.08485, with the projector of Llava 1.5 (two layers). The vision
+encoder's features of an image (its hidden states, the second to last) are projected to the width of
+the text model's embeddings, and replace the embeddings of the image's tokens.
 
-Why no hooks of our own: put together, it is an ordinary `LlavaForConditionalGeneration`. So it is
-saved, loaded, answered with and exported as any other one, here and wherever transformers is.
+Why no custom hooks: the result is an ordinary `LlavaForConditionalGeneration`. It is saved, loaded,
+used for generation and exported like any other, here and wherever transformers runs.
 """
 
 from dataclasses import dataclass, replace
@@ -49,12 +49,12 @@ from infrastructure.training.models.transformers_backend import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-# Of a tower's weights, what its hidden states do not depend on; it may be missing.
+# Encoder weights that its hidden states do not depend on. They may be missing.
 BEHIND_THE_FEATURES = ("pooler", "head")
-PROBED_SIZES = ((40, 30), (30, 50))  # width and height of pictures that the processor is tried on
-NUM_PROBED = 8  # tokens that the models are compared on
-# Chat templates of text models read the text of a message; whoever uses the finished model gives
-# messages in parts, and these lines make texts of them.
+PROBED_SIZES = ((40, 30), (30, 50))  # width and height of test images for the processor
+NUM_PROBED = 8  # number of tokens in the comparison of the models
+# Text models' chat templates read a message's text. Users of the finished model pass messages in
+# parts, and these lines convert them to texts.
 PARTS_AS_TEXT = (
     "{%%- set seen = namespace(messages=[]) -%%}{%%- for message in messages -%%}"
     "{%%- if message.content is not string and message.content is iterable -%%}"
@@ -69,15 +69,15 @@ PARTS_AS_TEXT = (
 
 @dataclass(frozen=True)
 class VisionTower:
-    """A vision model, known but not loaded.
+    """A vision encoder that is known but not loaded.
 
     Attributes:
-        source: where it lies.
-        config: of the part that sees.
-        image_processor: makes pixels of pictures, all of one size.
-        num_features: vectors that it gives for a picture, before any is left out.
-        num_patches: those of them that are of parts of the picture.
-        patch_size: width of such a part, in pixels.
+        source: its location.
+        config: of the vision part.
+        image_processor: converts images to pixels, all of one size.
+        num_features: vectors per image, before any is left out.
+        num_patches: how many of them are of image patches.
+        patch_size: width of a patch, in pixels.
         layer: which hidden state they are.
     """
 
@@ -91,15 +91,15 @@ class VisionTower:
 
     @property
     def strategy(self) -> str:
-        """Llava leaves out the first vector where there are others than those of patches."""
+        """Llava's feature selection, which drops the first vector if not all are of patches."""
         return "default" if self.num_features > self.num_patches else "full"
 
 
 def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
-    """The tower that a configuration names, tried without its weights.
+    """Find the vision encoder that a configuration names, and try it without its weights.
 
     Raises:
-        ValueError: it is not there, is no vision model, or has no image processor.
+        ValueError: it is missing, is not a vision model, or has no image processor.
     """
     source = tower_source(vision)
     config = load_any_config(source, options)
@@ -131,29 +131,29 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
 
 
 def tower_source(vision: MultimodalConfig) -> ModelSource:
-    """Where the tower lies; reads no more than the names of its files.
+    """Return the location of the vision encoder, without reading its weights.
 
     Raises:
-        ValueError: nowhere, or it is no folder of a transformers model.
+        ValueError: it is not found, or is not a folder of a transformers model.
     """
     name = vision.vision_tower
     if name is None:
         raise ValueError(phrase("config.vision_encoder_not_set"))
     check_tower(name)
-    # model.revision is the text model's, which is another repository
+    # model.revision is that of the text model, which is another repository
     return replace(find_source(name), revision="main")
 
 
 def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
-    """The image processor that lies beside a tower.
+    """Load the image processor of a vision encoder.
 
     Raises:
         ValueError: there is none, or it cannot be loaded.
     """
     require("PIL", "training on pictures")
-    # not by the name that the package exports: that one wants torchvision
+    # not by the name that the package exports, which needs torchvision
     auto = require("transformers.models.auto.image_processing_auto", "loading an image processor")
-    # of the two kinds the one that needs no torchvision, so that all machines see the same pixels
+    # of the two kinds the one without torchvision, so that all machines see the same pixels
     try:
         return auto.AutoImageProcessor.from_pretrained(
             source.location, backend="pil", **hub_arguments(source, options)
@@ -169,10 +169,10 @@ def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
 
 
 def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
-    """What the tower is given of a picture, (1, channels, height, width).
+    """Return the vision encoder's input for an image, (1, channels, height, width).
 
     Raises:
-        ValueError: that depends on the picture's own size.
+        ValueError: its shape depends on the image's own size.
     """
     images = require("PIL.Image", "training on pictures")
     made = [
@@ -187,7 +187,7 @@ def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
 def _hidden_states(
     source: ModelSource, config: "PreTrainedConfig", pixels: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Hidden states of a tower without memory of its own: their shapes alone."""
+    """Return hidden states of a vision encoder on the meta device: only their shapes."""
     transformers = require("transformers", "loading a model")
     try:
         with torch.device("meta"):
@@ -206,7 +206,7 @@ def _hidden_states(
 
 
 def check_text_only(config: "PreTrainedConfig", name: str) -> None:
-    """Refuse a model that sees already.
+    """Refuse a model that already reads images.
 
     Raises:
         ValueError: it does.
@@ -223,7 +223,7 @@ def check_text_only(config: "PreTrainedConfig", name: str) -> None:
 def make_processor(
     tokenizer: "PreTrainedTokenizerBase", tower: VisionTower, vision: MultimodalConfig
 ) -> Any:
-    """Llava's processor of a text model's tokenizer and a tower's image processor.
+    """Create Llava's processor from a text model's tokenizer and an encoder's image processor.
 
     Raises:
         ValueError: the image token is not read as one token.
@@ -248,7 +248,7 @@ def make_processor(
 
 
 def template_for_parts(template: str | None, mark: str) -> str | None:
-    """A text model's chat template that takes messages in parts, pictures among them."""
+    """Return a text model's chat template that takes messages in parts, including images."""
     if template is None:
         return None
     lines = PARTS_AS_TEXT % mark.replace("\\", "\\\\").replace("'", "\\'")
@@ -258,12 +258,12 @@ def template_for_parts(template: str | None, mark: str) -> str | None:
 def put_together(
     text: torch.nn.Module, tower: VisionTower, processor: Any, options: LoadOptions
 ) -> torch.nn.Module:
-    """A Llava of a loaded text model, whose weights it shares, and the tower's.
+    """Assemble a Llava from a loaded text model, whose weights it shares, and the vision encoder.
 
-    The new projector comes from torch's global generator: seed it before.
+    The new projector comes from torch's global generator. Seed it before the call.
 
     Raises:
-        ValueError: Llava would compute something else of a text than the text model does.
+        ValueError: Llava would compute something else from a text than the text model does.
     """
     transformers = require("transformers", "loading a model")
     modeling = require("transformers.models.llava.modeling_llava", "loading a model")
@@ -301,8 +301,11 @@ def put_together(
 
 
 def _untie_where_llava_cannot(text: torch.nn.Module, base: Any) -> None:
-    """Llava ties its output layer to an embedding called `embed_tokens` alone. One of another name
-    (GPT-2's) gets an output layer of its own, of the same values."""
+    """Give the model its own output layer if Llava cannot tie it.
+
+    Llava only ties its output layer to an embedding called `embed_tokens`. With another name
+    (GPT-2's) the output layer gets its own weight with the same values.
+    """
     table = base.get_input_embeddings()
     head: Any = language_model(text).get_output_embeddings()
     is_tied = head is not None and head.weight is table.weight
@@ -347,7 +350,7 @@ def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -
 
 
 def tower_facts(tower: VisionTower) -> JsonObject:
-    """Which weights of a tower the training started from, and what makes pixels of its pictures."""
+    """Return which vision encoder weights and which image processor the run started with."""
     facts: JsonObject = {"image_processor": text_hash(tower.image_processor.to_dict())}
     if tower.source.kind is SourceKind.FOLDER:
         return {**facts, "sha256": weights_sha256(weight_files(tower.source.folder))}

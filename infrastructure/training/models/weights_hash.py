@@ -1,9 +1,9 @@
-"""A hash of weights that are in memory, at the speed of memory, on whatever device they lie.
+"""A hash of weights in memory, at the speed of memory, on whatever device they are.
 
-The bytes of a tensor are read as whole numbers of 64 bits, each is multiplied by an odd number of
-its place, and the sums of a million are hashed. A single change is always seen, and so is one of
-order; the sums are exact on every device. On one core of a CPU about 3 GB a second, twice as fast
-as BLAKE2; it withstands accidents, not an attacker.
+A tensor's bytes are read as 64-bit integers, each is multiplied by an odd number for its position,
+and sums over a million of them are hashed. Every single change is detected, and so is a change of
+order. The sums are exact on every device. On one CPU core it hashes about 3 GB per second, twice as
+fast as BLAKE2. It protects against accidents, not against an attacker.
 """
 
 import functools
@@ -14,14 +14,14 @@ import torch
 
 from infrastructure.training.models.trainable_state import trainable_state
 
-WORDS = 1 << 20  # of one sum
-FIRST_FACTOR = -7046029254386353131  # odd, with bits everywhere
+WORDS = 1 << 20  # per sum
+FIRST_FACTOR = -7046029254386353131  # odd, with bits set everywhere
 WORD_BYTES = 8
 
 
 @torch.no_grad()
 def weights_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-    """Return a hash of tensors with their names, shapes and types; None: there are none."""
+    """Return a hash of tensors with their names, shapes and types. None if there are none."""
     digest = hashlib.blake2b(digest_size=32)
     is_any = False
     for name, tensor in tensors:
@@ -33,13 +33,12 @@ def weights_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
 
 
 def model_hash(model: torch.nn.Module) -> str | None:
-    """Return a hash of all weights of a model that does not train."""
+    """Return a hash of all weights of a model that is not training."""
     return weights_hash(sorted(model.state_dict().items()))
 
 
 def frozen_hash(model: torch.nn.Module) -> str | None:
-    """Return a hash of the weights that do not train and are in no checkpoint; None: there are
-    none."""
+    """Return a hash of the weights that do not train and are in no checkpoint, or None."""
     trained = {tensor.data_ptr() for tensor in trainable_state(model).values()}
     return weights_hash(
         (name, tensor)
@@ -49,19 +48,19 @@ def frozen_hash(model: torch.nn.Module) -> str | None:
 
 
 def _in_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor is made of: one that is quantized has several."""
+    """Yield the plain tensors that a tensor consists of. A quantized tensor has several."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _in_memory(getattr(tensor, name))
         return
     yield tensor.detach()
-    scales = getattr(getattr(tensor, "quant_state", None), "absmax", None)  # of bitsandbytes
+    scales = getattr(getattr(tensor, "quant_state", None), "absmax", None)  # bitsandbytes
     if isinstance(scales, torch.Tensor):
         yield scales
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """One number of 64 bits for each `WORDS` words, and one for the bytes that are left."""
+    """Return one 64-bit number for each `WORDS` words, and one for the remaining bytes."""
     data = tensor.contiguous().view(-1)
     data = data.view(torch.uint8) if data.numel() else data.new_empty(0, dtype=torch.uint8)
     if data.storage_offset() % WORD_BYTES:
@@ -74,13 +73,16 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """Each word with its upper half in its lower half, too: times an odd number, the topmost bit
-    alone would count the same at every place, and two signs that change would cancel out."""
+    """Mix the upper half of each word into its lower half.
+
+    Multiplied by an odd number, the highest bit alone would count the same at every position, and
+    two changes of a sign would cancel out.
+    """
     return words ^ ((words >> 32) & 0xFFFFFFFF)
 
 
 @functools.lru_cache(maxsize=1)
 def _factors(device: str) -> torch.Tensor:
-    """An odd number for each place; 8 MB."""
+    """Return an odd number for each position. Takes 8 MB."""
     places = torch.arange(1, 2 * WORDS, 2, dtype=torch.int64, device=device)
     return places * FIRST_FACTOR

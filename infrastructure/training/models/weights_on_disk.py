@@ -1,7 +1,7 @@
-"""A model that is too large for one process: its layers are there, its weights stay on the disk.
+"""A model that is too large for one process: its layers exist, but its weights stay on disk.
 
-In place of each weight stands a parameter of its shape that takes no memory; computed with, it
-gives NaN. Each process reads its own rows of each weight later, when the model is spread.
+Each weight is replaced by a parameter of its shape that takes no memory and computes as NaN. Each
+process later reads its own rows of each weight, when the model is sharded.
 """
 
 import copy
@@ -26,12 +26,12 @@ from infrastructure.training.models.transformers_backend import LoadOptions, aut
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-LIES_IN = "lies_in"  # the attribute of a parameter that stands for a weight on the disk
+LIES_IN = "lies_in"  # attribute of a parameter that stands for a weight on disk
 
 
 @dataclass(frozen=True)
 class WeightOnDisk:
-    """Where a weight lies in a safetensors file: row-major, from byte `begin` on."""
+    """The location of a weight in a safetensors file: row-major, from byte `begin` on."""
 
     file: Path
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class WeightOnDisk:
     begin: int
 
     def rows(self, first: int, count: int) -> torch.Tensor:
-        """Some rows, along the first dimension, and nothing else of the file.
+        """Read some rows, along the first dimension, and nothing else from the file.
 
         Raises:
             OSError: the file ends before them.
@@ -56,7 +56,7 @@ class WeightOnDisk:
 
 
 def weights_in(file: Path) -> Iterator[tuple[str, WeightOnDisk]]:
-    """The weights of a safetensors file whose header is sound, by name."""
+    """Yield the weights of a safetensors file with a valid header, by name."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = parse_json(opened.read(length))
@@ -71,13 +71,13 @@ def weights_in(file: Path) -> Iterator[tuple[str, WeightOnDisk]]:
 def layers_on_disk(
     source: ModelSource, config: "PreTrainedConfig", options: LoadOptions
 ) -> torch.nn.Module:
-    """The model in a folder or on the Hub, with its weights on the disk.
+    """Create the model in a folder or on the Hub, with its weights on disk.
 
     Raises:
-        ValueError: its files have other weights than the model: transformers converts them while it
-            loads them whole.
+        ValueError: its files have other weights than the model, because transformers converts them
+            when it loads the whole model.
     """
-    give_back_large_blocks()  # each weight is made, and gone when the next one is
+    give_back_large_blocks()  # each weight is freed before the next one is made
     model = _layers(config, options)
     folder = source.folder if source.kind is SourceKind.FOLDER else _fetched(source, options)
     there = {name: one for file in weight_files(folder) for name, one in weights_in(file)}
@@ -112,7 +112,7 @@ def layers_on_disk(
 
 
 def weight_bytes(source: ModelSource, options: LoadOptions) -> int:
-    """What the weights take that a model in a folder or on the Hub has, once they are loaded."""
+    """Return the size of a model's weights once they are loaded, from a folder or the Hub."""
     folder = source.folder if source.kind is SourceKind.FOLDER else _fetched(source, options)
     stored = (one for file in weight_files(folder) for _, one in weights_in(file))
     return sum(math.prod(one.shape) for one in stored) * options.dtype.itemsize
@@ -129,7 +129,7 @@ def _fetched(source: ModelSource, options: LoadOptions) -> Path:
 
 
 def _layers(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
-    """With parameters on the meta device, and buffers on the CPU."""
+    """Create the layers, with parameters on the meta device and buffers on the CPU."""
     accelerate = require("accelerate", "a model that is too large for one process")
     with accelerate.init_empty_weights(include_buffers=False):
         model = _made(config, options)
@@ -156,7 +156,7 @@ def _standing_for(
 
 
 def lies_in(parameter: torch.Tensor) -> WeightOnDisk | None:
-    """Where the weight lies that a parameter stands for; None: it is one itself."""
+    """Return the location of the weight that a parameter stands for. None for a real weight."""
     stored: WeightOnDisk | None = getattr(parameter, LIES_IN, None)
     return stored
 
@@ -164,7 +164,7 @@ def lies_in(parameter: torch.Tensor) -> WeightOnDisk | None:
 def replace_parameters(
     model: torch.nn.Module, made: Mapping[torch.nn.Parameter, torch.nn.Parameter]
 ) -> None:
-    """Put others in the places of some parameters, in all of its places where one has several."""
+    """Replace some parameters by others, everywhere if a parameter is used several times."""
     for module in model.modules():
         for name, owned in module._parameters.items():
             if owned is not None and owned in made:
@@ -172,8 +172,10 @@ def replace_parameters(
 
 
 def taken_out(model: torch.nn.Module) -> dict[str, WeightOnDisk | torch.Tensor]:
-    """Where weights of the model lie on the disk: what each of its parameters is, by name; all are
-    on the meta device afterwards. Of any other model nothing, and it stays as it is."""
+    """Return what each parameter stands for, by name, and move all parameters to the meta device.
+
+    If no weight of the model is on disk, return nothing and change nothing.
+    """
     named = dict(model.named_parameters())
     if not any(map(lies_in, named.values())):
         return {}
@@ -187,10 +189,10 @@ def taken_out(model: torch.nn.Module) -> dict[str, WeightOnDisk | torch.Tensor]:
 def put_back(
     model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], folder: Path
 ) -> None:
-    """Give a model with its weights on the disk those that were trained, one after the other. They
-    lie in files of `folder` that have no name, and are gone when nobody uses them.
+    """Give a model with its weights on disk the trained weights, one after the other.
 
-    Weights that were not trained have no values from here on.
+    They are in unnamed files of `folder`, which disappear when nothing uses them. Weights that were
+    not trained have no values from here on.
     """
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
@@ -215,8 +217,11 @@ def _in_a_file(weight: torch.Tensor, folder: Path) -> torch.Tensor:
 
 
 def few_blocks(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
-    """A model of the same kind with random weights, as few blocks as have one of each kind: what
-    a probe finds of it holds for the whole one."""
+    """Create a model of the same kind with random weights and few blocks.
+
+    It has as few blocks as include one of each kind. The result of a probe holds for the whole
+    model, too.
+    """
     shallow = copy.deepcopy(config)
     text = shallow.get_text_config()
     count = text.num_hidden_layers

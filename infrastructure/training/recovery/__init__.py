@@ -1,1 +1,1 @@
-"""What a training does about its own errors; the loop asks and applies."""
+"""Decisions about a run's own errors. The loop asks for them and applies them."""

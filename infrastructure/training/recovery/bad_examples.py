@@ -1,4 +1,4 @@
-"""Which rows of a bad batch are bad by themselves."""
+"""Search for the rows of a bad batch that are bad on their own."""
 
 import math
 import statistics
@@ -22,11 +22,11 @@ def find_bad_rows(
     examples: Sequence[object],
     watch: LossSpikeDetector,
 ) -> list[int]:
-    """Try the examples one by one on good weights; nothing is changed by it.
+    """Try the examples one by one on good weights, without changing anything.
 
     Returns:
-        The indices of those whose loss or gradient alone is bad; empty where none is, or where
-        not even one of them fits into memory.
+        The indices of the examples whose loss or gradient is bad on its own. Empty if there are
+        none, or if not even a single example fits into memory.
     """
     losses: list[float] = []
     try:
@@ -44,7 +44,7 @@ def find_bad_rows(
     finally:
         optimizer.zero_grad()
     usual = [loss for loss in losses if math.isfinite(loss)]
-    limit = watch.limit(num_items=1)  # of single rows, which jump before there is a median
+    limit = watch.limit(num_items=1)  # single rows vary a lot before there is a median
     limit = max(limit, watch.factor * statistics.median(usual)) if usual else math.inf
     return [i for i, loss in enumerate(losses) if not math.isfinite(loss) or loss > limit]
 

@@ -1,4 +1,4 @@
-"""What a training decides and says about a bad loss, and the batches that it passes over."""
+"""Decisions and messages about a bad loss, and the batches that are skipped because of it."""
 
 import warnings
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ def bad_step(
     batch_at: Position | None,
     data: DataSource,
 ) -> BadStep:
-    """What is known of the steps in `sums`, whose loss is bad.
+    """Return what is known about the steps in `sums`, whose loss is bad.
 
     Args:
-        batch_at: where the batch of the last step began; None: not in this process.
+        batch_at: where the batch of the last step began. None if that is not known in this process.
     """
     bad = BadStep(kind, state.step, sums.loss, float(sums.grad_norm), sums.num_steps)
     if sums.num_steps != 1 or batch_at is None or _skipped_at(state, batch_at) is not None:
@@ -44,7 +44,7 @@ def bad_step(
 
 
 def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig) -> str | None:
-    """Why a bad loss ends the training; None: a rollback answers it."""
+    """Return why a bad loss ends the run. None if Temper rolls back instead."""
     is_spike = bad.kind == RecoveryKind.LOSS_SPIKE
     chosen = policy.loss_spike if is_spike else policy.not_finite
     if chosen != "roll_back":
@@ -55,10 +55,11 @@ def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig)
 
 
 def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: bool) -> None:
-    """After a rollback to step `began`: pass over the bad batch from now on, if it is known.
+    """Skip the bad batch from now on, if it is known, after a rollback to step `began`.
 
     Args:
-        was_searched: there was a rollback for this loss before, to find its batch; it was counted.
+        was_searched: an earlier rollback for the same loss, made to find its batch, is already
+            counted.
     """
     action = phrase("training.rolled_back_to_search", first=began, last=bad.step)
     if bad.is_exact:
@@ -73,7 +74,7 @@ def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: boo
 
 
 def describe_attempts(state: TrainingState) -> str:
-    """What was done before it did not help."""
+    """Describe the recoveries that were tried before the run gave up."""
     done = [
         f"step {entry['step']}: {entry['action']}"
         for entry in state.recoveries
@@ -83,7 +84,7 @@ def describe_attempts(state: TrainingState) -> str:
 
 
 def skipped_here(state: TrainingState) -> SkippedBatch | None:
-    """The entry that says to pass over the batch that begins at the state's position."""
+    """Return the entry that skips the batch at the state's position, if there is one."""
     return _skipped_at(state, state.position)
 
 
@@ -99,7 +100,10 @@ def name_bad_rows(
     strategy: TrainingStrategy,
     watch: LossSpikeDetector,
 ) -> None:
-    """At the first passing over a batch, when the weights are good: which of its rows are bad."""
+    """Find the bad rows of a batch.
+
+    This happens when the batch is skipped for the first time, because the weights are good then.
+    """
     skipped = skipped_here(state)
     if skipped is None or skipped.is_searched:
         return
@@ -117,14 +121,14 @@ def name_bad_rows(
 
 
 def advance(scheduler: LambdaLR) -> None:
-    """One step of the schedule without one of the optimizer, which torch warns about."""
+    """Advance the schedule without an optimizer step, and hide torch's warning about that."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step")
         scheduler.step()
 
 
 def device_failed(error: BaseException, state: TrainingState) -> DeviceFailedError:
-    """What to tell of a GPU that failed, and how to go on."""
+    """Build the error for a GPU that failed, with what to do next."""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
     if state.checkpoint is None:
         saved = phrase("training.gpu_failed_before_first_save")

@@ -1,4 +1,4 @@
-"""Whether a loss is bad: not a number, or far above those before it; and which step it was of."""
+"""Detection of bad losses (NaN, infinite, far above earlier ones) and of the step they are from."""
 
 import math
 import statistics
@@ -12,25 +12,27 @@ from infrastructure.training.core.state import RecoveryKind
 
 NUM_REMEMBERED = 50
 NUM_NEEDED = 20
-# Of the highest median of a run: what a loss must rise by, at least. Where nearly nothing is left
-# to learn, a token or two that were missed are many times the median, and no spike.
+# The least rise of a spike, as a share of the run's highest median. When almost nothing is left to
+# learn, one or two wrong tokens are many times the median, and are not a spike.
 LEAST_RISE = 0.02
-# Items of one record whose mean is judged before there is a median: that of a few tokens jumps.
+# Items that a record's mean must cover to be judged before there is a median, because the mean of a
+# few tokens varies a lot.
 NUM_ITEMS_NEEDED = 8
 
 
 @dataclass
 class LossSpikeDetector:
-    """Judges the logged losses, in their order.
+    """A detector that judges the logged losses in their order.
 
     Attributes:
-        factor: a loss above this multiple of the median of the last ones is a spike, if it has
-            risen by `LEAST_RISE` of `highest`.
+        factor: a loss above this multiple of the median of the recent losses is a spike, if it also
+            exceeds the median by `LEAST_RISE` of `highest`.
         recent: the last finite logged losses.
-        highest: median of `recent` so far.
-        is_high: the last one was a spike; a row of them is told once.
-        is_signed: some losses were below 0, so that multiples of them mean nothing.
-        until_step: up to there the loss of each single step is read, to find a bad one; 0: no.
+        highest: the highest median of `recent` so far.
+        is_high: the last loss was a spike. Consecutive spikes are reported once.
+        is_signed: some losses were below 0, so multiples of them mean nothing.
+        until_step: the loss of each single step up to this one is read, to find a bad step. 0:
+            none.
     """
 
     factor: float
@@ -41,14 +43,14 @@ class LossSpikeDetector:
     until_step: int = 0
 
     def limit(self, num_items: int = NUM_ITEMS_NEEDED) -> float:
-        """The loss above which there is a spike; infinite while nothing is known, and where losses
-        may be negative.
+        """Return the loss above which there is a spike.
 
-        Before there is a median, what counts is the highest loss; the first is that of the weights
-        before training.
+        The limit is infinite while nothing is known, and if losses may be negative. Until there is
+        a median, it is a multiple of the highest recent loss, the first of which is that of the
+        weights before training; the mean of too few items is not judged then.
 
         Args:
-            num_items: that the loss is the mean of.
+            num_items: how many items the loss is the mean of.
         """
         if self.is_signed:
             return math.inf
@@ -59,11 +61,11 @@ class LossSpikeDetector:
         return self.factor * max(self.recent) if is_early else math.inf
 
     def _median(self) -> float:
-        """Of the last losses; 0 while too few are known."""
+        """Return the median of the recent losses, or 0 while there are too few of them."""
         return statistics.median(self.recent) if len(self.recent) >= NUM_NEEDED else 0.0
 
     def observe(self, loss: float, num_items: int = NUM_ITEMS_NEEDED) -> bool:
-        """Take in a finite loss, the mean of `num_items`; whether a spike begins with it."""
+        """Add a finite loss, the mean of `num_items` items, and return whether a spike starts."""
         self.is_signed = self.is_signed or loss < 0
         was_high, self.is_high = self.is_high, loss > self.limit(num_items)
         self.recent = [*self.recent, loss][-NUM_REMEMBERED:]
@@ -71,7 +73,7 @@ class LossSpikeDetector:
         return self.is_high and not was_high
 
     def forget(self) -> None:
-        """What comes now has nothing to do with the losses before."""
+        """Forget the losses so far, because the next ones are not comparable with them."""
         self.recent, self.highest = [], 0.0
         self.is_high = self.is_signed = False
 
@@ -82,7 +84,7 @@ class LossSpikeDetector:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.recent = list(saved["recent"])
-        self.highest = saved.get("highest", 0.0)  # of a run of before: what is seen from now on
+        self.highest = saved.get("highest", 0.0)  # absent in older checkpoints
         self.is_high = saved["is_high"]
         self.is_signed = saved.get("is_signed", False)
         self.until_step = saved["until_step"]
@@ -90,13 +92,14 @@ class LossSpikeDetector:
 
 @dataclass(frozen=True)
 class BadStep:
-    """A loss that must not stay in the weights.
+    """A step whose loss must not stay in the weights.
 
     Attributes:
-        step: the step after which it was read.
-        num_steps: steps that it may be of, `step` being the last of them.
-        epoch, example, num_examples: where the batch of `step` begins in the data; its size.
-        rows: names of that batch's rows; empty where it is not known to be the one.
+        step: the step after which the loss was read.
+        num_steps: how many steps the loss may belong to. `step` is the last of them.
+        epoch, example, num_examples: where the batch of `step` begins in the data, and its size.
+        rows: the names of that batch's rows. Empty if it is not certain that the loss is of this
+            batch.
     """
 
     kind: RecoveryKind
@@ -111,7 +114,7 @@ class BadStep:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the batch is known that the loss came with."""
+        """Whether the batch that produced the loss is known."""
         return bool(self.rows)
 
     @property
@@ -130,7 +133,7 @@ class BadStep:
 
 
 class BadLossError(TrainingDivergedError):
-    """Raised where a bad loss is read; the loop goes back, or gives up with all that it knows."""
+    """An error for a bad loss. The loop rolls back, or ends the run and reports all it knows."""
 
     def __init__(self, bad: BadStep) -> None:
         super().__init__(str(bad))

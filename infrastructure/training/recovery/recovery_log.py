@@ -1,7 +1,7 @@
-"""One record for each error that a training got over, and the names of rows.
+"""Records of the errors that a run recovered from, and the names of rows.
 
-The records are part of the training's state: they travel in checkpoints, outlive a rollback,
-and are what `logs/errors/errors.jsonl`, `summary.json` and the report show.
+The records are part of the training state. They are saved in checkpoints, survive a rollback, and
+are what `logs/errors/errors.jsonl`, `summary.json` and the report show.
 """
 
 import logging
@@ -33,14 +33,14 @@ def record_recovery(
     step: int | None = None,
     is_rollback: bool = False,
 ) -> None:
-    """Keep a record of a recovery, and say it in the log.
+    """Store a record of a recovery and log it.
 
     Args:
-        kind: what went wrong; of what Temper itself gets over, a `RecoveryKind`.
+        kind: what went wrong. A `RecoveryKind` if Temper itself recovered from it.
         action: what was done about it.
-        message: how the error reads; secrets in it are masked.
-        rows: the rows that it came with.
-        is_rollback: a bad loss was answered by a rollback that counts; see `num_rollbacks`.
+        message: the text of the error. Secrets in it are masked.
+        rows: the rows that were involved.
+        is_rollback: the recovery was a rollback after a bad loss that counts; see `num_rollbacks`.
     """
     step = state.step if step is None else step
     entry = error_record(step, kind, action, message, rows)
@@ -57,7 +57,10 @@ def record_recovery(
 def error_record(
     step: int, kind: str, action: str, message: str, rows: Sequence[str] = ()
 ) -> JsonObject:
-    """An error and what was done about it, as JSON values; now, short, and without secrets."""
+    """Return an error and what was done about it as JSON values.
+
+    The entry has the current time. Its texts are shortened and contain no secrets.
+    """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "step": step,
@@ -69,24 +72,24 @@ def error_record(
 
 
 def clipped(message: str) -> str:
-    """An error's text as it may be written down: without secrets, and not without end."""
+    """Return an error's text without secrets and with at most `MAX_CHARACTERS` characters."""
     text = redact(message)
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
 
 
 def num_rollbacks(state: TrainingState) -> int:
-    """How often a bad loss has sent this run back."""
+    """Return how many rollbacks after a bad loss this run has made."""
     return sum(map(_is_rollback, state.recoveries))
 
 
 def shortened(rows: Sequence[str], most: int = MAX_ROWS) -> list[str]:
-    """The first `most` rows, and how many more there are."""
+    """Return the first `most` rows, and how many more there are."""
     more = len(rows) - most
     return [*rows[:most], f"and {more} more"] if more > 0 else list(rows)
 
 
 def row_names(data: object, epoch: int, example: int, count: int) -> list[str]:
-    """The names of `count` examples of an epoch: file and line, where the data source knows them.
+    """Return the names of `count` examples of an epoch: file and line, if they are known.
 
     Args:
         data: a `DataSource`.
@@ -106,10 +109,10 @@ def _is_rollback(entry: JsonObject) -> bool:
 
 
 def _was_rollback(entry: JsonObject) -> bool:
-    """In a checkpoint of a version before the entry said so itself, its sentence does."""
+    """Recognize a rollback by its text, in checkpoints of versions that did not store the flag."""
     return entry["kind"] in BAD_LOSSES and str(entry["action"]).startswith("went back")
 
 
 def _least_important(entries: list[JsonObject]) -> JsonObject:
-    """The oldest one that nothing is counted by."""
+    """Return the oldest entry that does not count as a rollback, or else the oldest one."""
     return next((entry for entry in entries if not _is_rollback(entry)), entries[0])

@@ -1,4 +1,4 @@
-"""The moments between two steps at which a training can be saved, and gone back to on an error."""
+"""Moments between two steps at which a run can be saved, and to which an error returns it."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from infrastructure.training.recovery.loss_spikes import LossSpikeDetector
 
 
 class Losses(Protocol):
-    """What sums up the steps since the last record, and judges them."""
+    """The sums over the steps since the last record, and the detector that judges them."""
 
     sums: MetricAccumulator
     watch: LossSpikeDetector
@@ -25,7 +25,7 @@ class Losses(Protocol):
 
 @dataclass
 class SafePoint:
-    """What a checkpoint of this moment must hold, besides what the state itself remembers.
+    """The contents of a checkpoint of this moment, besides the training state itself.
 
     See `TrainingState` for `step_is_ending`.
     """
@@ -41,7 +41,7 @@ class SafePoint:
     def of(
         cls, state: TrainingState, hooks: HookRunner, losses: Losses, device: torch.device
     ) -> "SafePoint":
-        """This moment; later changes do not reach it."""
+        """Capture this moment. Later changes do not affect the result."""
         return cls(
             random=capture_random(device),
             hooks=copy.deepcopy(hooks.state_dict()),
@@ -52,7 +52,7 @@ class SafePoint:
         )
 
     def restore(self, state: TrainingState, losses: Losses, device: torch.device) -> None:
-        """Put everything back but the hooks, whose state is taken from here where it is saved."""
+        """Restore everything except the hooks. Their state is read from here when it is saved."""
         restore_random(self.random, device)
         state.position = replace(self.position)
         state.step_is_ending = self.step_is_ending
@@ -63,7 +63,7 @@ class SafePoint:
 def at_safe_point(
     point: SafePoint, state: TrainingState, losses: Losses, device: torch.device
 ) -> Iterator[None]:
-    """Inside, everything is as it was at `point`; the weights must be those it had."""
+    """Return to `point` inside the block. The weights must already be those of `point`."""
     sums, watch = losses.sums, losses.watch
     now = SafePoint(capture_random(device), {}, state.position, sums, watch, state.step_is_ending)
     point.restore(state, losses, device)
@@ -75,24 +75,24 @@ def at_safe_point(
 
 
 def forget_unscaling(scaler: torch.amp.GradScaler | None, device: torch.device) -> None:
-    """Let a loss scaler begin a step anew that was broken off after `unscale_`."""
+    """Let a loss scaler start a step again after the step was aborted following `unscale_`."""
     if scaler is not None:
-        scaler.scale(torch.zeros((), device=device))  # it makes its tensors at the first use
+        scaler.scale(torch.zeros((), device=device))  # it creates its tensors at the first use
         scaler.update(scaler.get_scale())
 
 
 class FirstStates:
-    """The hooks' states as this process began, for checkpoints that do not know a hook.
+    """The hooks' states when this process started, for checkpoints that do not contain a hook.
 
-    A hook that has nothing to remember is left out of a checkpoint; gone back to, it must have
-    nothing to remember again.
+    A hook with nothing to remember is left out of a checkpoint. After a rollback to that checkpoint
+    it must have nothing to remember again.
     """
 
     def __init__(self, hooks: HookRunner) -> None:
         self._states = {hook.name: copy.deepcopy(hook.state_dict()) for hook in hooks.hooks}
 
     def completed(self, saved: JsonObject, hooks: HookRunner) -> dict[str, Any]:
-        """`saved`, and the first state of each hook that it lacks and that has changed."""
+        """Return `saved` with the first state of each hook that it lacks and that has changed."""
         lacking = {hook.name: hook.state_dict() for hook in hooks.hooks if hook.name not in saved}
         changed = {
             name: copy.deepcopy(self._states[name])

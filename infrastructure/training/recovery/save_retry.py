@@ -1,4 +1,4 @@
-"""Saves that a disk refuses: tolerated a few times in a row, tried again soon, then raised."""
+"""Handling of failed saves: tolerate a few in a row, retry soon, then raise."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ RETRY_SECONDS = 10.0
 
 @dataclass
 class SaveRetryPolicy:
-    """Counts the saves in a row that failed.
+    """A counter of consecutive failed saves, which decides when to retry.
 
     Attributes:
-        max_failed: so many are tolerated.
-        retry_seconds: time until the first new attempt besides those that are due anyway; it
+        max_failed: how many consecutive failures are tolerated.
+        retry_seconds: time until the first retry, in addition to the saves that are due anyway. It
             doubles with each failure.
-        count: failures since the last save that was committed.
+        count: failures since the last committed save.
     """
 
     max_failed: int
@@ -33,20 +33,20 @@ class SaveRetryPolicy:
 
     @property
     def is_retry_due(self) -> bool:
-        """Whether a save that failed should be tried again now."""
+        """Whether a failed save should be retried now."""
         return self.clock() >= self._next_attempt
 
     def reset(self) -> None:
-        """A save was committed."""
+        """Start counting again, because a save was committed."""
         self.count = 0
         self._next_attempt = float("inf")
 
     @contextmanager
     def tolerated(self, state: TrainingState) -> Iterator[None]:
-        """Inside, a store may refuse.
+        """Tolerate a store that fails inside the block.
 
         Raises:
-            StorageError: it has refused once too often; the text has the last cause.
+            StorageError: it has failed once too often. The text contains the last cause.
         """
         try:
             yield
