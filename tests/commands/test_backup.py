@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from infrastructure.commands.train_resume import resume
 
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.store import Store
@@ -17,7 +18,6 @@ from infrastructure.backup.replication.status import ENDED, live_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.commands.main import main
-from infrastructure.commands.train_resume import resume
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError
