@@ -119,7 +119,7 @@ class RegisteredName:
             return
         hint = did_you_mean(name, self.names())
         message = unknown_name(self.registry.what, redact(name), self.names())
-        raise UnknownNameError(f"{message}, or one's own as module:name", hint)
+        raise UnknownNameError(phrase("config.unknown_name_or_address", reason=message), hint)
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler

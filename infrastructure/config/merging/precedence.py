@@ -172,10 +172,16 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
         return False
     try:
         return parse_truth(value)
-    except ValueError as error:
-        raise ConfigurationError(
-            "config.setting_says", setting=Named(section), reason=f"{error}{where(source)}"
-        ) from None
+    except ValueError:
+        with spelled_as_given(lambda _: source):
+            text = phrase(
+                "config.wrong_value",
+                setting=Named(section),
+                allowed="true or false",
+                value=format_value(value),
+                hint="",
+            )
+        raise ConfigurationError(f"{text}{where(source)}") from None
 
 
 def merge(

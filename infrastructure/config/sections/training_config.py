@@ -532,10 +532,7 @@ class TrainingConfig(StackwiseFields):
         own = self.own_settings if "settings" in self.__dict__ else {}
         if name in own:
             return own[name]
-        raise AttributeError(
-            f"TrainingConfig has no {name!r}: settings of one's own go into training.settings,"
-            f" which has {', '.join(own) or 'none'}"
-        )
+        raise AttributeError(phrase("config.no_such_attribute", name=name, own=[*own] or "none"))
 
     @classmethod
     def check_own_name(cls, name: str) -> None:
