@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.training.data.readers.rows import PICTURE_PART, Conversation, Turn
 
@@ -307,11 +307,8 @@ class TemplateFormat:
         prefix, _ = self._render(turns, inputs, prompts=prompts)
         if not text.startswith(prefix):
             what = phrase("data.text_before_answer") if prompts else "earlier messages"
-            raise HistoryError(
-                f"the template writes {what} differently once the conversation goes on, so its"
-                " answers cannot be told apart, and the installed TRL has no training template for"
-                " it: give data.chat_template one that does not, or one with {% generation %}"
-            )
+            setting = Setting("data.chat_template")
+            raise HistoryError(phrase("data.template_rewrites_history", what=what, setting=setting))
         return len(prefix)
 
     def _spans_of(
@@ -443,7 +440,7 @@ class TemplateFormat:
                 **options,
             )
         except (TemplateError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"the template refuses the conversation: {error}") from error
+            raise FormatError(phrase("data.template_refuses", error=error)) from error
         (text,), marked = rendered
         return text, list(marked[0]) if mark else []
 

@@ -302,7 +302,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     tokenizer = byte_level_tokenizer(forgetful)
     bad = refusal(tokenizer, TWO)
     assert bad.reason == reasons.CHAT_TEMPLATE
-    assert "writes earlier messages differently" in bad.detail
+    assert "data.template_rewrites_history(what=earlier messages" in bad.detail
     assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["<think>The sum is 42.<|im_end|>"]
     thinking = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif")
     bad = refusal(byte_level_tokenizer(thinking), ONE)
@@ -313,7 +313,7 @@ def test_a_template_that_refuses_a_row_gives_the_reason() -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     strict = refuses + CHATML
     tokenizer = byte_level_tokenizer(strict)
-    assert "the template refuses the conversation: no system" in refusal(tokenizer, TWO).detail
+    assert "data.template_refuses(error=no system)" in refusal(tokenizer, TWO).detail
     assert encode(tokenizer, ONE)
     starts_with_answer = talk(("assistant", "Hello"))
     assert "begins with an answer" in refusal(tokenizer, starts_with_answer).detail
