@@ -364,11 +364,10 @@ class DeploymentConfig(ConfigSection):
         """A preset that takes the embedded model instead of a large one has said so itself."""
         if self.source("model.name").layer is Layer.PRESET:
             return []
-        return lora_in_passing(
-            self.model,
-            self._settings,
-            place_of(self.source("model.lora_config"), "model.lora_config"),
-        )
+        source, switch = self.source("model.lora_config"), "model.lora_config"
+        given = [key for key, setting in self._settings.items() if setting.source == source]
+        place = place_of(source, next((key for key in given if key.startswith(switch)), switch))
+        return lora_in_passing(self.model, self._settings, place)
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings without effect, and those that cost much."""

@@ -258,9 +258,12 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
         return []
     name = str(first.value)
     if name not in PRESETS:
-        unknown = unknown_name(PRESET, name, [*PRESETS, NO_PRESET])
-        raise ConfigurationError(f"{unknown}{where(first.source)}")
-    source = Source(Layer.PRESET, f"preset {name} ({place_of(first.source, PRESET)})")
+        raise ConfigurationError(
+            "config.setting_says",
+            setting=place_of(first.source, PRESET),
+            reason=unknown_name(PRESET, name, [*PRESETS, NO_PRESET]),
+        )
+    source = Source(Layer.PRESET, f"preset {name} ({first.source.place})")
     return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]
 
 

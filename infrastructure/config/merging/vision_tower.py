@@ -19,7 +19,8 @@ def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Itera
         yield (phrase("config.vision_encoder_on_new_model", enabled=enabled))
     if model.quantization is not None or model.quantization_aware is not None:
         name = "quantization" if model.quantization is not None else "quantization_aware"
-        yield (phrase("config.vision_encoder_needs_full_weights", name=name, enabled=enabled))
+        setting = Setting(f"model.{name}", getattr(model, name))
+        yield phrase("config.vision_encoder_needs_full_weights", setting=setting, enabled=enabled)
     if model.backend == "unsloth":
         yield (phrase("config.vision_encoder_with_unsloth", enabled=enabled))
     if training.method != SFT:
