@@ -554,8 +554,7 @@ class EnhancedTrainer:
         return self.strategy
 
     def create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Create an optimizer of this training for the weights of `model` or for samples of them.
-        """
+        """Create an optimizer of this training for `model`'s weights, or for samples of them."""
         return self.bind_strategy().create_optimizer(model, self._learning_rate())
 
     def _learning_rate(self) -> float:
@@ -897,8 +896,7 @@ class EnhancedTrainer:
         return attention_form(self.initialize_model(), self.device, self.precision.dtype, step)
 
     def last_mlp_form(self) -> str:
-        """Return for which tokens the last layer's MLP is computed; it affects the last digits,
-        too."""
+        """Return at which tokens the last layer's MLP is computed; this affects the last digits."""
         narrows = (
             isinstance(self.adapter, StandardModelAdapter)
             and self.sharding is None

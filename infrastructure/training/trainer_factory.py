@@ -98,8 +98,7 @@ class TrainerFactory:
     def _ranks(
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
     ) -> Ranks | None:
-        """Return the ranks that the configuration or a launcher asks for; None: a single process.
-        """
+        """Return the ranks that the configuration or a launcher asks for; None: one process."""
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
