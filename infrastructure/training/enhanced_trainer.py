@@ -174,7 +174,7 @@ class EnhancedTrainer:
         memory_budget: the memory that `batch_size: auto` may use.
         quantum_config: what a quantum step decides, and which sampler solves it.
         checkpoint_directory: where checkpoints go. None: no checkpoints are saved.
-        hooks: observers and extensions besides `training_config.enabled_extensions`.
+        hooks: observers and extensions in addition to `training_config.enabled_extensions`.
 
     Attributes:
         answering: measures the model's outputs in each evaluation of the loop. None: not measured.
@@ -628,7 +628,7 @@ class EnhancedTrainer:
         if is_sharded(state.model):
             return
         step, model = loop.optimizer_step, state.model
-        if not self.adapter.on_disk:  # of which each reads its part
+        if not self.adapter.on_disk:  # each rank reads its part
             group.broadcast(trainable_state(model).values())
         step.optimizer.param_groups.clear()  # it would keep the whole weights
         shard_model(model, mesh_of(group), offload=sharding is Sharding.OFFLOAD)

@@ -18,7 +18,7 @@ from infrastructure.training.core.metric_accumulator import Sum
 class Position:
     """The position of a training. Three integers suffice, because the order is a pure function.
 
-    A position always lies between two optimizer steps. `example` counts the examples of this epoch
+    A position is always between two optimizer steps. `example` counts the examples of this epoch
     that are already consumed, so training could continue from it with a different batch size.
     """
 

@@ -18,7 +18,7 @@ from infrastructure.training.core.state import TrainingState
 
 
 class Event(StrEnum):
-    """When a hook is called.
+    """The times at which a hook is called.
 
     ```
     # <TRAIN_START>

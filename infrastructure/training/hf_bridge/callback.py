@@ -79,7 +79,7 @@ class TemperCallback:
             not affect the model, the data or the arithmetic.
         accept: names of things that may differ when the training resumes although they change the
             result, such as `["max_steps", "data"]`.
-        hooks: observers and extensions besides `training.enabled_extensions`.
+        hooks: observers and extensions in addition to `training.enabled_extensions`.
         say: shows a line to the user.
         is_whole: the Trainer was made from `config`, which is recorded completely.
 

@@ -93,7 +93,7 @@ class RewardWatch:
                 num_rewards=len(rewards),
                 num_completions=len(completions),
             )
-        if self.trainer.model.training:  # not of an evaluation
+        if self.trainer.model.training:  # not during evaluation
             numbers = [math.nan if reward is None else float(reward) for reward in rewards]
             self._given.setdefault(number, []).extend(numbers)
         return rewards

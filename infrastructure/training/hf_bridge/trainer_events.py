@@ -251,7 +251,7 @@ class TrainerEvents:
         self._is_over = self.saves.is_ending = True
         if not self.state.is_cut_short:
             self.saves.request(SaveKind.SCHEDULED)
-        elif self.carried.awaits_evaluation:  # which is done now
+        elif self.carried.awaits_evaluation:  # it is done now
             self.carried.awaits_evaluation = False
             self.saves.request(SaveKind.STOPPED)
         self._save()

@@ -462,7 +462,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _is_metric(value: Any) -> bool:
-    return isinstance(value, type) and value.__module__ == "builtins"  # a defaultdict's
+    return isinstance(value, type) and value.__module__ == "builtins"  # a defaultdict's factory
 
 
 def _watches(callback: object) -> bool:

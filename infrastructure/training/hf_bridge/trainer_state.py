@@ -76,7 +76,7 @@ class TrainerParts:
 
 
 class AdapterFiles(TypedDict):
-    """The contents of a PEFT adapter besides its weights."""
+    """The contents of a PEFT adapter apart from its weights."""
 
     config: JsonObject
     names: dict[str, str]
@@ -84,7 +84,7 @@ class AdapterFiles(TypedDict):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The contents of an ordinary checkpoint folder besides a model's weights.
+    """The contents of an ordinary checkpoint folder apart from a model's weights.
 
     Attributes:
         config: text of config.json. None: the model has none.

@@ -189,7 +189,7 @@ class TrainingLoop:
         return self.optimizer_step.data
 
     def _has_trained(self, state: TrainingState) -> bool:
-        """Train to the end and return True; return False after a rollback, to go on from it."""
+        """Train to the end and return True; return False after a rollback, to continue."""
         try:
             if state.step_is_ending:  # a checkpoint from the middle of a step's end
                 self._finish_step(state)

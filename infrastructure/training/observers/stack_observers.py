@@ -96,7 +96,7 @@ class StackFiles(Observer):
             self._ended = {one.index: ended for one in plan.units}
             return
         later = plan.phases[index + 1 :]
-        if any(phase.unit == unit for phase in later):  # of its next time step
+        if any(phase.unit == unit for phase in later):  # its next time step follows
             return
         self._ended[unit.index] = ended
         try:

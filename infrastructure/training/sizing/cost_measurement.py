@@ -80,7 +80,10 @@ class StepCosts:
         return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes + self.kept_bytes
 
     def largest_that_fits(self, wanted: int) -> int:
-        """Return the largest micro-batch, up to `wanted` examples, that fits any rows, or 0."""
+        """Halve `wanted` until a micro-batch fits with any rows, and return its size.
+
+        0: not even one example fits.
+        """
         size = wanted
         while size and self.peak_of(size) > self.limit_bytes:
             size //= 2
