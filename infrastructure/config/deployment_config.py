@@ -147,7 +147,7 @@ class DeploymentConfig(ConfigSection):
         description="Start a new run even if an unfinished run with the same settings exists.",
     )
     run_name: Annotated[
-        str | None, AfterValidator(_no_secret), Allowed("a name that contains no token or password")
+        str | None, AfterValidator(_no_secret), Allowed("a name without tokens or passwords")
     ] = Field(default=None, description="Name of the run; none: derived from the start time.")
     log_level: LogLevel = Field(
         default="INFO", description="Lowest severity of messages that are logged."
