@@ -1,4 +1,4 @@
-"""What a form calls settings and groups of them: a person's words, beside the keys of a file."""
+"""Labels of settings and of their groups in a form: plain words, next to the keys of a file."""
 
 LABELS = {
     "backup.allow_missing_place": "Train without the place",
@@ -66,12 +66,12 @@ _AS_WRITTEN = {"gpu": "GPU", "cpu": "CPU", "lr": "learning rate", "qlora": "QLoR
 
 
 def label_of(key: str) -> str:
-    """The name of a setting: `Warmup steps` for `training.warmup_steps`."""
+    """Return the label of a setting: `Warmup steps` for `training.warmup_steps`."""
     return LABELS.get(key) or _in_words(key.rpartition(".")[2])
 
 
 def title_of(group: str) -> str:
-    """The name of a group of settings."""
+    """Return the title of a group of settings."""
     return TITLES.get(group) or _in_words(group)
 
 
