@@ -43,7 +43,7 @@ LABELS = {
     "training.max_grad_norm": "Clip gradients at",
     "training.max_steps": "Steps at most",
     "training.num_epochs": "Epochs",
-    "training.optimization_frequency": "Quantum step every … epochs",
+    "training.optimization_frequency": "Quantum step every … steps",
     "training.qlora_lr": "QLoRA learning rate",
     "training.scheduler_type": "Learning rate schedule",
     "training.validation_frequency": "Evaluate every … steps",

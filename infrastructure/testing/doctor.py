@@ -42,7 +42,7 @@ NEEDED_FOR = {
 }
 # Declared as required, so that users' files can be read at once; nothing else needs them.
 READERS = {
-    "gdown": "data on Google Drive (colab.fetch_data)",
+    "gdown": "data on Google Drive (colab.fetch_dataset)",
     "h5py": "HDF5 files",
     "openpyxl": "Excel files",
 }
