@@ -130,7 +130,7 @@ def test_ones_own_settings_are_read_as_ours_are_and_go_into_a_place_of_their_own
 @pytest.mark.parametrize("setting", ["strategy", "loss", "corruption"])
 def test_an_address_is_a_name_and_a_wrong_name_mentions_addresses(setting: str) -> None:
     assert getattr(TrainingConfig(**{setting: "my_module:mine"}), setting) == "my_module:mine"
-    with pytest.raises(ValueError, match=r"unknown_name_or_address") as raised:
+    with pytest.raises(ValueError, match=r"core\.unknown_plugin") as raised:
         TrainingConfig(**{setting: "my_module"})
     assert f"setting=training.{setting}, " in str(raised.value)
     assert "'my_module'" in str(raised.value)

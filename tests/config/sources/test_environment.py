@@ -178,9 +178,10 @@ def test_a_value_that_does_not_fit_is_refused_as_a_flag_s_is(
         with pytest.raises(ValueError) as caught:
             load_config(environment={name: wrong})
         assert str(caught.value) == str(by_flag.value)
-        with monkeypatch.context() as as_words, pytest.raises(ValueError, match=rf"^{name}\b"):
+        with monkeypatch.context() as as_words:
             as_words.delenv(WORDS)
-            load_config(environment={name: wrong})
+            with pytest.raises(ValueError, match=rf"^{name}\b"):
+                load_config(environment={name: wrong})
 
 
 def wrong_value(key: str) -> str | None:
