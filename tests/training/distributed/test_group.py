@@ -240,7 +240,7 @@ def test_who_is_lost_while_all_are_connected_is_named_in_time() -> None:
             out, errors = first.communicate(timeout=TEST_SECONDS)
             assert out, errors[-3000:]
             seconds, sentence = json.loads(out)
-            assert "training.rank_connection_lost" in sentence
+            assert "training.rank_connection_lost(rank=training.rank_of_size(rank=1, size=2))" in sentence
             assert seconds < TEST_SECONDS / 2
     finally:
         for process in [process for pair in pairs for process in pair]:
@@ -251,11 +251,11 @@ def test_who_is_lost_while_all_are_connected_is_named_in_time() -> None:
 @pytest.mark.parametrize(
     ("size", "come_on", "message", "expected"),
     [
-        (2, set(), TIMED_OUT, "training.rank_missed_collective"),
-        (3, {2}, TIMED_OUT, "training.rank_missed_collective"),
-        (3, set(), TIMED_OUT, "training.rank_missed_collective"),
-        (3, {1, 2}, TIMED_OUT, "training.collective_failed"),
-        (2, set(), "broken pipe", "training.collective_failed"),
+        (2, set(), TIMED_OUT, "training.rank_missed_collective(name=rank 1 of 2)"),
+        (3, {2}, TIMED_OUT, "training.rank_missed_collective(name=rank 1 of 3)"),
+        (3, set(), TIMED_OUT, "training.rank_missed_collective(name=training.unknown_process())"),
+        (3, {1, 2}, TIMED_OUT, "training.collective_failed(error=[gloo] Timed out"),
+        (2, set(), "broken pipe", "training.collective_failed(error=broken pipe)"),
     ],
 )
 def test_an_exchange_of_layers_that_is_waited_for_in_vain_names_who_hangs(
@@ -274,7 +274,7 @@ def test_an_exchange_of_layers_that_is_waited_for_in_vain_names_who_hangs(
         watch=do_nothing,
         pulse_of=pulse_of,
         reason_of=lambda _: None,
-        name_of=lambda rank: f"the process of rank {rank} (of {size})",
+        name_of=lambda rank: f"rank {rank} of {size}",
     )
     assert str(_who_left(group, RuntimeError(message))).startswith(expected)
 
@@ -394,7 +394,8 @@ def test_only_who_is_waited_for_is_looked_at_and_who_has_left_is_lost(
     watch.look([])
     with pytest.raises(ProcessLostError) as caught:
         watch.look([2])
-    assert "training.rank_ended" in str(caught.value)
+    expected = "training.rank_failed(name=training.rank_of_size(rank=2, size=3), reason=its disk is"
+    assert str(caught.value).startswith(expected)
 
 
 def test_buckets_are_of_one_type_and_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:

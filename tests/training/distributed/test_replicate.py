@@ -218,7 +218,7 @@ def test_a_bad_loss_of_one_rank_rolls_all_back(found: dict[str, dict[str, Any]])
     case = found["bad loss"]
     assert case["error"] is None
     assert case["recoveries"][0][0] == "not_finite"
-    assert case["recoveries"][0][1].startswith("training.rolled_back_to_search")
+    assert case["recoveries"][0][1].startswith("training.rolled_back_to_search(first=2,")
     assert case["step"] == 6
     assert all(loss == loss for loss in case["losses"])
 
@@ -259,7 +259,7 @@ def check_hung(case: Case, result: dict[str, Any]) -> None:
     (hanging,) = case.planted
     if hanging == 1:
         assert result["error"].startswith("ProcessLostError: "), (case, result["error"])
-        assert "training.rank_of_size" in result["error"]
+        assert "training.rank_of_size(rank=1, size=2)" in result["error"]
     else:
         assert result["codes"] == [ExitCode.PROCESS_LOST], (case, result["error"])
     assert result["seconds"] < 30 * LIMIT_SECONDS

@@ -166,8 +166,17 @@ USUAL = {
     "training.method": "sft",
     "model.adapter": "standard",
 }
-# What says itself what else can be done than to keep all of the model in each process.
-NOT_SPREAD = r"leave .* out|with training.shard offload|set training\.shard no"
+REFUSED_BECAUSE = {
+    "training.strategy": "config.shard_with_strategy(strategy={}, whole=config.keep_whole())",
+    "training.enabled_extensions": (
+        "config.shard_with_extensions(extensions={}, whole=config.keep_whole())"
+    ),
+    "model.adapter": "config.shard_with_adapter(adapter={}, whole=config.keep_whole())",
+    "training.optimizer": (
+        "config.shard_with_8bit_optimizer(optimizer={}, whole=config.keep_whole())"
+    ),
+    "training.method": "config.shard_with_trl_method(method={})",
+}
 
 
 @pytest.mark.parametrize("mode", ["yes", "offload"])
@@ -182,11 +191,15 @@ def test_every_choice_is_compared_with_one_process_or_refused_by_name(
         **{"num_processes": 2, "device": "cpu", "training.shard": mode},
         **{key: [value] if key == "training.enabled_extensions" else value},
     )
-    refusals = [text for text in config.problems() if text.startswith("training.shard")]
+    refused = f"(setting=training.shard={mode}, reason="
+    refusals = [text for text in config.problems() if refused in text]
     if value in compared:
         assert refusals == []
         return
-    assert any(f"{key} = {value}" in text and re.search(NOT_SPREAD, text) for text in refusals)
+    reason = REFUSED_BECAUSE[key].format(value)
+    if value == "adamw_offload":
+        reason = "config.shard_with_offloaded_adamw()"
+    assert refusals == [f"config.setting_says{refused}{reason})"]
 
 
 def check_goes_on(case: dict[str, Any], one: dict[str, Any]) -> None:
@@ -207,7 +220,7 @@ def test_all_ranks_go_back_from_a_bad_loss_of_one(found: dict[str, dict[str, Any
     case = found["bad loss"]
     assert case["error"] is None, case["stderr"]
     assert case["recoveries"][0][0] == "not_finite"
-    assert case["recoveries"][0][1].startswith("training.rolled_back_to_search")
+    assert case["recoveries"][0][1].startswith("training.rolled_back_to_search(first=2,")
     assert case["step"] == 6
     assert all(loss == loss for loss in case["losses"])
 
@@ -217,7 +230,7 @@ def test_a_rank_that_lacks_memory_ends_all_which_go_on_in_smaller_pieces(
 ) -> None:
     first, again = found["torn"], found["torn, again"]
     assert first["error"].startswith("ProcessLostError: the process of rank 1 (of 2) failed: ")
-    assert "training.rank_out_of_memory" in first["error"]
+    assert "training.rank_out_of_memory(rank=1, step=3)" in first["error"]
     assert first["versions"][-1] == 2
     assert again["error"] is None, again["stderr"]
     assert again["micro_batch_size"] == 1
