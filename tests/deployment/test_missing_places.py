@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.train_resume import resume
+from infrastructure.commands.resume import resume
 
 from infrastructure.backup.replication.status import GONE, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import RunBackup
@@ -91,7 +91,7 @@ def is_whole_at(disk: Path, run: Path) -> bool:
     return here.read_bytes() == there.read_bytes()
 
 
-@pytest.mark.parametrize("how", ["train", "train-resume", "backup create"])
+@pytest.mark.parametrize("how", ["train", "resume", "backup create"])
 def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_command(
     tmp_path: Path, disk: Path, config: Config, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_comman
         assert any("was finished before" in line for line in lines)
         assert not any("NOT SAFE" in line for line in lines)
         assert (run / "report.html").is_file()
-    elif how == "train-resume":
+    elif how == "resume":
         assert resume(run.name, str(run.parent)) == ExitCode.DONE
     else:
         assert main(["backup", "create", run.name]) == ExitCode.DONE
@@ -242,7 +242,7 @@ def test_a_signal_ends_the_wait_for_a_place_that_went_away(
     disk.rename(tmp_path / "away")
     disk.mkdir()
     process = start_temper(
-        *("train-resume", str(run), "--backup-finish-seconds", "600"), folder=tmp_path
+        *("resume", str(run), "--backup-finish-seconds", "600"), folder=tmp_path
     )
     assert process.stdout is not None
     for line in process.stdout:
