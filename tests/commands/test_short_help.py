@@ -59,7 +59,7 @@ def test_the_help_of_an_action_begins_as_a_sentence() -> None:
 def test_the_values_of_a_word_are_named_in_the_help_and_offered() -> None:
     parser = parser_of("sweep")
     shown = " ".join(parser.format_help().split())
-    assert re.search(r"--sampler NAME \S*help_sweep_sampler\(.*tpe, random, grid.*tpe", shown)
+    assert re.search(r"--sampler NAME \S*help_sweep_sampler\(.*samplers=tpe, random, grid", shown)
     [words] = words_of(parser, "temper sweep")
     assert words.flags["--sampler"] == ("tpe", "random", "grid")
 
