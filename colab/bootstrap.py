@@ -67,8 +67,7 @@ def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
     _stale.update(loaded_of(replaced))
     if _stale:
         raise RestartNeededError(
-            f"{', '.join(sorted(_stale))} was replaced after this kernel loaded it: restart it"
-            " (Runtime > Restart session) and run all cells again; nothing is installed twice"
+            "notebook.packages_replaced_after_loading", packages=sorted(_stale)
         )
     print(phrase("notebook.everything_installed"))
 

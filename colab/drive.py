@@ -23,32 +23,20 @@ ANSWER_SECONDS = 60.0  # for the mounted folder to accept and return a few bytes
 FLUSH_SECONDS = 600.0
 GRACE_SECONDS = 30.0  # for Colab's own timeout to be reported
 
-# Parts of the messages of Colab's package, and what the user can do.
-ADVICE = {
-    "credential propagation was unsuccessful": "Drive was not mounted because nobody agreed to it:"
-    " run the cell again, allow pop-ups, and choose the account that Colab is open with",
-    "timeout during initial read of root folder": "Drive was not mounted in time because its top"
-    " folder holds very many files: move them into folders on drive.google.com, and run the cell"
-    " again",
-    "domain policy has disabled": "Drive was not mounted because your organisation has switched it"
-    " off: use another account, or a repository on the Hub as place",
-    "must not already contain files": "Drive was not mounted because {mount} holds files of this"
-    " machine: move them away, and run the cell again",
-    "must not be a symlink": "Drive was not mounted because {mount} is a link: remove it, and run"
-    " the cell again",
-    "must either be a directory": "Drive was not mounted because {mount} is a file: remove it, and"
-    " run the cell again",
-    "must be in a directory that exists": "Drive was not mounted because there is no folder"
-    " {mount.parent}: make it, and run the cell again",
-    "must not contain a space": "Drive was not mounted because there is a space in {mount}",
-    "must be a directory if present": "Drive was not mounted because its folder for settings in"
-    " ~/.config is a file: remove it, and run the cell again",
-    "mount failed": "Drive was not mounted because its program stopped: run the cell again, and if"
-    " that does not help, restart the session",
-    "Colab Enterprise": "Colab Enterprise has no Drive: use a bucket (gs://…) or a repository on"
-    " the Hub as place",
-    "unsupported in this environment": "This machine cannot mount Drive: use a repository on the"
-    " Hub as place",
+# Parts of the messages of Colab's package, and the codes of what the user can do.
+REFUSALS = {
+    "credential propagation was unsuccessful": "notebook.drive_not_permitted",
+    "timeout during initial read of root folder": "notebook.drive_top_folder_too_large",
+    "domain policy has disabled": "notebook.drive_disabled_by_organization",
+    "must not already contain files": "notebook.mount_point_not_empty",
+    "must not be a symlink": "notebook.mount_point_is_a_link",
+    "must either be a directory": "notebook.mount_point_is_a_file",
+    "must be in a directory that exists": "notebook.mount_point_parent_missing",
+    "must not contain a space": "notebook.mount_point_with_space",
+    "must be a directory if present": "notebook.drive_settings_folder_is_a_file",
+    "mount failed": "notebook.drive_program_stopped",
+    "Colab Enterprise": "notebook.no_drive_in_colab_enterprise",
+    "unsupported in this environment": "notebook.drive_not_supported",
 }
 
 
@@ -149,13 +137,13 @@ def _mount(force_remount: bool = False) -> None:
     except Exception as error:  # Colab's own package raises many kinds, KeyError among them
         raise _RefusedError(_advice(error)) from error
     if not _is_mounted():
-        raise _RefusedError(f"Drive is said to be mounted, but {_top()} is missing: run this again")
+        raise _RefusedError(phrase("notebook.drive_without_its_folder", folder=_top()))
 
 
 def _advice(error: Exception) -> str:
-    for text, advice in ADVICE.items():
+    for text, code in REFUSALS.items():
         if text in str(error):
-            return advice.format(mount=MOUNT_POINT)
+            return phrase(code, mount=MOUNT_POINT)
     return phrase("notebook.drive_not_mounted", error=_words(error))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.deployment.environment import ROOT
 from infrastructure.deployment.installers import InstallError
@@ -58,10 +59,8 @@ def needed(column: Column, with_unsloth: bool) -> Needed:
     lines |= {name: pin for name, pin in others.items() if is_unmet(BOUNDS.get(name, name))}
     for name in HELD:
         if name in lines and (version := installed_version(name)) is not None:
-            raise InstallError(
-                f"{name} {version} is here and Temper needs {base[name]}: install that yourself,"
-                " and restart the kernel"
-            )
+            about = {"name": name, "version": version, "needed": base[name]}
+            raise InstallError(phrase("notebook.package_too_old", **about))
     replaced = {*lines, *(NEEDED_BY_TORCH if "torch" in lines else ())}
     stay = [name for name in dict.fromkeys([*base, *pins, *HELD]) if name not in replaced]
     held = [

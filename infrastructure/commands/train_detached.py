@@ -8,15 +8,17 @@ import shutil
 import signal
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
+from infrastructure.config.sources.spelling import as_keyword
 from infrastructure.core.console import show
 from infrastructure.core.files import write_text
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import phrase, spelled_by
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.detached import FINISHED_BEFORE_NAME, OUTPUT_NAME, RUN_NAME
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
@@ -48,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
     )
     if code is not None:
         return code
-    return train(folder, config, given["accept"], run_path, given.get("trial"))
+    # its output is read where it was started: there, settings are flags or keywords
+    with spelled_by(as_keyword) if given.get("is_python") else nullcontext():
+        return train(folder, config, given["accept"], run_path, given.get("trial"))
 
 
 def train(

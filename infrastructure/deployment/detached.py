@@ -26,13 +26,14 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.sources.spelling import as_keyword
 from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError, RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import as_object, parse_json
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import phrase, speller
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
@@ -137,6 +138,7 @@ def start(
         "run": None if run_path is None else str(run_path),
         "trial": trial,
         "environment_notes": config.environment_notes,
+        "is_python": speller()("new_run", "") == as_keyword("new_run"),
     }
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as pipe:  # if it died, its output says why

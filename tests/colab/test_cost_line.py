@@ -40,8 +40,8 @@ def record(folder: Path, config: DeploymentConfig, **summary: Any) -> Path:
         ),
         (
             {"model_name": "someone/model", "batch_size": "auto"},
-            "It trains 3 epochs (4 where the weights are new) in steps of as many examples as are"
-            " fastest, which is measured.",
+            "It trains notebook.default_epochs(finetune_epochs=3, scratch_epochs=4) in steps of"
+            " notebook.fastest_batch_measured().",
         ),
     ],
 )
@@ -54,11 +54,11 @@ def test_how_long_it_trains_follows_from_the_settings(
 def test_where_checkpoints_go_is_reported(tmp_path: Path) -> None:
     lines = KnownCosts().lines(config_of(tmp_path))
     assert lines[1:] == [
-        f"A new run begins in {tmp_path}.",
-        "Its checkpoints lie on this machine only, and are lost with it: set backup.place.",
+        f"notebook.new_run_starts(output_dir={tmp_path})",
+        "notebook.checkpoints_not_backed_up()",
     ]
     lines = KnownCosts().lines(config_of(tmp_path, **{"backup.place": "/content/drive"}))
-    assert lines[-1] == "Its checkpoints are copied to /content/drive."
+    assert lines[-1] == "notebook.checkpoints_backed_up_to(place=/content/drive)"
     off = {"backup.place": "/content/drive", "enable_backups": False}
     assert (
         "notebook.checkpoints_not_backed_up" in KnownCosts().lines(config_of(tmp_path, **off))[-1]
@@ -71,9 +71,8 @@ def test_a_run_of_this_kind_is_named_with_what_was_measured_of_it(tmp_path: Path
     (path / "forecast.json").write_text(json.dumps(forecast))
     known = KnownCosts()
     lines = known.lines(config_of(tmp_path, log_level="DEBUG"))
-    assert lines[1] == (
-        f"It goes on with run {path.name}, of which 1,200 steps are done; new_run starts afresh."
-    )
+    so_far = "notebook.steps_already_done(steps=1200)"
+    assert lines[1] == f"notebook.run_will_resume(run={path.name}, so_far={so_far})"
     assert "notebook.measured_at_last_start" in lines[2]
     priced = known.lines(config_of(tmp_path, price_per_hour="1.76 compute units"))[2]
     assert "notebook.measured_at_last_start" in priced
@@ -82,7 +81,10 @@ def test_a_run_of_this_kind_is_named_with_what_was_measured_of_it(tmp_path: Path
     (path / "summary.json").write_text(json.dumps({"status": "finished"}))
     assert "notebook.same_run_is_finished" in known.lines(config_of(tmp_path))[1]
     write_trainer(path)
-    assert f"being trained now, by process {os.getpid()}" in known.lines(config_of(tmp_path))[1]
+    line = known.lines(config_of(tmp_path))[1]
+    assert line.startswith(
+        f"notebook.same_run_is_training(run={path.name}, trainer=process {os.getpid()}"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"configuration": {"values": 3}}', "[]"])

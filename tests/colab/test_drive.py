@@ -16,7 +16,7 @@ def test_the_folder_on_drive_is_made_and_tried_out(colab_session: ColabSession) 
     assert place == StorageFolder(
         drive.MOUNT_POINT / "MyDrive/temper/tests",
         True,
-        f"Drive is mounted: what is in {place.path} outlives this session",
+        f"notebook.drive_mounted(path={place.path})",
     )
     assert place.path.is_dir()
     assert list((colab_session.cloud / "temper/tests").iterdir()) == []  # the trial left nothing
@@ -29,15 +29,15 @@ def test_mounting_twice_mounts_once(colab_session: ColabSession) -> None:
 
 
 MOUNT_REFUSALS = [
-    ("not_colab", "This machine cannot mount Drive"),
-    ("enterprise", "Colab Enterprise has no Drive"),
-    ("no_consent", "nobody agreed to it"),
-    ("stopped", "its program stopped"),
-    ("slow_root", "its top folder holds very many files"),
-    ("domain", "your organisation has switched it off"),
-    ("settings_file", "its folder for settings"),
-    ("no_credentials_server", "(KeyError: 'TBE_EPHEM_CREDS_ADDR')"),
-    ("nothing_there", "said to be mounted"),
+    ("not_colab", "notebook.drive_not_supported"),
+    ("enterprise", "notebook.no_drive_in_colab_enterprise"),
+    ("no_consent", "notebook.drive_not_permitted"),
+    ("stopped", "notebook.drive_program_stopped"),
+    ("slow_root", "notebook.drive_top_folder_too_large"),
+    ("domain", "notebook.drive_disabled_by_organization"),
+    ("settings_file", "notebook.drive_settings_folder_is_a_file"),
+    ("no_credentials_server", "notebook.drive_not_mounted(error=KeyError: 'TBE_EPHEM_CREDS_ADDR')"),
+    ("nothing_there", "notebook.drive_without_its_folder"),
 ]
 
 
@@ -67,11 +67,11 @@ def make_link(mount: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "make", "sentence"),
     [
-        ("drive", make_file, "drive is a file: remove it"),
-        ("drive", make_full, "drive holds files of this machine"),
-        ("drive", make_link, "drive is a link"),
-        ("a/drive", lambda mount: None, "a: make it"),
-        ("my drive", lambda mount: None, "a space in"),
+        ("drive", make_file, "notebook.mount_point_is_a_file"),
+        ("drive", make_full, "notebook.mount_point_not_empty"),
+        ("drive", make_link, "notebook.mount_point_is_a_link"),
+        ("a/drive", lambda mount: None, "notebook.mount_point_parent_missing"),
+        ("my drive", lambda mount: None, "notebook.mount_point_with_space"),
     ],
 )
 def test_a_mount_point_in_the_way_is_reported(
@@ -82,7 +82,7 @@ def test_a_mount_point_in_the_way_is_reported(
     make(mount)
     place = mount_drive()
     assert not place.is_drive
-    assert sentence in place.reason
+    assert f"{sentence}(mount={mount})" in place.reason
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_drive_that_hangs_is_left_behind(
     monkeypatch.setattr(drive, "_try_out", lambda folder: (folder.parent / "pipe").read_bytes())
     place = mount_drive()
     assert not place.is_drive
-    assert place.reason == "Drive does not answer (no answer within 0 s): restart the session"
+    assert place.reason == "notebook.drive_not_responding(error=no answer within 0 s)"
 
 
 @pytest.mark.parametrize("folder", ["", "..", "a/../../b", "/content/x"])
@@ -147,12 +147,12 @@ def test_elsewhere_nothing_is_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     place = mount_drive()
     assert (place.path, place.is_drive) == (Path.cwd() / "temper", False)
     assert "notebook.no_drive_outside_colab" in place.reason
-    assert "notebook.no_drive_outside_colab" in flush_drive()
+    assert flush_drive() == "notebook.nothing_to_flush()"
 
 
 def test_flushing_is_bounded_and_unmounts(colab_session: ColabSession) -> None:
     mount_drive()
-    assert flush_drive(5) == "Drive has uploaded what it held back, and is unmounted"
+    assert flush_drive(5) == "notebook.drive_flushed()"
     assert [call["timeout_ms"] for call in colab_session.calls("flush_and_unmount")] == [5000]
     assert list(drive.MOUNT_POINT.iterdir()) == []
 

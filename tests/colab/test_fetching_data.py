@@ -176,7 +176,7 @@ def test_an_archive_or_a_document_is_no_data(
     local = tmp_path / "here" / name[1:]
     local.parent.mkdir()
     local.write_bytes(ARCHIVES[what])
-    with pytest.raises(DataError, match=not_data(str(local), what)):
+    with pytest.raises(DataError, match=not_data(local.name, what)):
         colab.fetch_dataset(local)
     with pytest.raises(ValueError):
         list(discover(str(local))[0].rows())

@@ -78,10 +78,7 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
     ):
         assert part in html, part
     assert text.startswith("20260101-a: step 30 of 40 · 75.0 % · loss 1.069 · held-out loss 1.250")
-    assert text.endswith(
-        "saved: step 25; Checkpoints lie on this machine only; the setting backup.place copies them"
-        " elsewhere"
-    )
+    assert text.endswith("saved: step 25; monitoring.checkpoints_not_backed_up()")
 
 
 def test_the_last_durable_checkpoint_is_the_one_that_the_place_has_confirmed(
@@ -119,7 +116,7 @@ def test_before_the_first_step_the_panel_shows_that(tmp_path: Path) -> None:
     html, text = shown(write_run(tmp_path))
     assert "notebook.no_step_logged_yet" in html
     assert "nothing yet" in html
-    assert "no step yet\nnothing is saved yet" in text
+    assert "no step yet\nnotebook.nothing_saved_yet()" in text
 
 
 def test_the_texts_of_a_run_cannot_bring_markup_into_the_notebook(tmp_path: Path) -> None:
@@ -177,7 +174,7 @@ def test_what_fails_in_it_is_reported_once_and_switched_off(
     assert len(output.html) == 1
     [message] = [record.getMessage() for record in caplog.records]
     assert message.startswith(
-        "the live panel is off, the training goes on: RuntimeError('the browser is gone') at "
+        "core.part_is_off(name=the live panel, error=the browser is gone) at test_live_panel.py:"
     )
     assert panel.has_ended
     lost = LivePanel(tmp_path / "nowhere", "", output)  # type: ignore[arg-type]

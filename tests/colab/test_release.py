@@ -46,8 +46,10 @@ def test_a_runtime_with_all_safe_is_released(
     assert released(trained)
     assert len(colab_session.calls("unassign")) == 1
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith(f"Run {only_run(trained).name} is safe: step 2 at ")
-    assert shown[-1] == "The runtime was given back"
+    assert shown[0].startswith(
+        f"notebook.finished_run_confirmed(run={only_run(trained).name}, step=2, "
+    )
+    assert shown[-1] == "notebook.runtime_released()"
 
 
 def test_a_drive_is_flushed_before(
@@ -74,7 +76,7 @@ def test_a_colab_that_does_not_take_it_is_one_sentence(
     colab_session.behaves(unassign=failure)
     assert not released(trained)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("The runtime stays: Colab did not take it back")
+    assert last.startswith("The runtime stays: notebook.runtime_not_released(error=")
     assert sentence in last
 
 

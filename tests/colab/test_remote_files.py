@@ -162,7 +162,9 @@ def test_a_mount_that_fails_in_the_middle_is_reported_and_the_next_call_goes_on(
     monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
     with monkeypatch.context() as failing:
         failing.setattr(remote_files, "within", failing_at(6, failure, released))
-        with pytest.raises(DataError, match=f"did not come: .*{message}.* are kept"):
+        with pytest.raises(
+            DataError, match=rf"did not come: .*{message}.*notebook\.partial_download_kept\("
+        ):
             fetch_file(remote, None, local, 60, HURRIED)
     released.set()
     assert visible(local) == []

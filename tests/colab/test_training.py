@@ -16,6 +16,7 @@ import pytest
 from colab import training
 from colab.training import attach, stop, train
 from infrastructure.core.errors import RunFailedError
+from infrastructure.core.messages import WORDS
 from infrastructure.monitoring.records.run_owner import read_trainer
 from tests.colab.kernels import Cell, Kernel, start_kernel
 from tests.deployment.runs import losses, runs_of, small_config, small_settings
@@ -82,7 +83,7 @@ def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_resu
     for text in (run.name, "finished", f"of {summary['total_steps']}", "Loss", "Learning rate"):
         assert text in panel, text
     assert "Before → after" in panel
-    assert "Where everything lies" in done.text
+    assert "run.files_head(" in done.text
     assert "held-out loss" not in done.text  # the panel has it
     assert "INFO" not in done.text
     assert "Failed to load" not in done.text  # what libraries have to say of themselves
@@ -101,19 +102,19 @@ def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
     assert shown.error == ""
     (run,) = runs_of(tmp_path)
     steps = json.loads((run / "summary.json").read_text())["steps"]
-    assert f"Stopped at step {steps}: interrupted" in shown.text
+    assert f"stopped_at_step(step={steps}" in shown.text
     assert str(run) in shown.text
     assert "notebook.run_cell_to_resume" in shown.text
     assert "stopped" in panel_of(shown)
     preparing = cell(tmp_path, IN_PREPARATION, num_epochs=LONG)
-    kernel.run_until(preparing, lambda cell: "Preparing model" in cell.text)
+    kernel.run_until(preparing, lambda cell: "loading the model" in cell.text)
     shown = kernel.interrupt()
     assert shown.error.startswith("KeyboardInterrupt")  # the cells after it are not run
     assert "notebook.interrupted_before_training" in shown.text
-    kernel.run_until(code, lambda cell: "Training for" in cell.text)
+    kernel.run_until(code, lambda cell: "deployment.training_starts" in cell.text)
     shown = kernel.interrupt()
     assert shown.error == ""
-    assert f"going on from step {steps}" in shown.text
+    assert f"deployment.resuming_from_step(run_id={run.name}, step={steps}" in shown.text
 
 
 @slow
@@ -128,18 +129,19 @@ def test_a_detached_training_outlives_its_kernel_and_the_next_kernel_looks_on(
     kernel.kill()
     with start_kernel(tmp_path) as second:
         again = second.run_until(code, has_a_panel)  # run all again: no second training begins
-        assert f"Run {run.name} is trained by {trainer}; looking on" in again.text
+        about = f"run={run.name}, trainer={trainer}"
+        assert f"notebook.watching_other_process({about})" in again.text
         assert runs_of(tmp_path) == [run]
         left = second.interrupt()
         assert left.error == ""
-        assert "goes on by itself: colab.attach() looks on again, colab.stop() ends it" in left.text
+        assert "notebook.training_continues_detached(" in left.text
         assert read_trainer(run) == trainer
         before = len(losses(run))
         attached = second.run_until(cell(tmp_path, "colab.attach()"), has_a_panel)
         assert "Being trained (process" in panel_of(attached)
         second.interrupt()
         stopped = second.run(cell(tmp_path, "print(colab.stop())"))
-        assert f"Stopped: run {run.name} is saved at step" in stopped.text
+        assert "deployment.stopped_" in stopped.text
         assert len(losses(run)) > before
     ended = read_trainer(run)
     assert ended is not None
@@ -152,8 +154,8 @@ def test_without_a_notebook_lines_show_the_same(
     summary = train(small_config(tmp_path, num_epochs=1))
     assert summary["status"] == "finished"
     captured = capsys.readouterr()
-    assert "training 100 % · step" in captured.err
-    assert "Where everything lies" in captured.out
+    assert f"[100%] step {summary['steps']}/" in captured.err
+    assert "run.files_head(" in captured.out
     again = attach(summary["paths"]["run"])
     assert (again["status"], again["steps"]) == ("finished", summary["steps"])
     shown = capsys.readouterr().out
@@ -173,14 +175,14 @@ def test_the_closing_lines_of_a_finished_run_come_once_from_its_process(
 ) -> None:
     run, process = write_run(tmp_path / "runs", status="finished"), tmp_path / "process"
     process.mkdir()
-    closing = f"Where everything lies\nRun {run.name} was finished before; --new-run trains again\n"
+    closing = f"Files\nRun {run.name} was finished before; new_run trains again\n"
     for name, text in (("output.txt", closing), ("finished_before", ""), ("run", str(run))):
         (process / name).write_text(text)
     detached = training.DetachedTraining(process)
     monkeypatch.setattr(training.detached_trainings, "start", lambda *_: detached)
     summary = train(small_config(tmp_path), detached=True)
     assert summary["status"] == "finished"
-    assert capsys.readouterr().out == closing.replace("--new-run", "new_run=True")
+    assert capsys.readouterr().out == closing
 
 
 def test_a_training_ends_before_its_session(
@@ -206,16 +208,31 @@ def test_a_detached_training_comes_to_the_same_numbers(
     assert other["status"] == "finished"
     assert losses(Path(one["paths"]["run"])) == losses(Path(other["paths"]["run"]))
     shown = capsys.readouterr().out
-    assert "Where everything lies" in shown
+    assert "run.files_head(" in shown
     assert f"Run {Path(other['paths']['run']).name} is finished: " in shown
     assert "finished before" not in shown
+
+
+@slow
+def test_a_detached_training_spells_settings_as_the_cell_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WORDS)
+    train(small_config(tmp_path, max_steps=1))
+    capsys.readouterr()
+    train(small_config(tmp_path, max_steps=1), detached=True)
+    shown = capsys.readouterr().out
+    assert "new_run trains again" in shown
+    assert "--new-run" not in shown
 
 
 def test_a_run_that_failed_elsewhere_fails_the_cell_too(tmp_path: Path) -> None:
     run = write_run(tmp_path, status="failed", error="ValueError: x")
     (run / "logs").mkdir()
     (run / "logs/output.txt").touch()
-    with pytest.raises(RunFailedError, match=r"failed: ValueError: x; .*output.txt has all"):
+    with pytest.raises(
+        RunFailedError, match=r"failed: ValueError: x.*full_output_file\(.*output\.txt"
+    ):
         attach(run)
     gone = write_run(tmp_path, "b")
     (gone / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
@@ -263,4 +280,4 @@ colab.train(DeploymentConfig(output_dir={str(tmp_path)!r}, **among_runs))
 """
     done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
     assert "check_supported" in done.stderr
-    assert "ConfigurationError: backup.place" in done.stderr
+    assert "ConfigurationError: config.destination_inside_output_dir(" in done.stderr

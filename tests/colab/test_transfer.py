@@ -138,7 +138,7 @@ def test_an_answer_without_an_end_is_taken_with_its_hash_only(
     ("status", "message", "num_requests"),
     [
         (404, r"404 \(Not Found\): check the address", 1),
-        (403, r"403 \(Forbidden\): it wants to know who asks", 1),
+        (403, r"403 \(Forbidden\): notebook\.download_needs_login", 1),
         (429, r"429 \(Too Many Requests\)", HURRIED.num_attempts),
         (503, r"503 \(Service Unavailable\)", HURRIED.num_attempts),
     ],
@@ -188,7 +188,9 @@ def test_the_time_is_bounded_and_the_next_call_goes_on(
     with monkeypatch.context() as patch:
         clock = SimpleNamespace(monotonic=now, sleep=time.sleep)
         patch.setattr(transfer, "time", clock)
-        with pytest.raises(DataError, match=r"did not come within 1\.5 s; .* are kept"):
+        with pytest.raises(
+            DataError, match=r"did not come within 1\.5 s; notebook\.partial_download_kept"
+        ):
             fetch_file(remote, None, tmp_path, 1.5)
     assert visible(tmp_path) == []
     file_server.files["/rows.jsonl"] = Served(ROWS)

@@ -21,7 +21,7 @@ import torch
 
 import infrastructure
 from infrastructure import training as training_names
-from infrastructure.commands.main import create_parser, main
+from infrastructure.commands.main import create_parser, main, with_full_names
 from infrastructure.commands.parser import parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import AlertThresholds
@@ -305,7 +305,7 @@ def test_pipeline_optimization(context: TrainingContext, config: DeploymentConfi
     assert all(tried.measured.tokens_per_second > 0 for tried in optimizer.tried)
     again = [example.input_ids.tolist() for batch in context.pipeline for example in batch]
     assert again == epoch
-    with pytest.raises(ValueError, match=r"optimize_pipeline\(pipeline\)"):
+    with pytest.raises(ValueError, match=r"optimization\.pipeline_measure_not_given"):
         optimizer.measure({})
 
 
@@ -585,7 +585,7 @@ def test_the_monitor_of_002() -> None:
     monitor.sample()
     assert monitor.get_performance_summary()["alerts"]["raised"]["gradient_norm"] == 1
     monitor.stop_monitoring()
-    with pytest.raises(ValueError, match="did you mean 'gpu_temperature'"):
+    with pytest.raises(ValueError, match="key=gpu_temprature, section=AlertThresholds, meant=gpu_temperature"):
         TrainingMonitor(thresholds={"gpu_temprature": 3})
 
 
@@ -690,7 +690,8 @@ def test_the_command_line_of_003() -> None:
     given = [part for flag in flags if flag != "--config" for part in (flag, "x")]
     for command in re.findall(r"^llamahome (\S+)", block, re.MULTILINE):
         words = ["a", "b"] if command == "train-eval" else ["a"]
-        options = parse(create_parser(), [command, *words, *given, "--config", "c.yaml"])
+        line = with_full_names([command, *words, *given, "--config", "c.yaml"])
+        options = parse(create_parser(), line)
         config = load_config(environment={}, flags=flags_given(options))
         assert (config.model_name, config.output_dir, config.data.eval_path) == ("x", "x", "x")
         assert options.config == "c.yaml"
