@@ -19,7 +19,9 @@ from infrastructure.commands import resume as resume_command
 from infrastructure.commands import train
 from infrastructure.commands.main import (
     COMMANDS,
+    GROUPS,
     HIDDEN,
+    SAME_COMMANDS,
     _how_to_go_on,
     command,
     create_parser,
@@ -45,11 +47,39 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_that_of_the_distribution(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--version"])
+        main([flag])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"temper {importlib.metadata.version(DISTRIBUTION)}\n"
+
+
+@pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"]])
+def test_the_help_has_every_command_in_its_group(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    shown = capsys.readouterr().out.splitlines()
+    for title, commands in GROUPS.items():
+        below = shown[shown.index(f"{title}:") + 1 :]
+        listed = [line.split()[0] for line in below[: below.index("")] if line.strip()]
+        assert [name for name in commands if name not in listed] == []
+    assert not any(HIDDEN in line for line in shown)
+
+
+@pytest.mark.parametrize(("old", "name"), SAME_COMMANDS.items())
+def test_a_command_has_its_other_names(
+    old: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([old, "--help"], ["help", old]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: temper {name} ")
 
 
 def test_help_answers_in_under_a_second() -> None:
