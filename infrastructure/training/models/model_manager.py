@@ -312,7 +312,7 @@ class ModelManager:
         if self.vision is not None:
             self._check_vision(source)
         refusals = {
-            "adapter": (self.sees, is_trained, "sees no pictures"),
+            "adapter": (self.sees, is_trained, "reads no images"),
             "train_vision": (
                 config.train_vision,
                 is_seeing,
