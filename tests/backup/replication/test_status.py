@@ -167,8 +167,8 @@ def test_what_would_be_lost_is_the_age_of_what_was_saved() -> None:
     assert CONFIRMED.possible_loss(900.0).seconds == 0.0  # of clocks that differ
     assert replace(CONFIRMED, saved_at=None).possible_loss(1055.0).seconds is None
     for state in ("doubtful", "fenced", "left", "gone", "down"):
-        assert STATES[state] in replace(CONFIRMED, state=state).possible_loss(1055.0).text
+        assert f"backup.state_{state}()" in replace(CONFIRMED, state=state).possible_loss(1055.0).text
     for state in ("doubtful", "fenced"):
-        assert BackupStatus(state=state).problem == STATES[state]
+        assert BackupStatus(state=state).problem == f"backup.state_{state}()"
     for state in ("idle", "gone", "left"):
         assert BackupStatus(state=state).problem is None
