@@ -412,9 +412,7 @@ class TrainingDeployment:
         for line in closing_lines(run.path, summary, is_result_shown):
             self.report(line)
         code = "deployment.run_finished_before" if was_finished else "deployment.run_finished"
-        self.report(
-            phrase(code, run_id=run.run_id, model=run.final, hint=self._how_to_train_again)
-        )
+        self.report(phrase(code, run_id=run.run_id, model=run.final, hint=self._how_to_train_again))
         copies.report_incomplete()
         return summary
 

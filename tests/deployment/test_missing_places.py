@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.resume import resume
 
 from infrastructure.backup.replication.status import GONE, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.commands.main import main
+from infrastructure.commands.resume import resume
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import file_sha256
@@ -124,7 +124,7 @@ def test_a_place_that_is_away_at_the_end_is_reported_loudly_until_it_is_back(
     summary = TrainingDeployment(config(5.0), say=(lines := []).append).run()  # type: ignore[var-annotated]
     assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
     assert lines[-1].startswith(f"backup.finished_run_not_confirmed(run={run.name}, ")
-    assert "backup.other_destination(" in lines[-1]
+    assert "backup.not_the_runs_destination(" in lines[-1]
     assert list(disk.iterdir()) == [], "nothing is written below a mount that is away"
     disk.rmdir()
     away.rename(disk)
@@ -241,9 +241,7 @@ def test_a_signal_ends_the_wait_for_a_place_that_went_away(
     run = killed_at_the_end(config(), tmp_path)
     disk.rename(tmp_path / "away")
     disk.mkdir()
-    process = start_temper(
-        *("resume", str(run), "--backup-finish-seconds", "600"), folder=tmp_path
-    )
+    process = start_temper(*("resume", str(run), "--backup-finish-seconds", "600"), folder=tmp_path)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("run.waiting_for_backup"):

@@ -129,7 +129,7 @@ def test_in_a_call_a_setting_is_a_keyword(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WORDS)
-    with pytest.raises(ValueError, match="^max_steps has no effect"):
+    with pytest.raises(ValueError, match=r"^max_steps has no effect"):
         temper.evaluate("embedded", "nothing.jsonl", max_steps=3)
 
 
@@ -145,10 +145,10 @@ def test_what_it_is_to_be_given_can_be_typed(
     ):
         with pytest.raises(ValueError, match=r"data\.in_no_known_shape") as raised:
             call()
-        columns = "data.set_prompt_and_answer(first=\"customer says\", second=we_reply)"
+        columns = 'data.set_prompt_and_answer(first="customer says", second=we_reply)'
         assert columns in str(raised.value)
     given = {"prompt_column": "customer says", "answer_column": "we_replied"}
-    with pytest.raises(ValueError, match=r"config\.setting_says\(setting=data\.answer_column, .*'we_replied'"):
+    with pytest.raises(ValueError, match=r"\(setting=data\.answer_column, .*'we_replied'"):
         temper.train("faq.csv", max_steps=4, **given)
 
 

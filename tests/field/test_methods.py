@@ -328,7 +328,7 @@ def test_r11_answers_after_another_prompt_are_set_aside(method: str, tmp_path: P
     assert of_own_loop == [False, True]
     data = read(tmp_path, tokenizer, method, [thought] * 40 + [plain])
     assert (len(data.train), [bad.line for bad in data.quarantine.bad_rows]) == (40, [41])
-    with pytest.raises(ValueError, match=r"num_bad=10.*methods\.prompt_written_differently.*<think>"):
+    with pytest.raises(ValueError, match=r"num_bad=10.*prompt_written_differently.*<think>"):
         read(tmp_path, tokenizer, method, [plain] * 10)
     assert len(read(tmp_path, byte_level_tokenizer(CHATML), method, [plain] * 10).train) == 10
 
@@ -512,7 +512,7 @@ def test_r4_the_same_holds_for_methods(tmp_path: Path) -> None:
     lower = with_normalizer(normalizers.Lowercase())
     data = read(tmp_path, lower, "dpo", [*rows, row_for("dpo", "Yes", "yes", question="x?")])
     assert [one.reason for one in data.quarantine.bad_rows] == ["no preference"]
-    with pytest.raises(ValueError, match=r"data\.answers_equal_to_tokenizer\(num_equal=18,.*text=Yes"):
+    with pytest.raises(ValueError, match=r"answers_equal_to_tokenizer\(num_equal=18,.*text=Yes"):
         read(tmp_path, lower, "kto", [row_for("kto", t, question="x?") for t in ("Yes", "yes") * 9])
 
 

@@ -136,8 +136,11 @@ def test_r12_numbers_between_0_and_1_are_scaled() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        (ramp().astype(np.float32), r"data\.image_range_unknown.*smallest=0.0, largest=255.0"),
-        (np.full((4, 4), -0.1, np.float32), r"data\.image_range_unknown.*smallest=-0.1, largest=-0.1"),
+        (ramp().astype(np.float32), r"image_range_unknown.*smallest=0.0, largest=255.0"),
+        (
+            np.full((4, 4), -0.1, np.float32),
+            r"image_range_unknown.*smallest=-0.1, largest=-0.1",
+        ),
         (np.full((4, 4), np.nan, np.float32), "nan"),
         (ramp().astype(np.int32) * 1000, "32 bits"),
     ],

@@ -3,6 +3,7 @@ and files, as plain transformers and PEFT read them.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -315,7 +316,7 @@ def test_r1_what_was_saved_otherwise_is_noticed(tmp_path: Path) -> None:
     state = load_file(weights)
     for name in ("model.norm.weight", "model.layers.2.mlp.down_proj.weight"):
         save_file({**state, name: -state[name]}, weights, {"format": "pt"})
-        with pytest.raises(CheckpointError, match=r"evaluation\.saved_answer_differs\(prompt=What is"):
+        with pytest.raises(CheckpointError, match=re.escape(OTHER_ANSWER)):
             expected.compare(final)
     weights.unlink()
     with pytest.raises(CheckpointError, match=r"evaluation\.saved_model_unreadable"):
