@@ -341,5 +341,5 @@ def test_an_empty_folder_is_not_published(tmp_path: Path, place: Path) -> None:
     system: Any = create_backup_system(tmp_path / "backups", str(place))
     with pytest.raises(ValueError, match=r"backup\.no_files_to_publish"):
         system.publish(tmp_path / "nothing")
-    with pytest.raises(StorageError, match=r"backup\.place"):
+    with pytest.raises(StorageError, match=r"backup\.no_destination"):
         create_backup_system(tmp_path / "backups").publish(tmp_path)

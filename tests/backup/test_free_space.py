@@ -32,8 +32,8 @@ def test_fewer_checkpoints_are_advised_where_that_helps(
     store = Store(tmp_path / "run" / "checkpoints")
     size = 100 << 20
     for free, advice in (
-        (SLACK_BYTES + 2 * size, "lower"),
-        (SLACK_BYTES, "backup.no_space_for_rotation"),
+        (SLACK_BYTES + 2 * size, r"alternative=backup\.or_keep_fewer_checkpoints\(\)\)"),
+        (SLACK_BYTES, r"alternative=\)"),
     ):
         monkeypatch.setattr(type(store.operations), "free_bytes", lambda *_, free=free: free)
         with pytest.raises(StorageError, match=f"{advice}$"):

@@ -38,7 +38,7 @@ def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
     assert not [path for path in place.removed if "objects" in path.parts]
     later = time.time() + 3601
     monkeypatch.setattr("infrastructure.backup.replication.remote_pruning.time.time", lambda: later)
-    assert prune_once(link, RETENTION, record)[1] == "2 objects without a name removed there"
+    assert prune_once(link, RETENTION, record)[1] == "backup.unreferenced_objects_removed(count=2)"
     assert link.store.versions() == names[:-3:-1]
     for name in link.store.versions():
         link.store.verify(link.store.read(name))
