@@ -37,7 +37,7 @@ def test_a_run_by_trl_is_forecast_before_its_first_step_and_compared_at_its_end(
 
     assert in_fork(trained) == 0
     lines = (tmp_path / "lines.txt").read_text().splitlines()
-    line, fits = next(two for two in pairwise(lines) if "Forecast" in two[0])
+    line, fits = next(two for two in pairwise(lines) if "deployment.forecast_summary" in two[0])
     assert "deployment.training_starts" in line
     assert " EUR, for" in line
     assert "deployment.forecast_summary" in line

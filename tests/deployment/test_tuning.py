@@ -58,7 +58,9 @@ def test_a_line_of_tuning_can_be_typed() -> None:
 def test_a_faster_mode_that_does_not_pay_has_its_reason() -> None:
     plain, compiled = Measured(1000.0, 100), Measured(1500.0, 100, setup_seconds=20.0)
     tried = Tried("training.compile_mode", "default", compiled, best=plain, num_tokens=2000)
-    assert describe(tried).endswith("deployment.tuning_setup_too_slow")
+    assert describe(tried).endswith(
+        "deployment.tuning_setup_too_slow(setup_time=20 s, run_time=2.0 s)"
+    )
 
 
 def test_settings_that_are_no_faster_one_after_the_other_are_not_proposed(

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.messages import WORDS
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.run.directory import RunDirectory

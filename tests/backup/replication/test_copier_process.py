@@ -338,7 +338,10 @@ def test_an_unreachable_place_blocks_nobody_and_is_reported_with_advice(rig: Rig
     wait_for(lambda: rig.status().error is not None)
     status = rig.status()
     assert status.state == "retrying"
-    assert short_words(status, time.time()) == "backup.short_status_none_confirmed(failing=, copying fails)"
+    assert (
+        short_words(status, time.time())
+        == "backup.short_status_none_confirmed(failing=, copying fails)"
+    )
     assert "connected" in str(status.advice) or "mount" in str(status.advice)
 
 
