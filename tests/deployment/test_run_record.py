@@ -3,6 +3,7 @@ import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,16 +116,24 @@ def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
     monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
     monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 1.0, "fp32": 2.0})
     monkeypatch.setenv(THREADS_VARIABLE, "1")
-    path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
+    path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
     record = json.loads((path / "run.json").read_text())
     assert (record["precision"], record["attention"]) == ("fp32", ATTENTION_NAME)
     assert record["decided"]["training.mixed_precision"]["value"] == "fp32"
-    assert any(line.startswith("training.compute_choice_measured") for line in lines)
+    choice = "training.compute_choice_measured(chosen=training.mixed_precision: fp32, "
+    assert any(line.startswith(choice) for line in lines)
     measured["bf16", 1] = 0.1  # now it would be the other one
     again, lines = deploy(small_config(tmp_path, num_epochs=1))
     assert again == path
     assert any(is_model_line(line, "fp32") for line in lines)
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+
+
+def verbose(folder: Path, **training: Any) -> DeploymentConfig:
+    """A run that shows what it has decided, too."""
+    config = small_config(folder, **training)
+    config.verbose = True
+    return config
 
 
 def is_model_line(line: str, precision: str) -> bool:
@@ -148,7 +157,7 @@ def test_a_product_that_is_slower_in_bf16_decides_on_a_new_run_alone(
     monkeypatch.setattr(StandardModelAdapter, "_probe", probe)
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
     monkeypatch.setattr(product_choice, "product_seconds", lambda: dict(seconds))
-    path, lines = deploy(small_config(tmp_path / "fp32", deadline="0.001s", num_epochs=1))
+    path, lines = deploy(verbose(tmp_path / "fp32", deadline="0.001s", num_epochs=1))
     record = json.loads((path / "run.json").read_text())
     assert record["precision"] == record["decided"]["training.mixed_precision"]["value"] == "fp32"
     assert any("mixed_precision" in line and "fp32" in line for line in lines)
@@ -179,10 +188,11 @@ def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     with threads_restored():
         torch.set_num_threads(2)
-        path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
+        path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
         record = json.loads((path / "run.json").read_text())
         assert record["num_threads"] == record["decided"]["num_threads"]["value"] == 1
-        assert any(line.startswith("training.compute_choice_measured") for line in lines)
+        choice = "training.compute_choice_measured(chosen=CPU threads: 1 of 2, "
+        assert any(line.startswith(choice) for line in lines)
         assert torch.get_num_threads() == 2
         again, _ = deploy(small_config(tmp_path, num_epochs=1))
         assert (again, torch.get_num_threads()) == (path, 2)
