@@ -196,7 +196,7 @@ def refusal(choice: Choice) -> str | None:
         except (MissingPackageError, MissingSecretError) as error:
             return str(error)
     if choice.key == "training.best_metric_mode":  # tests/deployment/test_best_metric.py has one
-        return "training.best_metric is built in"
+        return "config.unused_metric_is_built_in("
     if isinstance(choice.value, list):
         return next((name for name in choice.value if name in OF_A_SERVICE), None)
     if torch.cuda.is_available():
