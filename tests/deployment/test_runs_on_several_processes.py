@@ -228,7 +228,7 @@ def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
         f" name=run {run.name}, attempt=1)"
     )
     assert "Traceback" not in err
-    assert f"Run {run.name}: going on from step" in out
+    assert f"deployment.resuming_from_step(run_id={run.name}, step=" in out
     assert runs_of(tmp_path) == [run]
     assert [step for step, _ in losses(run)] == [*range(1, 25)]
 

@@ -679,7 +679,7 @@ def test_r14_what_somebody_gives_is_still_refused() -> None:
     )
     assert sorted(text.split(",")[0] for text in _problems(config)) == [
         "config.setting_without_effect(setting=model.embedded.hidden_size=64",
-        "config.setting_without_effect(setting=training.validation_prompts=9",
+        "methods.setting_not_supported(setting=training.validation_prompts=9",
     ]
 
 

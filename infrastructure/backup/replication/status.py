@@ -21,17 +21,28 @@ FINISHED, LEFT, DOWN, RETRYING = "finished", "left", "down", "retrying"
 FENCED = "fenced"
 LOCK_SUFFIX = ".lock"  # next to the status: a copier holds it as long as it runs
 SUCCESSOR_SUFFIX = ".next.lock"  # held by a copier that waits for the current one to end
-STATES = (
-    *(UNKNOWN, OFF, STARTING, "idle", "copying", "confirming", "doubtful"),
-    *(RETRYING, FENCED, DOWN, FINISHED, LEFT, GONE),
-)
+STATES = {  # state -> the code of its words
+    UNKNOWN: "backup.state_unknown",
+    OFF: "backup.state_off",
+    STARTING: "backup.state_starting",
+    "idle": "backup.state_idle",
+    "copying": "backup.state_copying",
+    "confirming": "backup.state_confirming",
+    "doubtful": "backup.state_doubtful",
+    RETRYING: "backup.state_retrying",
+    FENCED: "backup.state_fenced",
+    DOWN: "backup.state_down",
+    FINISHED: "backup.state_finished",
+    LEFT: "backup.state_left",
+    GONE: "backup.state_gone",
+}
 ENDED = (UNKNOWN, OFF, FINISHED, LEFT, DOWN)  # states in which no copier has to run
 LATE_SECONDS = 60.0  # a version that took longer to arrive is shown with both times
 
 
 def state_words(state: str) -> str:
     """Return the words of one of `STATES`."""
-    return phrase(f"backup.state_{state}")
+    return phrase(STATES[state])
 
 
 class PossibleLoss(NamedTuple):
