@@ -68,7 +68,7 @@ def test_a_run_has_a_part_of_ones_own_in_every_place(undisturbed: tuple[Path, st
     run, output = undisturbed
     folder = run.parent.parent
     assert "this is an adapter of one's own" in output
-    label = "config.preset_flag_help"
+    label = "held-out loss (my_parts:loss)"
     assert label in output
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["bonus"] for record in records if "bonus" in record][-1] == 800
