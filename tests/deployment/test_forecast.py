@@ -67,7 +67,9 @@ def test_a_run_is_forecast_before_its_first_step_and_compared_at_its_end(tmp_pat
     predicted = next(
         i for i, line in enumerate(lines) if line.startswith("deployment.forecast_summary")
     )
-    assert predicted < next(i for i, line in enumerate(lines) if line.startswith("Training for"))
+    assert predicted < next(
+        i for i, line in enumerate(lines) if line.startswith("deployment.training_starts(")
+    )
     rows = {row["what"]: row for row in summary["forecast"]}
     assert rows.keys() >= {"seconds", "peak_memory_bytes", "disk_bytes"}
     assert abs(rows["peak_memory_bytes"]["error"]) < 0.15

@@ -374,7 +374,7 @@ def test_a_place_that_confirms_nothing_is_copied_to_and_reported_and_nothing_is_
     assert rig.remote.newest() == (name, [])
     status = rig.copier.status()
     assert status.confirmed_name is None
-    assert "has confirmed nothing for long" in status.possible_loss(0.0).text
+    assert "backup.state_doubtful()" in status.possible_loss(0.0).text
     assert not rig.copier.is_done
     assert rig.place.removed == []
     rig.place.is_safe = lambda path: True
