@@ -78,7 +78,7 @@ def deploy(config: DeploymentConfig) -> tuple[Path, list[str]]:
 
 def test_a_run_leaves_everything_behind(configure: Callable[..., DeploymentConfig]) -> None:
     run, lines = deploy(configure())
-    [note] = [line for line in lines if "data.model_without_chat_template" in line]
+    assert len([line for line in lines if "data.model_without_chat_template" in line]) == 1
     names = {path.name for path in run.iterdir()}
     assert names >= {
         *("run.json", "summary.json", "metrics.jsonl", "metrics.csv", "tensorboard"),
@@ -303,7 +303,7 @@ def test_an_interrupted_measurement(
 
 def test_a_run_has_one_trainer(configure: Callable[..., DeploymentConfig]) -> None:
     run, _ = deploy(configure(max_steps=2, num_epochs=1))
-    with only_trainer_of(run), pytest.raises(ValueError, match=f"trained by process {os.getpid()}"):
+    with only_trainer_of(run), pytest.raises(ValueError, match=f"trainer=process {os.getpid()} "):
         resume(f"{run.name}@2", str(run.parent))
 
 

@@ -558,7 +558,7 @@ def test_of_several_damaged_versions_the_newest_is_named(rig: Rig) -> None:
     status = rig.copier.status()
     assert status.confirmed_name == names[0]
     assert status.refused_name == names[2]
-    assert f"version {names[2][:12]} is not copied" in str(status.error)
+    assert f"backup.damaged_checkpoint_not_copied(name={names[2][:12]}, " in str(status.error)
 
 
 def test_nothing_is_copied_to_a_place_that_another_training_writes_to(tmp_path: Path) -> None:
