@@ -49,8 +49,10 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     trainer = read_trainer(run)
     assert trainer is not None
     assert (code, trainer.is_alive) == (0, True)
-    assert "Preparing model" in output  # what it said until it had a run
-    assert f"Run {run.name} is trained by {trainer}, whatever becomes of this shell" in output
+    assert "deployment.model_line(" in output  # what it said until it had a run
+    trains = output[output.index("commands.detached_run_trains(") :]
+    assert run.name in trains
+    assert str(trainer) in trains
     assert os.getsid(trainer.pid) == trainer.pid  # no terminal's end and no Ctrl-C reaches it
     while trainer.is_alive and not list(run.rglob("metrics.jsonl")):
         time.sleep(0.05)  # stopped before it trains, it would leave no run
@@ -64,7 +66,8 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", "stopped by temper stop")
     output = (run / OUTPUT_FILE).read_text()
-    assert output.index("Preparing model") < output.index(f"Stopped at step {summary['steps']}")
+    stopped = f"deployment.stopped_at_step(step={summary['steps']}, "
+    assert output.index("deployment.model_line(") < output.index(stopped)
     assert list((tmp_path / "runs" / ".detached").glob("*/output.txt")) == []
 
 
@@ -134,7 +137,7 @@ def test_a_training_that_is_prepared_is_known_by_what_it_trains(tmp_path: Path) 
     config = small_config(tmp_path)
     training = prepare(tmp_path / "runs", config, os.getpid())
     assert detached.preparing_the_same(config) == training
-    with pytest.raises(ValueError, match=f"is being prepared by process {os.getpid()} "):
+    with pytest.raises(ValueError, match=f"same_run_being_prepared.*process {os.getpid()} "):
         detach(config)
     assert detached.preparing_the_same(small_config(tmp_path, learning_rate=0.5)) is None
     (training.folder / "run").write_text("somewhere")
@@ -147,7 +150,7 @@ def test_a_training_that_is_prepared_is_stopped_without_a_trace(tmp_path: Path) 
         lines: list[str] = []
         assert detached.preparing(tmp_path / "runs") == [training]
         assert detached.stop_preparing(training, lines.append)
-        assert lines == ["Stopped before the training began: there was nothing to save"]
+        assert lines == ["deployment.stopped_before_training()"]
     assert process.returncode == -signal.SIGTERM
     assert detached.preparing(tmp_path / "runs") == []
 
@@ -183,7 +186,7 @@ def test_starting_and_stopping_load_no_torch() -> None:
 def test_who_waits_sees_the_step(tmp_path: Path) -> None:
     training = DetachedTraining(tmp_path)
     progress = detached._Progress(training)
-    assert progress.words() == "training; temper watch shows it"
+    assert progress.words() == "deployment.detached_progress(steps=)"
     run = write_run(tmp_path / "runs")
     add(run, step_record(12))
     (tmp_path / detached.RUN_NAME).write_text(str(run))
