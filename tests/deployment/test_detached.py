@@ -58,7 +58,7 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
         time.sleep(0.05)  # stopped before it trains, it would leave no run
     code, output = temper("stop", folder=tmp_path)
     assert code == 0
-    assert "Stopped: " in output
+    assert f"deployment.stopped_with_checkpoint(run={run.name}, " in output
     ended = read_trainer(run)
     assert ended is None or ended.is_alive is False
     code, output = temper("stop", folder=tmp_path)

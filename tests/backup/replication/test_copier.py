@@ -168,7 +168,7 @@ def test_a_version_that_is_damaged_here_is_passed_over_and_named(rig: Rig) -> No
     rig.local.objects.path_of(pack.hash).write_bytes(bytes(pack.size_bytes))
     rig.settle()
     status = rig.copier.status()
-    assert f"version {name[:12]} is not copied" in str(status.error)
+    assert f"backup.damaged_checkpoint_not_copied(name={name[:12]}, " in str(status.error)
     assert "backup.local_file_bytes_changed" in str(status.error)
     assert rig.copier.is_done
     assert rig.manifests_written() == []
@@ -397,7 +397,7 @@ def test_a_version_of_which_an_object_is_missing_here_is_passed_over_and_named(r
     rig.local.objects.path_of(pack.hash).unlink()
     rig.settle()
     status = rig.copier.status()
-    assert f"version {name[:12]} is not copied" in str(status.error)
+    assert f"backup.damaged_checkpoint_not_copied(name={name[:12]}, " in str(status.error)
     assert "missing here" in str(status.error)
     assert rig.copier.is_done
 
