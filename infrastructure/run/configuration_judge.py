@@ -75,8 +75,8 @@ class ConfigurationJudge:
         ]
 
     def how_to_accept(self, names: Sequence[str]) -> str:
-        """Return the flag that accepts them."""
-        return format(Setting("accept", ",".join(names)))
+        """Return the setting that accepts them."""
+        return Setting("accept", ",".join(names))
 
     def why_never(self, names: Sequence[str]) -> str:
         """Return a message that these are fixed within a run."""

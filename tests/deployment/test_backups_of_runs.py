@@ -39,7 +39,7 @@ from tests.deployment.runs import (
     start_temper,
     when_saved,
 )
-from tests.deployment.test_resuming import stop_after
+from tests.deployment.test_resuming import resumed_from, stop_after
 from tests.slow import slow, slow_but
 
 
@@ -112,7 +112,7 @@ def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
     run, lines = deploy(config)
     assert time.monotonic() - begin < 300
     why = "core.ended_with_exit_code"  # once, or several times in a row
-    assert any(line.startswith("monitoring.backup_nothing_confirmed") for line in lines)
+    assert any("backup.nothing_confirmed_yet()" in line for line in lines)
     assert any("No module named infrastructure.backup.no_such_process" in line for line in lines)
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["backup"]["state"], summary["backup"]["newest_step"]) == ("down", 4)
@@ -124,9 +124,9 @@ def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
 def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
     run, lines = deploy(small_config(tmp_path, max_steps=1))
     assert phrase("monitoring.checkpoints_not_backed_up") in lines
-    assert [line for line in lines if "backup" in line] == [
-        phrase("monitoring.checkpoints_not_backed_up")
-    ]
+    not_backed_up = phrase("monitoring.checkpoints_not_backed_up")
+    named = [line for line in lines if "backed_up" in line or "backup." in line]
+    assert named == [not_backed_up]
     assert phrase("monitoring.checkpoints_not_backed_up") in (run / "report.html").read_text()
 
 
@@ -150,14 +150,16 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     lose(tmp_path / "cache")
     again, lines = deploy(with_place(tmp_path, place))
     assert again == run
-    assert f"Run {run.name} of this training lies at {place}: bringing it back" in lines
-    assert f"Run {run.name}: going on from step 4; --new-run starts a new one" in lines
+    restoring = f"deployment.restoring_matching_run(run_id={run.name}, destination={place})"
+    assert restoring in lines
+    assert resumed_from(run, 4) in "\n".join(lines)
     went_on = [{"step": 4, "was_killed": False, "place": str(place)}]
     assert json.loads((run / "summary.json").read_text())["went_on"] == went_on
     page = (run / "report.html").read_text()
-    words = "monitoring.resumed_times"
     assert "monitoring.total_step_time" in page
-    assert f"; {words} {place}." in page
+    start = "start=monitoring.resumed_from_step(step=4)"
+    back = f"restored=; brought back from {place})"
+    assert f"monitoring.resumed_times(times=once,, cause=a stop, {start}, {back}." in page
     fresh = small_config(tmp_path)
     fresh.new_run = True
     assert losses(again) == losses(deploy(fresh)[0])
@@ -178,8 +180,8 @@ def test_before_a_deadline_there_is_time_for_the_copy(
     _, lines = deploy(config)
     assert time.monotonic() - started < 25
     assert waited[0] >= 8.0
-    assert any(": the deadline is near. Go on with: " in line for line in lines)
-    assert any("is kept: the next session stops so, too" in line for line in lines)
+    assert any("reason=run.deadline_near()" in line for line in lines)
+    assert any("deployment.deadline_applies_again" in line for line in lines)
     assert "backup.step_in_flight" not in lines[-1]
 
 
@@ -216,10 +218,10 @@ def test_a_place_that_goes_away_stops_nobody(tmp_path: Path) -> None:
     run, lines = deploy(config)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "finished"
-    assert "is not safe at" in summary["backup"]["problem"]
+    assert "backup.folder_not_safe(" in summary["backup"]["problem"]
     assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
     assert any("run.training_without_backups" in line for line in lines)
-    assert "NOT SAFE YET" in lines[-1]
+    assert "backup.finished_run_not_confirmed(" in lines[-1]
 
 
 def test_a_disk_that_is_too_small_is_reported_before_the_first_step(
@@ -243,8 +245,8 @@ def test_the_wait_at_the_end_can_be_skipped(
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     (skipped,) = (line for line in lines if line.startswith("run.backup_continues_unattended"))
     # The copier may not have looked at the place yet.
-    assert re.search(r"monitoring\.backup_nothing_confirmed", skipped)
-    assert "NOT SAFE YET" in lines[-1]
+    assert re.search(r"backup\.nothing_confirmed_yet|backup\.state_", skipped)
+    assert "backup.finished_run_not_confirmed(" in lines[-1]
 
 
 def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
@@ -266,7 +268,7 @@ def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (BackupStatus(state="idle"), "backup.short_status_none_confirmed"),
+        (BackupStatus(state="idle"), "backup.short_status_none_confirmed(failing=)"),
         (BackupStatus(state="fenced"), "backup: fenced"),
         (
             BackupStatus(state="idle", saved_at=100.0, confirmed_at=101.0, confirmed_step=7),

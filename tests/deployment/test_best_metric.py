@@ -68,10 +68,10 @@ def test_a_metric_of_answers_needs_who_can_write_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("training", "sentence"),
     [
-        ({"best_metric": "exact_mtch"}, "did you mean 'exact_match'"),
-        ({"best_metric": "a:b", "metrics": ["a:b"]}, "say with training.best_metric_mode"),
+        ({"best_metric": "exact_mtch"}, "core.did_you_mean(meant=exact_match)"),
+        ({"best_metric": "a:b", "metrics": ["a:b"]}, "config.best_metric_without_mode(name=a:b)"),
         ({"best_metric": "f1", "validation_prompts": 0}, "config.best_metric_needs_answers"),
-        ({"best_metric": "loss", "best_metric_mode": "max"}, "is built in"),
+        ({"best_metric": "loss", "best_metric_mode": "max"}, "config.unused_metric_is_built_in()"),
     ],
 )
 def test_what_cannot_choose_is_refused(training: dict[str, Any], sentence: str) -> None:

@@ -71,7 +71,7 @@ def test_changed_code_is_refused_by_name_and_accepted(
     assert main([*TRAIN]) == ExitCode.WRONG_INPUT
     refusal = capsys.readouterr().err
     assert "code of turns:ByTurns (turns.py) has changed" in refusal
-    assert "--accept code" in refusal
+    assert "accept=code" in refusal
     (killed / "turns.py").write_text(TURNS)
     (killed / "order.py").write_text("FIRST = 1\n")  # which the part imports
     assert main([*TRAIN]) == ExitCode.WRONG_INPUT

@@ -38,7 +38,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_is_checked_before_its_first_step_and_shows_it(tmp_path: Path) -> None:
     run, lines = deploy(small_config(tmp_path, max_steps=2, num_epochs=1))
-    (checked,) = [line for line in lines if line.startswith("Checked: ")]
+    (checked,) = [line for line in lines if line.startswith("deployment.checks_line(")]
     assert "failed" not in checked
     (one,) = json.loads((run / "checks.json").read_text())
     assert one["step"] == 0
@@ -48,7 +48,7 @@ def test_a_run_is_checked_before_its_first_step_and_shows_it(tmp_path: Path) -> 
     page = (run / "report.html").read_text()
     assert "monitoring.checks_heading" in page
     assert one["verdict"] in page
-    assert checked == f"Checked: {one['verdict']}"
+    assert checked == f"deployment.checks_line(verdict={one['verdict']})"
     assert "files/checks.json@000000000" in read_run_files(run)  # it goes where the run goes
 
 
@@ -56,7 +56,9 @@ def test_a_run_that_cannot_succeed_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(PreflightError, match=r"accumulation: .*--no-testing starts it all"):
+    with pytest.raises(
+        PreflightError, match=r"testing\.preflight_failed\(.*accumulation: testing\."
+    ):
         deploy(small_config(tmp_path))
     assert runs_of(tmp_path) == []
 
@@ -69,7 +71,7 @@ def test_without_testing_it_starts_all_the_same(
     config.enable_testing = False
     run, lines = deploy(config)
     assert not (run / "checks.json").exists()
-    assert not [line for line in lines if line.startswith("Checked")]
+    assert not [line for line in lines if line.startswith("deployment.checks_line(")]
     assert "Checked before" not in (run / "report.html").read_text()
 
 
@@ -79,7 +81,7 @@ def test_answers_that_all_lose_their_end_are_not_trained_unless_the_run_has_begu
     rows = [{"prompt": f"{n}", "completion": "y z " * 40} for n in range(24)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = small_config(tmp_path, max_steps=2)
-    with pytest.raises(PreflightError, match=r"data\.answers_without_end"):
+    with pytest.raises(PreflightError, match=r"testing\.every_answer_truncated"):
         deploy(config)
     assert runs_of(tmp_path) == []
     config.enable_testing = False
@@ -88,7 +90,7 @@ def test_answers_that_all_lose_their_end_are_not_trained_unless_the_run_has_begu
     lines: list[str] = []
     TrainingDeployment(further, say=lines.append, accept=["max_steps"]).resume(RunDirectory(run))
     assert newest_step(run) == 3
-    assert any("data.answers_without_end" in line for line in lines)
+    assert any("testing.every_answer_truncated" in line for line in lines)
 
 
 def test_the_variable_of_the_specification_switches_it_off() -> None:

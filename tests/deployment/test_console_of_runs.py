@@ -18,17 +18,19 @@ def test_a_screen_is_not_filled_before_the_first_step_and_the_cost_is_known(
     config = small_config(tmp_path)
     config.price_per_hour = "2.50 EUR"
     summary = TrainingDeployment(config, lines.append).run()
-    first = next(i for i, line in enumerate(lines) if line.startswith("Training for"))
+    first = next(
+        i for i, line in enumerate(lines) if line.startswith("deployment.training_starts(")
+    )
     assert first + 2 <= MOST_LINES
     assert not [line for line in lines if line.startswith(DETAILS)]
     forecast = next(line for line in lines if line.startswith("deployment.forecast_summary"))
-    assert ", so about 0.0" in forecast
-    assert " EUR, for " in forecast
+    assert "cost=, so about 0.0" in forecast
+    assert " EUR," in forecast
     cost = summary["cost"]
     assert cost["price_per_hour"] == "2.5 EUR"
     assert cost["amount"] == parse_price("2.5").amount(cost["seconds"]) > 0
     assert cost["seconds"] > summary["seconds"]
-    assert any(line.startswith(f"Cost: {cost['text']} (") for line in lines)
+    assert any(line.startswith(f"run.total_cost(cost={cost['text']}, ") for line in lines)
     run = Path(summary["paths"]["run"])
     assert json.loads((run / "summary.json").read_text())["cost"] == cost
     page = (run / "report.html").read_text()
@@ -46,6 +48,6 @@ def test_all_of_it_is_shown_to_who_wants_to_know(tmp_path: Path) -> None:
     deployment = TrainingDeployment(config, lines.append)
     deployment._prepare()
     assert {detail for detail in DETAILS[:3] for line in lines if line.startswith(detail)}
-    assert not any(line.startswith("Cost") for line in lines)
+    assert not any(line.startswith("run.total_cost(") for line in lines)
     [cut] = [line for line in lines if "data.rows_truncated" in line]
     assert "data.limit_of_model_reached" in cut  # it has 64 positions

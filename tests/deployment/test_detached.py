@@ -49,14 +49,16 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     trainer = read_trainer(run)
     assert trainer is not None
     assert (code, trainer.is_alive) == (0, True)
-    assert "Preparing model" in output  # what it said until it had a run
-    assert f"Run {run.name} is trained by {trainer}, whatever becomes of this shell" in output
+    assert "deployment.model_line(" in output  # what it said until it had a run
+    trains = output[output.index("commands.detached_run_trains(") :]
+    assert run.name in trains
+    assert str(trainer) in trains
     assert os.getsid(trainer.pid) == trainer.pid  # no terminal's end and no Ctrl-C reaches it
     while trainer.is_alive and not list(run.rglob("metrics.jsonl")):
         time.sleep(0.05)  # stopped before it trains, it would leave no run
     code, output = temper("stop", folder=tmp_path)
     assert code == 0
-    assert "Stopped: " in output
+    assert f"deployment.stopped_with_checkpoint(run={run.name}, " in output
     ended = read_trainer(run)
     assert ended is None or ended.is_alive is False
     code, output = temper("stop", folder=tmp_path)
@@ -64,7 +66,8 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", "stopped by temper stop")
     output = (run / OUTPUT_FILE).read_text()
-    assert output.index("Preparing model") < output.index(f"Stopped at step {summary['steps']}")
+    stopped = f"deployment.stopped_at_step(step={summary['steps']}, "
+    assert output.index("deployment.model_line(") < output.index(stopped)
     assert list((tmp_path / "runs" / ".detached").glob("*/output.txt")) == []
 
 
@@ -80,14 +83,14 @@ def test_it_trains_to_the_same_numbers_as_in_the_foreground(tmp_path: Path) -> N
     assert training.exit_code() == 0
     assert not training.was_finished_before
     assert losses(run) == losses(here)
-    assert "Where everything lies" in (run / OUTPUT_FILE).read_text()
+    assert "run.files_head(" in (run / OUTPUT_FILE).read_text()
     # the same once more: it is finished, which is said, and changes nothing
     files = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     again = detached.start(small_config(background, num_epochs=1))
     assert detached.follow(again, lines.append) == run
     assert again.exit_code() == 0
     assert again.was_finished_before
-    assert any("was finished before" in line for line in lines)
+    assert any("deployment.run_finished_before" in line for line in lines)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
 
 
@@ -114,7 +117,7 @@ def test_a_configuration_arrives_whole_with_its_origins_and_no_secret_lies_on_th
         assert arrived.source(key) == config.source(key), key
     with detached_trainings_are_forks():
         training = detached.start(config)
-    with pytest.raises(RunFailedError, match=r"deployment\.ended_before_training"):
+    with pytest.raises(RunFailedError, match=r"deployment\.ended_before_training.*nothing\.jsonl"):
         detached.follow(training, lambda line: None)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 2
@@ -134,7 +137,7 @@ def test_a_training_that_is_prepared_is_known_by_what_it_trains(tmp_path: Path) 
     config = small_config(tmp_path)
     training = prepare(tmp_path / "runs", config, os.getpid())
     assert detached.preparing_the_same(config) == training
-    with pytest.raises(ValueError, match=f"is being prepared by process {os.getpid()} "):
+    with pytest.raises(ValueError, match=f"same_run_being_prepared.*process {os.getpid()} "):
         detach(config)
     assert detached.preparing_the_same(small_config(tmp_path, learning_rate=0.5)) is None
     (training.folder / "run").write_text("somewhere")
@@ -147,7 +150,7 @@ def test_a_training_that_is_prepared_is_stopped_without_a_trace(tmp_path: Path) 
         lines: list[str] = []
         assert detached.preparing(tmp_path / "runs") == [training]
         assert detached.stop_preparing(training, lines.append)
-        assert lines == ["Stopped before the training began: there was nothing to save"]
+        assert lines == ["deployment.stopped_before_training()"]
     assert process.returncode == -signal.SIGTERM
     assert detached.preparing(tmp_path / "runs") == []
 
@@ -155,7 +158,9 @@ def test_a_training_that_is_prepared_is_stopped_without_a_trace(tmp_path: Path) 
 def test_what_is_trained_elsewhere_is_not_stopped_from_here(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     (run / "trained_by").write_text("process 1 on another-machine\n")
-    with pytest.raises(ValueError, match=r"deployment\.run_trained_elsewhere"):
+    with pytest.raises(
+        ValueError, match=r"deployment\.run_trained_elsewhere.*process 1 on another-machine"
+    ):
         detached.stop(run)
 
 
@@ -181,11 +186,11 @@ def test_starting_and_stopping_load_no_torch() -> None:
 def test_who_waits_sees_the_step(tmp_path: Path) -> None:
     training = DetachedTraining(tmp_path)
     progress = detached._Progress(training)
-    assert progress.words() == "training; temper watch shows it"
+    assert progress.words() == "deployment.detached_progress(steps=)"
     run = write_run(tmp_path / "runs")
     add(run, step_record(12))
     (tmp_path / detached.RUN_NAME).write_text(str(run))
-    assert progress.words().startswith("deployment.detached_progress")
+    assert progress.words().startswith("deployment.detached_progress(steps=, step 12 of 40")
     progress.close()
 
 

@@ -139,7 +139,9 @@ def test_where_the_process_fails_the_training_makes_the_rows(
     broken.data.path = str(tmp_path / "not-there.jsonl")
     with caplog.at_level("DEBUG", encoding_ahead.__name__):
         encoding_ahead_of(broken, started)
-        wait_until(lambda: "no rows were encoded ahead: it ended with exit code 1" in caplog.text)
+        wait_until(
+            lambda: "no rows were encoded ahead: core.ended_with_exit_code(code=1" in caplog.text
+        )
     assert not pipeline(config).prepare().from_cache
 
 

@@ -19,6 +19,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import SUMS, damaged_files, read_sums, write_record
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import as_list
+from infrastructure.core.messages import WORDS
 from infrastructure.core.optional import is_installed
 from infrastructure.deployment import export, export_formats, export_request
 from infrastructure.deployment.export import export_checkpoint, export_model
@@ -91,7 +92,7 @@ def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_pat
         assert logits_of(out) != pytest.approx(logits_of(saved_llama), abs=1e-4)
     card = (out / "README.md").read_text()
     for row in (
-        "monitoring.next_steps_heading",
+        "| method | DPO of TRL |",
         "a LoRA of rank 4",
         "`warmup_steps` 1,",
         f"| rows | {run.read_run()['data']['num_examples']} learnt |",
@@ -131,7 +132,8 @@ def test_a_method_s_run_of_before_is_exported_and_goes_on(
     assert logits_of(again) != pytest.approx(logits_of(out), abs=1e-4)
     shutil.move(base, tmp_path / "elsewhere")
     assert main(["export", str(run.path), str(tmp_path / "none"), "--as", "merged"]) == 2
-    assert f"model '{base}': there is no such folder" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert re.search(rf"temper: models\.\w+\(.*{re.escape(str(base))}, hint=", err)
 
 
 def test_a_method_s_export_needs_the_base_that_it_began_with(
@@ -225,6 +227,7 @@ def test_a_lora_is_exported_and_read_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv(WORDS)  # the card's program is one of the words
     exported = export_model(lora, None, tmp_path / "out", ExportRequest(**request_of))
     facts = facts_of(tmp_path / "out")
     [compared] = facts["compared"]
@@ -236,13 +239,7 @@ def test_a_lora_is_exported_and_read_back(
     assert all((tmp_path / "out" / name).is_file() for name in files)
     assert facts["step"] == exported["step"]
     is_lora = (tmp_path / "out" / "adapter_config.json").is_file()
-    assert (
-        any(
-            "deployment.exported_lora_local_base" in str(note)
-            for note in as_list(exported["notes"])
-        )
-        == is_lora
-    )
+    assert any("--as merged" in str(note) for note in as_list(exported["notes"])) == is_lora
     if request_of.get("bits") in (8, 4):
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]
@@ -268,7 +265,7 @@ def rounding(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     settings["model"]["quantization_aware"] = "int4"
     settings["training"]["weight_decay"] = 0.1 + 0.2  # 0.30000000000000004
     run, lines = deploy(DeploymentConfig(**settings))
-    assert f"  rounded      {run / 'final-int4'}" in lines
+    assert "  final-int4     rounded" in lines
     return RunDirectory(run)
 
 
@@ -286,7 +283,7 @@ def test_a_run_that_rounds_is_exported_plain_or_as_it_has_computed(
     is_plain = "bits" not in request_of
     card = (tmp_path / "out" / "README.md").read_text()
     assert any(
-        "deployment.card_measured_rounded" in str(note) for note in as_list(exported["notes"])
+        "deployment.exported_without_rounding(" in str(note) for note in as_list(exported["notes"])
     ) == (is_plain)
     assert ("deployment.card_measured_rounded" in card) == is_plain
     assert ("pip install torchao" in card) == (not is_plain)
@@ -306,13 +303,17 @@ def test_a_plain_model_names_the_rounded_one_beside_it(
 ) -> None:
     rows = rounding.read_configuration().data.path
     rounded = str(rounding.path / "final-int4")
+
+    def names_rounded(shown: str) -> bool:
+        return "models.weights_not_quantized(" in shown and f"={rounded})" in shown
+
     for model, is_plain in ((str(rounding.path), True), (rounded, False)):
         assert main(["ask", model, "Reverse 101", "--max-tokens", "2"]) == 0
         shown = capsys.readouterr()
-        assert (f"{rounded} is the model" in shown.err) == is_plain
+        assert names_rounded(shown.err) == is_plain
         cache = ["--cache-directory", str(tmp_path), "--max-tokens", "2", "--measures", "f1"]
         assert main(["eval", model, str(rows), *cache]) == 0
-        assert (f"{rounded} is the model" in capsys.readouterr().out) == is_plain
+        assert names_rounded(capsys.readouterr().out) == is_plain
 
 
 def test_layers_that_four_bits_do_not_take_stay_in_sixteen(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def test_a_run_is_forecast_before_its_first_step_and_compared_at_its_end(tmp_pat
     predicted = next(
         i for i, line in enumerate(lines) if line.startswith("deployment.forecast_summary")
     )
-    assert predicted < next(i for i, line in enumerate(lines) if line.startswith("Training for"))
+    assert predicted < next(
+        i for i, line in enumerate(lines) if line.startswith("deployment.training_starts(")
+    )
     rows = {row["what"]: row for row in summary["forecast"]}
     assert rows.keys() >= {"seconds", "peak_memory_bytes", "disk_bytes"}
     assert abs(rows["peak_memory_bytes"]["error"]) < 0.15
@@ -187,7 +189,7 @@ def test_where_only_smaller_pieces_fit_the_training_begins_with_them(
     lines: list[str] = []
     summary = TrainingDeployment(small_config(tmp_path), lines.append).run()
     assert any(line.startswith("deployment.micro_batches_reduced") for line in lines)
-    assert summary["recoveries"][0]["action"] == "begins with micro-batches of 2"
+    assert summary["recoveries"][0]["action"] == "deployment.starts_with_micro_batches(size=2)"
     assert summary["status"] == "finished"
 
 
@@ -311,7 +313,7 @@ def test_a_busy_machine_is_named() -> None:
 def test_a_session_with_an_end_is_named() -> None:
     assert len(FITS.lines()) == 1, "where nobody knows of an end, nothing is said of one"
     line = replace(FITS, session_seconds=12 * 3600.0).lines()[-1]
-    assert line == "It fits into this session, which ends in 12 h 00 min"
+    assert line == "deployment.forecast_fits(time=12 h 00 min)"
 
 
 def test_the_disk_has_to_hold_what_lies_there_at_any_time() -> None:

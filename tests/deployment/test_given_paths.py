@@ -45,7 +45,7 @@ def test_the_name_of_a_run_is_its_model(
     config.model.name = name
     make_ready(config)
     assert config.model.name == str(run / "final")
-    is_by_person = [f"model mine: the run of this name, {run}"] * (name == "mine")
+    is_by_person = [f"data.model_is_run(name=mine, path={run})"] * (name == "mine")
     assert [note for note in config.notes() if "data.model_is_run" in note][:1] == is_by_person
 
 
@@ -89,7 +89,7 @@ def test_a_place_whose_disk_is_not_there_is_refused_before_torch_is_loaded(
     run = tmp_path / "runs" / "20260101-000000-mine-abcd"  # it may be finished and lie here
     (run / "checkpoints").mkdir(parents=True)
     (run / "run.json").write_text("{}")
-    with pytest.raises(StorageError, match="dsik is not there"):
+    with pytest.raises(StorageError, match=r"dsik is not there"):
         check_given(config)
     write_status(run / "checkpoints" / STATUS_FILE, BackupStatus(place, "idle"))
     check_given(config)
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_no_model_to_begin_with(
     (run / "run.json").write_text(json.dumps({"config": {"run_name": {"value": "mine"}}}))
     config.model.name = name
     step = name.partition("@")[2]
-    with pytest.raises(ValueError, match=rf"is a checkpoint.* temper export {run}@{step} FOLDER"):
+    with pytest.raises(ValueError, match=rf"deployment\.model_is_checkpoint\(.*{run}.*{step}"):
         check_given(config)
 
 
@@ -160,7 +160,7 @@ def test_layers_for_lora_are_looked_for_in_the_names_of_the_weights(
 
     check("q_proj", "0.mlp.down_proj", "lm_head")
     there = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
-    with pytest.raises(ValueError, match=f"'nope' is no linear layer of Llama.*: {there};"):
+    with pytest.raises(ValueError, match=rf"layer=nope, model=Llama.*, layers={there}\)"):
         check("q_proj", "nope")
 
 

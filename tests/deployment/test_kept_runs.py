@@ -88,6 +88,6 @@ def test_a_finished_run_is_known_as_finished(folder: Path) -> None:
     [run] = runs_of(folder)
     before = (run / "final/model.safetensors").read_bytes()
     lines = again()
-    assert "was finished before" in lines[-1]
+    assert "deployment.run_finished_before" in lines[-1]
     assert (run / "final/model.safetensors").read_bytes() == before
     assert json.loads((run / "summary.json").read_text())["after"]

@@ -135,7 +135,7 @@ def test_a_killed_run_leaves_nobody_and_goes_on_bit_for_bit(
     assert at_step < 40
 
     out = finished(start_temper("train", folder=disturbed))
-    assert f"going on from step {at_step}" in out
+    assert f"deployment.resuming_from_step(run_id={run.name}, step={at_step}," in out
     assert "2 processes" in out
     assert trained_weights(disturbed) == trained_weights(reference)
     assert losses(run) == losses(runs_of(reference)[0])
@@ -174,8 +174,8 @@ def test_a_launcher_starts_all_ranks(launcher: str, tmp_path: Path, saved_llama:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "2 processes" in done.stdout
     again = [finished(one) for one in launched(2, "train", folder=tmp_path)]
-    assert "was finished before" in again[0]
-    assert "was finished before" not in again[1]
+    assert "deployment.run_finished_before" in again[0]
+    assert "deployment.run_finished_before" not in again[1]
     (run,) = runs_of(tmp_path)
     assert json.loads((run / "summary.json").read_text())["num_processes"] == 2
     assert len(losses(run)) == 3
@@ -190,7 +190,7 @@ def test_ctrl_c_saves_and_ends_everybody(tmp_path: Path, saved_llama: Path) -> N
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "Go on with: temper resume" in out
+    assert "deployment.stopped_at_step(" in out
     assert "Traceback" not in err
     assert not psutil.wait_procs(everybody, timeout=10)[1]
     assert newest_step(run) >= 2
@@ -221,12 +221,14 @@ def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
     (note,) = (
         line for line in err.splitlines() if line.startswith("training.restarting_after_loss")
     )
+    rank = f"training.rank_of_size_with_pid(rank=1, size=2, pid={ranks['1']})"
+    killed = "core.killed_by_signal(signal=SIGKILL)"
     assert note == (
-        f"note: the process of rank 1 (of 2, pid {ranks['1']}) is gone: it was killed by SIGKILL;"
-        f" run {run.name} goes on (restart 1)"
+        f"training.restarting_after_loss(loss={rank} is gone: {killed},"
+        f" name=run {run.name}, attempt=1)"
     )
     assert "Traceback" not in err
-    assert f"Run {run.name}: going on from step" in out
+    assert f"deployment.resuming_from_step(run_id={run.name}, step=" in out
     assert runs_of(tmp_path) == [run]
     assert [step for step, _ in losses(run)] == [*range(1, 25)]
 
@@ -252,8 +254,7 @@ def test_a_rank_that_is_stopped_is_given_up_and_started_again(
     (note,) = (
         line for line in err.splitlines() if line.startswith("training.restarting_after_loss")
     )
-    assert f"the process of rank {rank} (of 2" in note
-    assert note.endswith("training.restarting_after_loss")
-    assert "Stopped at" not in err
+    assert f"training.rank_of_size_with_pid(rank={rank}, size=2, " in note
+    assert "deployment.stopped_at_step" not in err
     (run,) = runs_of(tmp_path)
     assert [step for step, _ in losses(run)] == [*range(1, 49)]

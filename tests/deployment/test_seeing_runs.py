@@ -84,7 +84,7 @@ def test_a_run_that_gets_a_tower_is_used_like_any_other(
     for refused in ("--format torch-export", "--bits 4"):
         code, out, err = call(f"export {run} small --as merged {refused}", capsys)
         assert code == ExitCode.WRONG_INPUT
-        assert "sees pictures, which is exported as safetensors" in err
+        assert "deployment.export_vision_model(" in err
     assert not (here / "small").exists()
 
 

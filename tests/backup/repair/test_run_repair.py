@@ -112,7 +112,8 @@ def test_what_is_damaged_at_both_is_named_and_an_older_version_serves(
         flip(store, pack_of(store, "model/layer0"))
     [repair] = repaired(local, remote)
     assert repair.outcome is Outcome.LOST
-    assert "at the place it is damaged, too; this checkpoint cannot serve" in repair.text
+    damaged, unusable = "backup.other_copy_damaged(where=the place)", "backup.checkpoint_unusable()"
+    assert f"{damaged}; {unusable}" in repair.text
     name, rejected = Store(local.root).newest()
     assert name == local.versions()[1]
     assert len(rejected) == 1
@@ -149,7 +150,7 @@ def test_a_version_that_was_copied_and_is_gone_comes_back(local: Store, remote: 
     write_status(local.root / STATUS_FILE, status)
     local.manifest_path(newest).unlink()
     [repair] = backup.repair()
-    assert repair.text == f"the checkpoint of step 3 was gone: brought back from {place}"
+    assert repair.text == (f"backup.missing_checkpoint_restored(step=3, where={place})")
     assert Store(local.root).newest() == (newest, [])
 
 
@@ -242,7 +243,7 @@ def test_what_other_machines_wrote_is_fetched_for_the_newest_that_can_be_had(
     there.objects.path_of(parts[0].hash).write_bytes(b"damaged")
     [lost] = repaired(here, there)
     assert lost.outcome is Outcome.LOST
-    assert "step 3" in lost.text
+    assert "backup.checkpoint_parts_elsewhere(step=3)" in lost.text
     assert Store(here.root).newest()[0] == here.versions()[1]
     there.objects.path_of(parts[0].hash).unlink()
     there.place({"model/theirs": TensorBytes("U8", (4,), bytes([3]) * 4)})

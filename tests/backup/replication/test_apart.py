@@ -112,7 +112,7 @@ def test_what_other_machines_wrote_is_no_damage_here_and_is_fetched_to_go_on(
     assert "backup.object_only_at_destination" in reason
     (done,) = StoreRepair(store, link.store, place.url).steps()
     assert done.outcome is Outcome.REPAIRED
-    assert done.text.startswith("parts of the checkpoint of step 1 that other machines wrote were")
+    assert done.text.startswith("backup.checkpoint_parts_elsewhere(step=1) were fetched from ")
     store.verify(store.read(name))
     assert [*StoreRepair(store, link.store, place.url).steps()] == []
 

@@ -168,7 +168,7 @@ def test_a_version_that_is_damaged_here_is_passed_over_and_named(rig: Rig) -> No
     rig.local.objects.path_of(pack.hash).write_bytes(bytes(pack.size_bytes))
     rig.settle()
     status = rig.copier.status()
-    assert f"version {name[:12]} is not copied" in str(status.error)
+    assert f"backup.damaged_checkpoint_not_copied(name={name[:12]}, " in str(status.error)
     assert "backup.local_file_bytes_changed" in str(status.error)
     assert rig.copier.is_done
     assert rig.manifests_written() == []
@@ -374,7 +374,7 @@ def test_a_place_that_confirms_nothing_is_copied_to_and_reported_and_nothing_is_
     assert rig.remote.newest() == (name, [])
     status = rig.copier.status()
     assert status.confirmed_name is None
-    assert "has confirmed nothing for long" in status.possible_loss(0.0).text
+    assert "backup.state_doubtful()" in status.possible_loss(0.0).text
     assert not rig.copier.is_done
     assert rig.place.removed == []
     rig.place.is_safe = lambda path: True
@@ -397,7 +397,7 @@ def test_a_version_of_which_an_object_is_missing_here_is_passed_over_and_named(r
     rig.local.objects.path_of(pack.hash).unlink()
     rig.settle()
     status = rig.copier.status()
-    assert f"version {name[:12]} is not copied" in str(status.error)
+    assert f"backup.damaged_checkpoint_not_copied(name={name[:12]}, " in str(status.error)
     assert "missing here" in str(status.error)
     assert rig.copier.is_done
 
@@ -558,7 +558,7 @@ def test_of_several_damaged_versions_the_newest_is_named(rig: Rig) -> None:
     status = rig.copier.status()
     assert status.confirmed_name == names[0]
     assert status.refused_name == names[2]
-    assert f"version {names[2][:12]} is not copied" in str(status.error)
+    assert f"backup.damaged_checkpoint_not_copied(name={names[2][:12]}, " in str(status.error)
 
 
 def test_nothing_is_copied_to_a_place_that_another_training_writes_to(tmp_path: Path) -> None:
