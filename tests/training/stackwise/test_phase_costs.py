@@ -247,7 +247,7 @@ def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
     [first] = [
         i for i, line in enumerate(lines) if line.startswith("Stack-wise training, 2 stacks")
     ]
-    [forecast] = [i for i, line in enumerate(lines) if line.startswith("Forecast:")]
+    [forecast] = [i for i, line in enumerate(lines) if "deployment.forecast_summary" in line]
     assert first < forecast
     assert any("stackwise.cached_activations_size" in line for line in lines)
     assert lines[first + 1].split()[-1] == "time"
