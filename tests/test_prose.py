@@ -22,7 +22,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "llms.txt", "docs/*.md", "skills/*/*.md
 # What is written so, and what a native engineer of the field writes.
 HABITS = {
     r"go(?:es|ing)? on|went on|gone on": "resume, continue",
-    r"where (?:there|nothing|nobody|none|no|it|one|that) ": "if",
+    r"where (?:there|nothing|nobody|none|no) ": "if",
     r"a training\b(?! (?:run|step|loop|set|script|job|token|example|row|process|loss|data|batch|te|mo|str|ar))": "a run",
     r"trainings": "runs",
     r"all weights": "full fine-tuning",
@@ -30,7 +30,7 @@ HABITS = {
     r"set aside|sets aside|setting aside": "skipped",
     r"anew": "again",
     r"learnt": "trained, learned",
-    r"(?:is|are|was|were) no (?!longer|more\b|less\b)": "is not a",
+    r"(?<!there )(?:is|are|was|were) no (?!longer|more\b|less\b|\w+ (?:is|are)\b)": "is not a",
     r"one's own|somebody|whoever|anybody": "your own, the user",
     r"mend(?:s|ed|ing)?": "fix",
     r"the place\b(?! of)": "the backup destination",
