@@ -138,7 +138,8 @@ TYPE = """(() => {{
   input.focus(); input.value = {query}; input.dispatchEvent(new Event('keyup'));
   input.dispatchEvent(new Event('input'));
 }})()"""
-FOUND = (
+LINKS = "document.querySelectorAll('.md-search-result__link')"
+FOUND = f"[...{LINKS}].map(link => new URL(link.href).pathname)"
     "[...document.querySelectorAll('.md-search-result__link')].map(e => new URL(e.href).pathname)"
 )
 

@@ -45,13 +45,20 @@ def texts() -> Iterator[tuple[str, str]]:
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             prose = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-            yield from ((f"{path.relative_to(ROOT)}", line) for line in prose.splitlines())
+            lines = prose.partition("| not | but |")[::2] if path.name == "CONTRIBUTING.md" else [prose]
+            for line in "\n".join(_after_table(*lines)).splitlines():
+                yield f"{path.relative_to(ROOT)}", line
     for path in sorted((ROOT / "infrastructure/core/catalogue").glob("*.toml")):
         for code, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
             yield f"{path.stem}.{code}", " ".join(entry.values())
     for folder in PRODUCT:
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield from prose_of(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+
+
+def _after_table(prose: str, table: str = "") -> tuple[str, str]:
+    """What stands before and behind the table of what not to write."""
+    return prose, re.sub(r"^\|.*$", "", table, flags=re.MULTILINE)
 
 
 def prose_of(path: Path, source: str) -> Iterator[tuple[str, str]]:
