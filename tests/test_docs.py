@@ -140,8 +140,6 @@ TYPE = """(() => {{
 }})()"""
 LINKS = "document.querySelectorAll('.md-search-result__link')"
 FOUND = f"[...{LINKS}].map(link => new URL(link.href).pathname)"
-    "[...document.querySelectorAll('.md-search-result__link')].map(e => new URL(e.href).pathname)"
-)
 
 
 def test_the_search_finds_what_people_type(site: Path) -> None:

@@ -23,7 +23,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "llms.txt", "docs/*.md", "skills/*/*.md
 HABITS = {
     r"go(?:es|ing)? on|went on|gone on": "resume, continue",
     r"where (?:there|nothing|nobody|none|no) ": "if",
-    r"a training\b(?! (?:run|step|loop|set|script|job|token|example|row|process|loss|data|batch|te|mo|str|ar))": "a run",
+    r"a training\b(?! (?:run|step|loop|set|script|job|token|example|row|process|loss|data|batch))": "a run",
     r"trainings": "runs",
     r"all weights": "full fine-tuning",
     r"\beyes\b": "a vision encoder",
@@ -37,6 +37,8 @@ HABITS = {
     r"brought back|bring(?:s|ing)? back": "restore",
     r"the others? (?:lies?|stands?)|lies there|where (?:all|everything) lies": "is in",
 }
+# The table of CONTRIBUTING that shows what not to write.
+NOT_SO = re.compile(r"^\| not \| but \|(?:\n\|.*)*", re.MULTILINE)
 PATTERNS = {habit: re.compile(rf"\b(?:{habit})", re.IGNORECASE) for habit in HABITS}
 
 
@@ -45,20 +47,14 @@ def texts() -> Iterator[tuple[str, str]]:
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             prose = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-            lines = prose.partition("| not | but |")[::2] if path.name == "CONTRIBUTING.md" else [prose]
-            for line in "\n".join(_after_table(*lines)).splitlines():
-                yield f"{path.relative_to(ROOT)}", line
+            prose = NOT_SO.sub("", prose)
+            yield from ((f"{path.relative_to(ROOT)}", line) for line in prose.splitlines())
     for path in sorted((ROOT / "infrastructure/core/catalogue").glob("*.toml")):
         for code, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
             yield f"{path.stem}.{code}", " ".join(entry.values())
     for folder in PRODUCT:
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield from prose_of(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
-
-
-def _after_table(prose: str, table: str = "") -> tuple[str, str]:
-    """What stands before and behind the table of what not to write."""
-    return prose, re.sub(r"^\|.*$", "", table, flags=re.MULTILINE)
 
 
 def prose_of(path: Path, source: str) -> Iterator[tuple[str, str]]:
@@ -68,8 +64,8 @@ def prose_of(path: Path, source: str) -> Iterator[tuple[str, str]]:
             if (text := ast.get_docstring(node)) is not None:
                 line = getattr(node, "lineno", 1)
                 yield f"{path}:{line}", re.sub(r"``?[^`]*``?", "", " ".join(text.split()))
-        elif isinstance(node, ast.keyword) and node.arg in ("description", "help"):
-            if isinstance(node.value, ast.Constant):
+        elif isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+            if node.arg in ("description", "help"):
                 yield f"{path}:{node.value.lineno}", str(node.value.value)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
