@@ -64,9 +64,8 @@ def prose_of(path: Path, source: str) -> Iterator[tuple[str, str]]:
             if (text := ast.get_docstring(node)) is not None:
                 line = getattr(node, "lineno", 1)
                 yield f"{path}:{line}", re.sub(r"``?[^`]*``?", "", " ".join(text.split()))
-        elif isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
-            if node.arg in ("description", "help"):
-                yield f"{path}:{node.value.lineno}", str(node.value.value)
+        elif isinstance(node, ast.keyword) and node.arg in ("description", "help"):
+            yield f"{path}:{node.value.lineno}", str(getattr(node.value, "value", ""))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield f"{path}:{token.start[0]}", token.string
