@@ -1,7 +1,7 @@
 """The notebook's side of Temper, and the only code that knows where a notebook runs.
 
-`import colab` needs nothing but Python, so that `colab.install()` can be a notebook's first line.
-The names below can be taken from here; what is behind them is loaded when it is asked for.
+`import colab` needs only Python, so that `colab.install()` can be the first line of a notebook. The
+names below can be imported from here; the code behind a name is loaded on first use.
 """
 
 import importlib.util

@@ -1,9 +1,9 @@
-"""The first line of a notebook: everything that Temper needs is there afterwards, or it fails.
+"""The first line of a notebook: afterwards everything that Temper needs is installed, or it fails.
 
     import colab
     colab.install()
 
-Needs nothing but Python. What Colab ships stays as it is, above all torch, numpy and ipywidgets.
+Needs only Python. What Colab ships stays unchanged, above all torch, numpy and ipywidgets.
 """
 
 import importlib
@@ -39,21 +39,22 @@ from infrastructure.deployment.environment import (
 from infrastructure.deployment.installers import Installer, InstallError, installer_for
 
 FOLDER = cache_directory()
-UNFINISHED = "installing"  # there meanwhile: what a killed one left is removed the next time
+UNFINISHED = "installing"  # exists during an installation; a killed one leaves it
 PIN = "torch=="
-LOADED_BY_EVERY_PYTHON = {"_distutils_hack"}  # by a .pth file of setuptools, which it is not
-_stale: set[str] = set()  # what this process has loaded, and is another version on the disk by now
+LOADED_BY_EVERY_PYTHON = {"_distutils_hack"}  # by setuptools' .pth file
+_stale: set[str] = set()  # packages loaded by this process that have another version on disk
 
 
 def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
-    """Install what Temper needs and this environment lacks; nothing, and at once, the next time.
+    """Install what Temper needs and this environment lacks; the next call finds nothing to do.
 
     Args:
-        with_unsloth: also unsloth and what it imports; "on_gpu": where there is an NVIDIA GPU, and
-            where that fails a sentence says so, because a training does without.
+        with_unsloth: also install unsloth and what it imports; "on_gpu": only if there is an NVIDIA
+            GPU. If that fails, a sentence is printed, because training works without it.
 
     Raises:
-        InstallError: that failed, with its last words; or torch, numpy or ipywidgets is too old.
+        InstallError: an installation failed (with its last output), or torch, numpy or ipywidgets
+            is too old.
         RestartNeededError: packages were replaced that this kernel has loaded.
     """
     column: Column = "colab" if platform() is Platform.COLAB else "tested"
@@ -73,7 +74,7 @@ def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
 
 
 def _install_for_gpu(column: Column) -> set[str]:
-    """As `_install`, with unsloth, where there is a GPU that it could use."""
+    """Run `_install` with unsloth if there is a GPU that it could use."""
     if not nvidia_driver_present():
         return set()
     try:
@@ -84,7 +85,7 @@ def _install_for_gpu(column: Column) -> set[str]:
 
 
 def _install(column: Column, with_unsloth: bool) -> set[str]:
-    """Do what is to be done; the names of the packages that another version has replaced."""
+    """Install what is missing, and return the names of packages whose version was replaced."""
     if (FOLDER / UNFINISHED).exists():
         began = (FOLDER / UNFINISHED).stat().st_mtime
         for name in remove_half_installed(Path(sysconfig.get_path("purelib")), since=began):
@@ -111,7 +112,7 @@ def _installer() -> Installer:
 
 
 def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> None:
-    """Install what is needed, the held packages held."""
+    """Install what is needed without changing the held packages."""
     for line in todo.lines:
         if line.startswith(PIN):
             build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"
@@ -129,7 +130,7 @@ def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> No
 def _install_beside(
     installer: Installer, title: str, lines: Iterable[str], held: Iterable[str]
 ) -> None:
-    """Install `lines`; of `held`, what is not among them stays as it is."""
+    """Install `lines`; packages of `held` that are not among them keep their version."""
     names = {name_of(line) for line in lines}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(line for line in held if name_of(line) not in names))
@@ -139,20 +140,20 @@ def _install_beside(
 
 @contextmanager
 def _unfinished() -> Iterator[None]:
-    """Inside, a file says that an installation is under way; it stays where that is broken off."""
+    """Mark an installation as under way with a file, which stays if it is interrupted."""
     (FOLDER / UNFINISHED).touch()
     yield
     (FOLDER / UNFINISHED).unlink()
 
 
 def versions() -> dict[str, str]:
-    """All installed packages."""
+    """Return the versions of all installed packages."""
     distributions = importlib.metadata.distributions()
     return {one.metadata["Name"]: one.version for one in distributions if one.metadata["Name"]}
 
 
 def loaded_of(packages: set[str]) -> set[str]:
-    """Those of `packages` of which this process has loaded a module."""
+    """Return those of `packages` of which this process has loaded a module."""
     if not packages:
         return set()
     owners = importlib.metadata.packages_distributions()

@@ -1,7 +1,7 @@
-"""What a run will take, as far as it is known without measuring. Loads no torch.
+"""What a run will cost, as far as it is known without measuring. Does not load torch.
 
-The steps follow from the settings; whether a run goes on, and what was measured when it began, from
-the run directories.
+The number of steps follows from the settings. Whether a run resumes, and what was measured when it
+began, is read from the run directories.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,19 +19,19 @@ from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.monitoring.records.run_reader import RunFacts, read_small_files
 from infrastructure.training.data.samples import use_sample_data
 
-# More runs than these are not looked through for one that goes on; the training itself does.
+# Only this many of the newest runs are searched for one to resume; the training searches all.
 NEWEST = 50
 FORECAST_FILE = "forecast.json"
 
 
 class KnownCosts:
-    """What can be told of a configuration at once; what was read of a run is kept."""
+    """What is known of a configuration at once; what was read of a run is cached."""
 
     def __init__(self) -> None:
         self._purposes: dict[Path, tuple[float, Mapping[str, object] | None]] = {}
 
     def lines(self, config: DeploymentConfig) -> list[str]:
-        """How long it trains, which run that is, and where its checkpoints go."""
+        """Return how long it trains, which run it is, and where its checkpoints go."""
         config = config.changed([])
         use_sample_data(config)
         return [f"It trains {_extent(config)}.", *self._run(config), _copies(config)]
@@ -39,7 +39,7 @@ class KnownCosts:
     def _run(self, config: DeploymentConfig) -> Iterator[str]:
         try:
             run = None if config.new_run else self._of_this_purpose(config)
-        except (OSError, ValueError) as error:  # gone since, or not to be read: this only shows
+        except (OSError, ValueError) as error:  # deleted or unreadable: only for display
             yield phrase("notebook.runs_unreadable", output_dir=config.output_dir, error=error)
             return
         if run is None:
@@ -72,7 +72,7 @@ class KnownCosts:
         return None
 
     def _purpose(self, path: Path) -> Mapping[str, object] | None:
-        """What a run trains; None where its record cannot be read."""
+        """Return the settings that decide a run's result; None if its record cannot be read."""
         changed_at = (path / RUN_FILE).stat().st_mtime
         known = self._purposes.get(path)
         if known is None or known[0] != changed_at:
@@ -81,7 +81,7 @@ class KnownCosts:
 
 
 def _extent(config: DeploymentConfig) -> str:
-    """Steps or epochs, and what a step is."""
+    """Return the number of steps or epochs, and the size of a step."""
     training = config.training
     if training.batch_size == "auto":
         batch = phrase("notebook.fastest_batch_measured")
@@ -107,7 +107,7 @@ def _epochs(config: DeploymentConfig) -> str:
 
 
 def _standing(facts: RunFacts) -> str:
-    """What the same settings mean for a run that is there."""
+    """Return what the same settings mean for an existing run."""
     name = facts.run_id
     trainer = read_trainer(facts.directory)
     if trainer is not None and trainer.is_alive:

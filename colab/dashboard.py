@@ -16,9 +16,9 @@ HEIGHT_PIXELS = 720
 def show_dashboard(
     run: str | None = None, output_dir: str | Path = "runs", height_pixels: int = HEIGHT_PIXELS
 ) -> HelperProcess:
-    """Start `temper dashboard` in a process of its own and show it below the cell.
+    """Start `temper dashboard` in a separate process and show it below the cell.
 
-    The process outlives the training, and ends with the notebook's kernel or by `terminate()`.
+    The process outlives the training. It ends with the notebook's kernel or by `terminate()`.
 
     Args:
         run: the run to show; None: always the newest.
@@ -35,7 +35,7 @@ def show_dashboard(
 
 
 def _address(process: HelperProcess) -> dict[str, object]:
-    """What the dashboard says of itself first; nothing is read of what it says later."""
+    """Return the address that the dashboard prints first; its later output is not read."""
     assert process.stdout is not None
     messages: list[str] = []
     with process.stdout as lines:
@@ -48,7 +48,7 @@ def _address(process: HelperProcess) -> dict[str, object]:
 
 
 def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
-    """`temper dashboard --json` on a free port; its first line of output says where it is."""
+    """Start `temper dashboard --json` on a free port; its first line of output is its address."""
     arguments = ["dashboard", "--json", "--port", "0", "--output", str(output_dir)]
     if run is not None:
         arguments.append(run)
@@ -62,7 +62,7 @@ def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
 
 
 def _show(address: Mapping[str, object], height_pixels: int) -> None:
-    """Colab has its own way to a port of the machine; elsewhere the browser is on it."""
+    """Show the dashboard: Colab has its own access to a port; elsewhere the browser is local."""
     if platform() is Platform.COLAB:
         output = importlib.import_module("google.colab.output")
         output.serve_kernel_port_as_iframe(

@@ -1,7 +1,7 @@
-"""Where fetched data lies, and what is known of it: so that nothing is fetched twice.
+"""Storage of fetched data and its records, so that nothing is fetched twice.
 
-`folder/NAME` is the data; `folder/.fetched/KEY/` holds the record, the lock and what is on its way.
-The key is a hash, because a source may hold secrets.
+`folder/NAME` is the data; `folder/.fetched/KEY/` holds the record, the lock and unfinished
+transfers. The key is a hash, because a source may contain secrets.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ HIDDEN = ".fetched"
 
 @dataclass(frozen=True)
 class Record:
-    """What was fetched.
+    """The record of what was fetched.
 
     Attributes:
-        sha256: of a file; None: a folder.
-        version: which the source said it was, or None.
-        changed_ns: when the file here was last changed; None: it was just being put there.
+        sha256: the hash of a file; None: a folder.
+        version: the version that the source reported, or None.
+        changed_ns: the time when the local file was last changed; None: it was just being stored.
     """
 
     name: str
@@ -39,14 +39,14 @@ class Record:
 
 
 class Shelf:
-    """The place of one source's data; inside a `with`, no other process fetches the same there.
+    """The storage of one source's data; inside a `with`, no other process fetches the same data.
 
     Args:
-        folder: None: a folder of its own in Temper's cache.
+        folder: where the data goes; None: a separate folder in Temper's cache.
         identity: the same for the same source.
 
     Raises:
-        ValueError: nothing can be written there.
+        ValueError: the folder cannot be written to.
     """
 
     def __init__(self, folder: Path | None, identity: str) -> None:
@@ -74,14 +74,14 @@ class Shelf:
         self._lock.release()
 
     def fetched(self, sha256: str | None, version: str | None) -> Path | None:
-        """What is here already; None: nothing, or not that.
+        """Return the data that is already here; None: there is none, or not the requested one.
 
         Args:
-            sha256: what it has to have; None: any.
-            version: what the source says now; None: it is not asked.
+            sha256: the required hash; None: any.
+            version: the version that the source reports now; None: it is not checked.
 
         Raises:
-            ValueError: somebody has changed it since.
+            ValueError: the file was changed since it was fetched.
         """
         record = self._read()
         path = self.folder / record.name if record else self.folder
@@ -94,10 +94,10 @@ class Shelf:
         return path if sha256 in (None, record.sha256) else None
 
     def accept(self, name: str) -> None:
-        """Refuse a name that belongs to something else here, or whose file was changed since.
+        """Refuse a name that belongs to another file here, or to one that was changed since.
 
         Raises:
-            ValueError: with what to do.
+            ValueError: says what to do.
         """
         record, path = self._read(), self.folder / name
         if not path.exists() and not path.is_symlink():
@@ -107,7 +107,7 @@ class Shelf:
         self._is_unchanged(path, record)
 
     def put(self, part: Path, name: str, sha256: str, version: str | None) -> Path:
-        """Let the whole file `part` be `name` here."""
+        """Store the whole file `part` as `name`."""
         path = self.folder / name
         self._write(Record(name, sha256, version))
         part.replace(path)
@@ -117,16 +117,16 @@ class Shelf:
         return path
 
     def put_folder(self, name: str) -> Path:
-        """From now on the folder `name` is what was fetched, as soon as it is there."""
+        """Record that the folder `name` is what was fetched, as soon as it exists."""
         self.accept(name)
         self._write(Record(name, None, None))
         return self.folder / name
 
     def _is_unchanged(self, path: Path, record: Record) -> bool:
-        """Whether a file is what was fetched; False: it was about to be put here.
+        """Return whether a file is what was fetched; False: it was just being stored.
 
         Raises:
-            ValueError: somebody has changed it, and may still need it.
+            ValueError: the user has changed it, and may still need it.
         """
         status = path.stat()
         if (status.st_size, status.st_mtime_ns) == (record.size_bytes, record.changed_ns):

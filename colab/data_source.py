@@ -1,4 +1,4 @@
-"""What a person means by a source of data: a path, an address, a Drive link or id, a Hub name."""
+"""What a user can give as a source of data: a path, an address, a Drive link or id, a Hub name."""
 
 import re
 from pathlib import Path
@@ -23,10 +23,10 @@ KNOWN = (
 
 
 def find_remote(source: str, silence_seconds: float) -> RemoteFile | None:
-    """The file elsewhere that `source` means; None: it is none, but may be a path or a Hub name.
+    """Return the remote file that `source` means; None: it may be a path or a Hub name.
 
     Raises:
-        ValueError: an address that nothing can be fetched from.
+        ValueError: nothing can be fetched from this address.
     """
     if source.lower().startswith(("http://", "https://")):
         return _web_file(source, silence_seconds)
@@ -45,7 +45,7 @@ def _web_file(address: str, silence_seconds: float) -> WebFile:
     try:
         parts = urlsplit(address)
         host = parts.hostname
-    except ValueError:  # brackets that are no IPv6 address
+    except ValueError:  # brackets that are not an IPv6 address
         host = None
     if not host:
         raise ValueError(f"{public_address(address)} is no web address: check it")
@@ -65,7 +65,7 @@ def _web_file(address: str, silence_seconds: float) -> WebFile:
 
 
 def _export(kind: str, document_id: str, fragment: str, query: dict[str, list[str]]) -> str:
-    """Where Google gives a table as CSV (the sheet that the link shows) or a document as text."""
+    """Return the address of a Google table as CSV (the linked sheet) or of a document as text."""
     sheet = parse_qs(fragment).get("gid") or query.get("gid") or []
     shown = f"&gid={sheet[0]}" if sheet and sheet[0].isdecimal() else ""
     return (

@@ -1,4 +1,4 @@
-"""`colab.download_results`: a trained model and its report as one file, in the browser's hands."""
+"""`colab.download_results`: a trained model and its report as one file, given to the browser."""
 
 import importlib
 import zipfile
@@ -16,7 +16,7 @@ from infrastructure.monitoring.records.run_list import RUN_FILE, find_run_path
 MODEL = "final"
 BESIDE = ("report.html", "summary.json", RUN_FILE, "metrics.csv")
 INCOMPRESSIBLE = (".safetensors", ".png")
-# The page holds all of a download in its memory, and one that is too large never begins.
+# The page holds a whole download in its memory, and one that is too large never starts.
 MOST_FOR_BROWSER_BYTES = 500 * 10**6
 OTHER_WAYS = (
     "copy it to your Drive, or give the run a backup_place: that gets the model, too, when the run"
@@ -25,7 +25,7 @@ OTHER_WAYS = (
 
 
 def download_results(run: str | Path | None = None, output_dir: str | Path = "runs") -> Path:
-    """Zip a run's trained model and report, and let the browser download that, where there is one.
+    """Zip a run's trained model and report, and have the browser download it, if there is one.
 
     Args:
         run: its id or directory; None: the newest in `output_dir`.
@@ -35,7 +35,7 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
 
     Raises:
         ValueError: there is no such run, or it has no trained model yet.
-        StorageError: the disk has too little free space for it.
+        StorageError: the disk has too little free space.
         DamagedFileError: the model is damaged.
     """
     directory = find_run_path(None if run is None else str(run), Path(output_dir))
@@ -66,10 +66,10 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
 
 
 def _files(directory: Path) -> list[Path]:
-    """What is worth keeping of a run.
+    """Return the files of a run that are worth keeping.
 
     Raises:
-        ValueError: it has not ended.
+        ValueError: the run has no trained model yet.
     """
     model = sorted(path for path in (directory / MODEL).rglob("*") if path.is_file())
     if not model:
@@ -81,7 +81,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _offer(target: Path) -> None:
-    """Hand the file to the browser; whatever goes wrong there, it is on the disk."""
+    """Offer the file to the browser; if that fails, it is still on disk."""
     if not has_browser():
         return
     size_bytes = target.stat().st_size
@@ -91,7 +91,7 @@ def _offer(target: Path) -> None:
         return
     try:
         importlib.import_module("google.colab.files").download(str(target))
-    except Exception as error:  # the page's side has errors of its own kinds
+    except Exception as error:  # the page raises its own kinds of errors
         print(
             phrase(
                 "notebook.browser_download_failed",

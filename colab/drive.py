@@ -1,7 +1,7 @@
-"""Google Drive in a Colab session: mounted, tried out, and let go of.
+"""Google Drive in a Colab session: mount it, try it out, and unmount it.
 
-Whatever Drive does, there is a place afterwards, if only a folder of this machine, and one sentence
-that says why. What Colab's package raises: drive.py of googlecolab/colabtools, 3c07d776.
+Whatever Drive does, the result is a usable folder, if need be on this machine, and one sentence
+with the reason. The errors of Colab's package: drive.py of googlecolab/colabtools, 3c07d776.
 """
 
 import errno
@@ -18,12 +18,12 @@ from infrastructure.core.redact import redact
 from infrastructure.core.waiting import within
 
 MOUNT_POINT = Path("/content/drive")
-CONSENT_SECONDS = 120.0  # for a person to find the window and to agree
-ANSWER_SECONDS = 60.0  # for the mounted folder to take and give back a few bytes
+CONSENT_SECONDS = 120.0  # for the user to find the window and to agree
+ANSWER_SECONDS = 60.0  # for the mounted folder to accept and return a few bytes
 FLUSH_SECONDS = 600.0
-GRACE_SECONDS = 30.0  # for Colab's own timeout to be told
+GRACE_SECONDS = 30.0  # for Colab's own timeout to be reported
 
-# What Colab's package says, in part, and what a person can do about it.
+# Parts of the messages of Colab's package, and what the user can do.
 ADVICE = {
     "credential propagation was unsuccessful": "Drive was not mounted because nobody agreed to it:"
     " run the cell again, allow pop-ups, and choose the account that Colab is open with",
@@ -57,8 +57,8 @@ class StorageFolder:
     """A folder for what is to be kept.
 
     Attributes:
-        path: the folder; on Drive it was made and tried out.
-        is_drive: whether it lies on Drive, so that this machine's end does not touch it.
+        path: the folder; on Drive it was created and tried out.
+        is_drive: whether it is on Drive, so that it survives the end of this machine.
         reason: one sentence: where it is, or why it is not on Drive.
     """
 
@@ -68,12 +68,14 @@ class StorageFolder:
 
 
 class _RefusedError(Exception):
-    """Drive was not mounted; the text is for a person."""
+    """Drive was not mounted; the text is for the user."""
 
 
 def mount_drive(folder: str = "temper") -> StorageFolder:
-    """The folder of that name on your Drive, which is mounted if it is not; off Colab, and where
-    Drive refuses, one beside the notebook. May be called again and again.
+    """Return the folder of that name on your Drive, which is mounted if it is not yet.
+
+    Outside Colab, or if Drive refuses, return a folder next to the notebook. Repeated calls are
+    fine.
 
     Raises:
         ValueError: `folder` leads out of the Drive.
@@ -100,9 +102,9 @@ def mount_drive(folder: str = "temper") -> StorageFolder:
 
 
 def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
-    """Let Drive upload what it holds back, and unmount it: the last thing in a session.
+    """Let Drive upload what it holds back, and unmount it: the last call of a session.
 
-    That nothing was raised proves nothing (colabtools #287), so this is no confirmation.
+    The absence of an error proves nothing (colabtools #287), so this is not a confirmation.
 
     Returns:
         One sentence: what happened.
@@ -121,11 +123,11 @@ def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
 
 
 def _ready(folder: str) -> Path:
-    """The folder on Drive, which is mounted, once more if its connection was lost.
+    """Return the folder on Drive, mounting it if needed, and again if its connection was lost.
 
     Raises:
         _RefusedError: it cannot be mounted.
-        OSError: it does not keep what it is given, or does not answer (TimeoutError).
+        OSError: it does not keep what is written to it, or does not respond (TimeoutError).
     """
     if not _is_mounted():
         _mount()
@@ -139,7 +141,7 @@ def _ready(folder: str) -> Path:
 
 
 def _mount(force_remount: bool = False) -> None:
-    """Ask Colab, which asks the person; its own timeout bounds that."""
+    """Mount Drive through Colab, which asks the user; Colab's own timeout bounds the wait."""
     longest_ms = int(CONSENT_SECONDS * 1000)
     try:
         drive = importlib.import_module("google.colab.drive")
@@ -166,19 +168,19 @@ def _is_mounted() -> bool:
 
 
 def _top() -> Path:
-    """The folder of a person's own files: DriveFS has it under two names.
+    """Return the folder of the user's own files: DriveFS has it under two names.
 
-    Not `Path.is_dir`, which raises where a mount has lost its connection.
+    Not `Path.is_dir`, which raises if a mount has lost its connection.
     """
     tops = [MOUNT_POINT / name for name in OWN_DRIVE]
     return next((top for top in tops if os.path.isdir(top)), tops[0])  # noqa: PTH112
 
 
 def _tried(folder: str) -> Path:
-    """The folder, made, after it has kept a few bytes and given them back.
+    """Create the folder, and return it after it has kept a few bytes and returned them.
 
     Raises:
-        OSError: it does not; TimeoutError: or does not answer.
+        OSError: it does not; TimeoutError: it does not respond.
     """
     path = _top() / folder
     within(ANSWER_SECONDS, lambda: _try_out(path))

@@ -1,7 +1,7 @@
-"""`colab.fetch_dataset`: from whatever a person calls the data to a path that can be trained on.
+"""`colab.fetch_dataset`: from any source of data to a path that can be trained on.
 
-Nothing broken is taken for data: a file is there whole, compared with its hash where one is given,
-and no web page, or not there. Fetched once, it is found again.
+Broken data is never accepted: a file is complete, matches its hash if one is given, and is not a
+web page, or it does not exist. What was fetched once is found again.
 """
 
 import re
@@ -36,20 +36,21 @@ def fetch_dataset(
 
     Args:
         source: a path (a file on a mounted Drive is copied here), an http(s) address, the link or
-            id of a file on Google Drive (a Google Sheet comes as CSV), `hf://datasets/OWNER/NAME/
-            FILE`, or `OWNER/NAME[:CONFIGURATION][@SPLIT]` of a data set on the Hugging Face Hub.
-        sha256: what the file has to have, in hex.
-        folder: where it goes; None: a folder of its own in Temper's cache.
-        timeout_seconds: for a transfer. What has come until then is kept, and the next call goes
-            on from there; so it does after an interruption or a kill.
+            id of a file on Google Drive (a Google Sheet comes as CSV),
+            `hf://datasets/OWNER/NAME/FILE`, or `OWNER/NAME[:CONFIGURATION][@SPLIT]` of a dataset on
+            the Hugging Face Hub.
+        sha256: the hash that the file must have, in hex.
+        folder: where it goes; None: a separate folder in Temper's cache.
+        timeout_seconds: for a transfer. What has arrived until then is kept, and the next call
+            resumes from there, as it does after an interruption or a kill.
 
     Returns:
-        The file, or the folder of a whole data set.
+        The file, or the folder of a whole dataset.
 
     Raises:
-        ValueError: `source` is nothing that can be fetched, or something else lies in its way.
-        DataError: it did not come, is no data, or has another hash; nothing is left of it then.
-        StorageError: the disk has too little free space for it.
+        ValueError: `source` is nothing that can be fetched, or something else is in its place.
+        DataError: it did not arrive, is not data, or has another hash; nothing is left of it then.
+        StorageError: the disk has too little free space.
     """
     wanted, text = _checked_hash(sha256), str(source)
     where = None if folder is None else Path(folder)
@@ -73,7 +74,7 @@ def fetch_file(
     timeout_seconds: float = TIMEOUT_SECONDS,
     patience: Patience = PATIENCE,
 ) -> Path:
-    """Bring one file that lies elsewhere; as `fetch_dataset`."""
+    """Fetch one remote file, as `fetch_dataset` does."""
     with Shelf(folder, remote.identity) as shelf:
         if fetched := shelf.fetched(sha256, remote.version_now()):
             return _reported("Here already", fetched)
@@ -92,7 +93,7 @@ def fetch_file(
 
 
 def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
-    """The file; what was put together of two transfers and has another hash is fetched afresh."""
+    """Return the file; one joined from two transfers that has a wrong hash is fetched again."""
     part, version = transfer.bring()
     if transfer.was_resumed and sha256 not in (None, file_sha256(part)):
         transfer.discard()
@@ -103,7 +104,7 @@ def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
 def fetch_from_hub(
     address: str, sha256: str | None, folder: Path | None, endpoint: str | None = None
 ) -> Path:
-    """Bring the file of an `hf://` address; as `fetch_dataset`, but the Hub's library does it."""
+    """Fetch the file of an `hf://` address, as `fetch_dataset` does, through the Hub's library."""
     with Shelf(folder, address) as shelf:
         if fetched := shelf.fetched(sha256, None):
             return _reported("Here already", fetched)
@@ -123,7 +124,7 @@ def _hub_dataset(name: str, sha256: str | None, folder: Path | None) -> Path:
 
 
 def _local(path: Path, sha256: str | None) -> Path:
-    """What lies on this machine is used where it lies."""
+    """Return a local path as it is, after checking its hash."""
     if path.is_dir():
         _refuse_hash(sha256, str(path))
         return path
@@ -134,7 +135,7 @@ def _local(path: Path, sha256: str | None) -> Path:
 
 
 def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, advice: str) -> Path:
-    """Let a whole file be what was fetched if it is what was wanted; else nothing is left."""
+    """Store a whole file as fetched if it is the requested one; otherwise remove it."""
     digest, size_bytes = file_sha256(part), part.stat().st_size
     try:
         _check(part, sha256, digest, advice)
@@ -147,7 +148,7 @@ def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, adv
 
 
 def _check(path: Path, wanted: str | None, actual: str | None, advice: str) -> None:
-    """Refuse a file that is not the one that is wanted, or no data at all.
+    """Refuse a file that is not the requested one, or not data at all.
 
     Raises:
         DataError: says what it is and what to do.
@@ -166,10 +167,10 @@ def _check(path: Path, wanted: str | None, actual: str | None, advice: str) -> N
 
 
 def _checked_hash(sha256: str | None) -> str | None:
-    """In small letters.
+    """Return the hash in lower case.
 
     Raises:
-        ValueError: it is no SHA-256.
+        ValueError: it is not a SHA-256.
     """
     if sha256 is None:
         return None

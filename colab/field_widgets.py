@@ -1,8 +1,8 @@
-"""One setting of a form: its name, its input, what it does, and what is wrong with it.
+"""One setting of a form: its name, its input, its description, and what is wrong with it.
 
-Made of widgets that ipywidgets 7 and 8 have alike. None of them changes a value by itself: numbers
-are typed as text, because a bounded number would be moved to its bound without a word. A slider
-shows what has two natural ends, and sends back only what somebody has moved it to.
+Made of widgets that ipywidgets 7 and 8 share. None of them changes a value by itself: numbers are
+typed as text, because a bounded number would silently be moved to its bound. A slider is used for a
+setting with two natural ends, and returns only what the user has moved it to.
 """
 
 import html
@@ -15,10 +15,10 @@ from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec
 from infrastructure.core.optional import require
 
-NAME_WIDTH, INPUT_WIDTH, HELP_WIDTH = "18em", "15em", "15em"  # of the help: at least
+NAME_WIDTH, INPUT_WIDTH, HELP_WIDTH = "18em", "15em", "15em"  # minimum width of the help
 WRONG = "color:#d93025"
 QUIET = "opacity:.65;font-size:90%"
-# What has two natural ends, and a step that is fine enough: first, last, step, format.
+# Settings with two natural ends, and a sufficiently fine step: first, last, step, format.
 SLIDERS = {
     **dict.fromkeys(
         ("model.lora_config.dropout", "training.qlora_dropout", "data.validation_split"),
@@ -31,7 +31,7 @@ DENSE = "line-height:1.35"  # ipywidgets gives every line of text the height of 
 
 
 def ipywidgets() -> Any:
-    """The package, where it is needed first.
+    """Return the package, which is imported on first use.
 
     Raises:
         MissingPackageError: it is not installed.
@@ -43,12 +43,12 @@ class FieldRow:
     """The row of one setting.
 
     Args:
-        entered: is told the text that somebody has typed or chosen.
+        entered: receives the key and the text that the user has typed or chosen.
         make: makes a widget; see `Maker`.
 
     Attributes:
         box: the widget.
-        input: the part that is typed into.
+        input: the part that the user types into.
     """
 
     def __init__(self, spec: FieldSpec, entered: Callable[[str, str], None], make: "Maker") -> None:
@@ -62,7 +62,7 @@ class FieldRow:
         self.input.observe(self._on_change, names="value")
 
     def draw(self, text: str, source: Source, message: str | None, is_absent: bool) -> None:
-        """Show what holds now."""
+        """Show the current value."""
         self._is_drawing = True
         try:
             self.input.value = shown_as(self.input.value, text)
@@ -80,8 +80,10 @@ class FieldRow:
 
 
 class Maker:
-    """Makes the widgets of all rows, which share layouts and styles: each of those is an object of
-    its own in the browser, and a form has some hundred rows."""
+    """A maker of the widgets of all rows, which share layouts and styles.
+
+    Each layout and style is a separate object in the browser, and a form has some hundred rows.
+    """
 
     def __init__(self) -> None:
         layout = ipywidgets().Layout
@@ -94,7 +96,7 @@ class Maker:
         self._styles: dict[str, object] = {}
 
     def __call__(self, kind: str, part: str, **traits: object) -> Any:
-        """A widget of the class `kind` for one part of a row."""
+        """Make a widget of the class `kind` for one part of a row."""
         shared = {"style": self._styles[kind]} if kind in self._styles else {}
         widget = getattr(ipywidgets(), kind)(layout=self._layouts[part], **shared, **traits)
         if hasattr(widget, "style"):
@@ -103,7 +105,7 @@ class Maker:
 
 
 def _input_of(spec: FieldSpec, make: Maker) -> Any:
-    """A box to tick, a list to choose from, or a line to type into, with words that it knows."""
+    """Make a checkbox, a list to choose from, or a line to type into, with the words it accepts."""
     words = choices(spec.info)
     if spec.is_switch or set(words) == {"true", "false"}:
         return make("Checkbox", "input", value=False, indent=False)
@@ -120,19 +122,19 @@ def _input_of(spec: FieldSpec, make: Maker) -> Any:
 
 
 def shown_as(value: object, text: str) -> object:
-    """A field's text as the value of its input, which has one of this kind now."""
+    """Convert a field's text to the value of its input, to the type of its current value."""
     if isinstance(value, bool):
         return text == "true"
     return float(text) if isinstance(value, float) else text
 
 
 def _name_of(spec: FieldSpec) -> str:
-    """Its name; the key, by which files and cells know it, appears under the mouse."""
+    """Return the label; the key, which files and cells use, appears on hover."""
     return f'<span title="{html.escape(spec.key)}">{html.escape(label_of(spec.key))}</span>'
 
 
 def _notes_of(spec: FieldSpec, source: Source, message: str | None) -> str:
-    """Help, origin where it is not the default, and what is wrong."""
+    """Return the help, the source if it is not the default, and what is wrong."""
     parts = [f'<span style="{QUIET}">{html.escape(spec.description)}</span>']
     if source.layer is not Layer.DEFAULT:
         parts.append(f'<span style="{QUIET}">· <i>{html.escape(source.place)}</i></span>')

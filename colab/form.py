@@ -1,6 +1,6 @@
 """The form of a configuration: every setting, checked while it is typed, and what it will cost.
 
-Nobody has to touch it: `form.config` is there at once, so "Run all" never waits.
+The form needs no input: `form.config` is available at once, so "Run all" never waits.
 """
 
 import colab
@@ -19,7 +19,7 @@ from infrastructure.core.optional import is_installed, require
 from infrastructure.core.redact import redact
 from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
 
-# A forecast for a form is of the training; how long its model takes to answer, nobody knows before.
+# A form's forecast covers the training; how long its model takes to answer is not known before.
 ON_TOP = "Answering held-out prompts, before and after the training, comes on top."
 NOT_MEASURED = "How long that takes, and how much memory, is measured before the first step."
 
@@ -28,7 +28,7 @@ class ConfigForm:
     """A form, shown or not.
 
     Attributes:
-        view: its widgets; None where there is nobody to show them to.
+        view: its widgets; None if there is nobody to show them to.
     """
 
     def __init__(self, config: DeploymentConfig) -> None:
@@ -39,24 +39,24 @@ class ConfigForm:
 
     @property
     def config(self) -> DeploymentConfig:
-        """The configuration as the form stands.
+        """The configuration as the form currently is.
 
         Raises:
-            ConfigurationError: a sentence for each thing that is wrong, so that no run starts.
+            ConfigurationError: a sentence for each problem, so that no run starts.
         """
         return self._state.checked()
 
     def update(self, **settings: object) -> None:
-        """Set values from Python, as for `configure`, `preset` among them; all or none.
+        """Set values from Python, as for `configure`, including `preset`; all or none.
 
         Raises:
-            ConfigurationError: one is wrong, or they do not go together.
+            ConfigurationError: a value is wrong, or they contradict each other.
         """
         self._state.update(settings)
         self._changed()
 
     def undo(self) -> None:
-        """Back to what the cell says."""
+        """Reset the form to the values of the cell."""
         self._state.reset()
         self._changed()
 
@@ -64,7 +64,7 @@ class ConfigForm:
         """Try a few steps of a run with these settings, without training anything.
 
         Returns:
-            The forecast, or why there is none, in sentences; shown in the form too.
+            The forecast, or why there is none, in sentences; also shown in the form.
         """
         self._report(phrase("notebook.measuring_steps"))
         self._measured = (_what_costs(self._state.config), self._forecast())
@@ -72,7 +72,7 @@ class ConfigForm:
         return self._measured[1]
 
     def lines(self) -> list[str]:
-        """The form for people without a notebook: what was set, what is wrong, what it takes."""
+        """Return the form as text, without a notebook: what was set, what is wrong, the cost."""
         config = self._state.config
         given = [
             f"{key} = {format_value(config.value(key))}   ({source.place})"
@@ -82,7 +82,7 @@ class ConfigForm:
         return [redact(line) for line in [*given, *self._state.problems(), *self._cost()]]
 
     def make_view(self) -> FormView:
-        """Its widgets, made when they are asked for first."""
+        """Return the form's widgets, which are made on first use."""
         if self.view is None:
             actions = FormActions(self._entered, self._chosen, self.undo, self.measure)
             self.view = FormView(actions, [_describe(secret) for secret in bring_secrets()])
@@ -112,11 +112,11 @@ class ConfigForm:
     def _forecast(self) -> list[str]:
         try:
             return [*colab.forecast(self.config).lines(), ON_TOP]
-        except Exception as error:  # of whatever library: it is only told
+        except Exception as error:  # from any library: it is only reported
             return [redact(phrase("notebook.measurement_failed", error=error))]
 
     def _doubt(self) -> list[str]:
-        """What would be a question at a terminal: here a box of the form answers it."""
+        """Return what a terminal would ask about the data; here, a box of the form answers it."""
         try:
             check_meant(self._state.config.data)
         except UnconfirmedDataError as error:
@@ -124,7 +124,7 @@ class ConfigForm:
         return []
 
     def _cost(self) -> list[str]:
-        """What is known at once; then what was measured, if that was of these settings."""
+        """Return what is known at once, and what was measured if it was with these settings."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, NOT_MEASURED]
@@ -138,9 +138,9 @@ class ConfigForm:
 
 
 class Edits:
-    """What was last changed in a form of this kernel, so that a second "Run all" does not undo it.
+    """The last changes in a form of this kernel, so that a second "Run all" does not undo them.
 
-    An edit holds as long as the cell says of its setting what it said when the edit was made.
+    An edit holds as long as the cell gives its setting the same value as when the edit was made.
     """
 
     def __init__(self) -> None:
@@ -149,13 +149,13 @@ class Edits:
         self._base_values: dict[str, object] = {}
 
     def keep(self, state: FormState) -> None:
-        """Remember what the form says now."""
+        """Remember the current changes of the form."""
         self._preset, self._values = state.preset, dict(state.edits)
         keys = [*state.edits, *_keys_of(state.preset)]
         self._base_values = {key: state.base.value(key) for key in keys}
 
     def of(self, config: DeploymentConfig) -> dict[str, object]:
-        """The changes that hold on a configuration as well."""
+        """Return the changes that also hold for a configuration."""
         held = {
             key for key, base_value in self._base_values.items() if config.value(key) == base_value
         }
@@ -169,10 +169,10 @@ _EDITS = Edits()
 
 
 def show_form(config: DeploymentConfig) -> ConfigForm:
-    """Show the form of a configuration below the cell, and wait for nobody.
+    """Show the form of a configuration below the cell, without waiting for input.
 
-    What was changed in the form before, in this kernel, is changed again, as long as the cell says
-    the same. Without a notebook, or without ipywidgets, what the form would say is printed.
+    Earlier changes in the form, in this kernel, are applied again as long as the cell says the
+    same. Without a notebook, or without ipywidgets, the form is printed as text.
     """
     form = ConfigForm(config)
     try:
@@ -188,7 +188,7 @@ def show_form(config: DeploymentConfig) -> ConfigForm:
 
 
 def _describe(secret: SecretLookup) -> str:
-    """Whether there is a secret, and where; never the secret."""
+    """Return whether there is a secret, and where; never the secret itself."""
     where = MISSING if secret.place == MISSING else f"found ({secret.place})"
     return f"{secret.name}: {where}"
 
@@ -197,7 +197,7 @@ def _keys_of(preset: str | None) -> list[str]:
     return [] if preset not in PRESETS else list(PRESETS[preset].settings)
 
 
-# What no forecast depends on.
+# Settings that no forecast depends on.
 _FREE = ("run_name", "new_run", "log_level", "monitor.")
 
 

@@ -1,11 +1,11 @@
-"""Which settings a form shows together, from the configuration's own schema."""
+"""Groups of settings that a form shows together, from the configuration's own schema."""
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.stackwise_config import StackwiseFields
 
 FIELDS = schema_of(DeploymentConfig).fields
-# What most people set, in the order in which they think of it.
+# The settings that most users set, in the order in which they think of them.
 BASIC = (
     "model.name",
     "data.path",
@@ -22,7 +22,7 @@ BASIC = (
     "backup.place",
 )
 RUN = "run"
-# Too many to stand in one list.
+# Too many for one list.
 _CHECKPOINTS = ("checkpoint_", "keep_", "compress_checkpoints", "deadline")
 _EXTENSIONS = (
     "enabled_extensions",
@@ -34,7 +34,7 @@ _LOOKS = ("validation_", "log_frequency", "early_stopping", "metrics_sinks")
 
 
 def groups() -> dict[str, list[str]]:
-    """Group → canonical keys, for every setting."""
+    """Return group → canonical keys, for every setting."""
     by_title: dict[str, list[str]] = {}
     for key in FIELDS:
         by_title.setdefault(_title(key), []).append(key)

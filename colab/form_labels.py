@@ -1,4 +1,4 @@
-"""What a form calls settings and groups of them: a person's words, beside the keys of a file."""
+"""Labels of settings and of their groups in a form: plain words, next to the keys of a file."""
 
 LABELS = {
     "backup.allow_missing_place": "Train without the place",
@@ -43,7 +43,7 @@ LABELS = {
     "training.max_grad_norm": "Clip gradients at",
     "training.max_steps": "Steps at most",
     "training.num_epochs": "Epochs",
-    "training.optimization_frequency": "Quantum step every … epochs",
+    "training.optimization_frequency": "Quantum step every … steps",
     "training.qlora_lr": "QLoRA learning rate",
     "training.scheduler_type": "Learning rate schedule",
     "training.validation_frequency": "Evaluate every … steps",
@@ -66,12 +66,12 @@ _AS_WRITTEN = {"gpu": "GPU", "cpu": "CPU", "lr": "learning rate", "qlora": "QLoR
 
 
 def label_of(key: str) -> str:
-    """The name of a setting: `Warmup steps` for `training.warmup_steps`."""
+    """Return the label of a setting: `Warmup steps` for `training.warmup_steps`."""
     return LABELS.get(key) or _in_words(key.rpartition(".")[2])
 
 
 def title_of(group: str) -> str:
-    """The name of a group of settings."""
+    """Return the title of a group of settings."""
     return TITLES.get(group) or _in_words(group)
 
 

@@ -1,7 +1,7 @@
-"""What a form holds: a configuration, what somebody changed in it, and what is wrong with that.
+"""The state of a form: a configuration, what the user changed in it, and what is wrong with that.
 
-Knows no widget. A value is taken as it is typed, or refused with the field's sentence; none is
-moved to the nearest that would do.
+Does not know widgets. A value is accepted as typed, or refused with the field's sentence; it is
+never changed to the nearest valid one.
 """
 
 import re
@@ -32,9 +32,9 @@ class FormState:
         base: what the form began with.
         preset: the preset that was chosen in the form; None: none was.
         edits: the values that were set here, by canonical key.
-        wrong: key → the text that its field does not take, and the sentence that says so.
-        refusal: why the edits do not go together; None where they do.
-        config: `base` with preset and edits, as it was when they last went together.
+        wrong: key → the text that its field does not accept, and the sentence that says so.
+        refusal: why the edits contradict each other; None if they do not.
+        config: `base` with preset and edits, from when they were last consistent.
     """
 
     base: DeploymentConfig
@@ -48,7 +48,7 @@ class FormState:
         self._rebuild()
 
     def text(self, key: str) -> str:
-        """What stands in the field of a canonical key, secrets masked."""
+        """Return the text in the field of a canonical key, secrets masked."""
         if key in self.wrong:
             return self.wrong[key][0]
         if self.refusal is not None and key in self.edits:
@@ -59,22 +59,22 @@ class FormState:
         return redact(_as_text(value))
 
     def source(self, key: str) -> Source:
-        """Where the value comes from that stands in a field."""
+        """Return the source of the value in a field."""
         return DEFAULT_SOURCE if self.is_absent(key) else self.config.source(key)
 
     def is_absent(self, key: str) -> bool:
-        """Whether a key lies in a section that is switched off, such as model.lora_config."""
+        """Return whether a key is in a section that is switched off, such as model.lora_config."""
         switch = key.rpartition(".")[0]
         return switch in SCHEMA.fields and not self.config.value(switch)
 
     def is_shown(self, key: str) -> bool:
-        """Whether a setting could have an effect; one that somebody has given is always shown."""
+        """Return whether a setting could have an effect; one that the user set is always shown."""
         if key in self.wrong or self.source(key).layer is not Layer.DEFAULT:
             return True
         return not self.is_absent(key) and has_effect(self.config, SCHEMA.fields[key])
 
     def enter(self, key: str, text: str) -> None:
-        """Take what was typed into the field of a canonical key."""
+        """Apply what was typed into the field of a canonical key."""
         if text == self.text(key):
             return
         self.wrong.pop(key, None)
@@ -84,7 +84,7 @@ class FormState:
             self.wrong[key] = (redact(text), str(error))
 
     def choose(self, preset: str | None) -> None:
-        """Take a preset's settings, under those that were set by hand; None: no choice."""
+        """Apply a preset's settings, below those that were set by hand; None: no choice."""
         self.preset = preset
         self._rebuild()
 
@@ -92,7 +92,8 @@ class FormState:
         """Set values from Python, under any spelling; `preset` is one of them.
 
         Raises:
-            ConfigurationError: one is wrong, or they do not go together; nothing has changed.
+            ConfigurationError: a value is wrong, or they contradict each other; nothing has
+                changed.
         """
         before = self.preset, dict(self.edits)
         given = [(s.key, s.value) for s in flatten(settings, SCHEMA, lambda _: _source("form"))]
@@ -107,21 +108,21 @@ class FormState:
             self.wrong.pop(key, None)
 
     def reset(self) -> None:
-        """Back to what the form began with."""
+        """Reset to what the form began with."""
         self.preset = None
         self.edits.clear()
         self.wrong.clear()
         self._rebuild()
 
     def problems(self) -> list[str]:
-        """All that keeps a run from starting, one sentence each."""
+        """Return everything that keeps a run from starting, one sentence each."""
         sentences = [sentence for _, sentence in self.wrong.values()]
         if self.refusal is not None:
             return [*sentences, self.refusal]
         return [*sentences, *problems_of(self.config)]
 
     def messages(self) -> dict[str, str]:
-        """What stands beside each field: its own sentence, or one that names it."""
+        """Return the message next to each field: its own sentence, or one that names it."""
         beside = {key: sentence for key, (_, sentence) in self.wrong.items()}
         for sentence in self.problems()[len(self.wrong) :]:
             named = [key for key in _KEY.findall(sentence) if key in SCHEMA.fields]
@@ -130,17 +131,17 @@ class FormState:
         return beside
 
     def checked(self) -> DeploymentConfig:
-        """The configuration, if a run can start with it.
+        """Return the configuration, if a run can start with it.
 
         Raises:
-            ConfigurationError: a sentence for each thing that is wrong.
+            ConfigurationError: a sentence for each problem.
         """
         if problems := self.problems():
             raise ConfigurationError("; ".join(problems))
         return self.config
 
     def changes(self) -> dict[str, object]:
-        """What the form says beyond what it began with, as `configure` takes it."""
+        """Return what the form adds to what it began with, as `configure` accepts it."""
         return {setting.key: setting.value for setting in self._settings()}
 
     def _put(self, key: str, value: Any) -> None:
@@ -154,7 +155,7 @@ class FormState:
         self.edits[key] = value if spec.is_switch else spec.section.check_value(spec.name, value)
 
     def _take(self, key: str, value: object) -> None:
-        """Remember a value, unless it is what would hold without it."""
+        """Keep a value, unless it would hold without being set."""
         self.edits.pop(key, None)
         self._rebuild()
         if self.refusal is not None or self.config.value(key) != value:
@@ -175,7 +176,7 @@ class FormState:
             yield Setting(PRESET, self.preset, _source("form"))
         off = tuple(f"{key}." for key, value in self.edits.items() if value is False)
         for key, value in self.edits.items():
-            if not key.startswith(off):  # of a section that was switched off since
+            if not key.startswith(off):  # in a section that was switched off since
                 yield Setting(key, value, _source(f"form {key}"))
 
 
@@ -188,10 +189,10 @@ def _as_text(value: object) -> str:
 
 
 def _value_of(spec: FieldSpec, text: str) -> object:
-    """The value that a text means to a field.
+    """Return the value that a text means for a field.
 
     Raises:
-        ConfigurationError: it takes no such value, or a form is no place for it.
+        ConfigurationError: the field does not accept it, or it looks like a secret.
     """
     if MASK in text or redact(text) != text:
         raise ConfigurationError(

@@ -20,7 +20,7 @@ RIGHT = "color:#188038"
 
 @dataclass(frozen=True)
 class FormActions:
-    """What somebody can do in a form."""
+    """The actions of a user in a form."""
 
     enter: Callable[[str, str], None]
     choose: Callable[[str | None], None]
@@ -32,12 +32,12 @@ class FormView:
     """The widgets of one form.
 
     Args:
-        secrets: which there are, and which are missing; never their values.
+        secrets: which secrets exist, and which are missing; never their values.
 
     Attributes:
         rows: by canonical key.
-        presets, reset, measure: what is chosen from and what is pressed.
-        box: the whole.
+        presets, reset, measure: the list to choose from and the buttons.
+        box: the widget of the whole form.
     """
 
     def __init__(self, actions: FormActions, secrets: list[str]) -> None:
@@ -82,12 +82,12 @@ class FormView:
         ]
 
     def _all_settings(self, widgets: Any) -> object:
-        """Every setting in its group; those of above are there once more, and are the same."""
+        """Return every setting in its group; the basic ones appear again, as the same widgets."""
         inner = _accordion(widgets, {title_of(g): box for g, (box, _) in self._groups.items()})
         return _accordion(widgets, {f"All {len(FIELDS)} settings": inner})
 
     def draw(self, state: FormState, cost: list[str]) -> None:
-        """Show what holds now."""
+        """Show the current values."""
         messages = state.messages()
         for key, row in self.rows.items():
             message, is_absent = messages.get(key), state.is_absent(key)
@@ -105,11 +105,11 @@ class FormView:
         self._line.value = _line(state)
 
     def _rows_of(self, keys: Iterable[str], state: FormState) -> tuple[Any, ...]:
-        """The rows of what can be set as everything else stands."""
+        """Return the rows of the settings that can be set in the current state."""
         return tuple(self.rows[key].box for key in keys if state.is_shown(key))
 
     def draw_cost(self, lines: list[str]) -> None:
-        """Show what the run will take."""
+        """Show what the run will cost."""
         text = "<br>".join(html.escape(redact(line)) for line in lines)
         self._cost.value = f'<div style="{DENSE}">{text}</div>'
 
@@ -119,7 +119,7 @@ class FormView:
 
 
 def _fill(box: Any, rows: tuple[Any, ...]) -> None:
-    if box.children != rows:  # else the browser would draw it anew
+    if box.children != rows:  # otherwise the browser would redraw it
         box.children = rows
 
 
@@ -135,7 +135,7 @@ def _quiet(text: str) -> str:
 
 
 def _status(state: FormState) -> str:
-    """Whether a run can start; if not, why not."""
+    """Return whether a run can start, and if not, why."""
     problems = state.problems()
     if problems:
         listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
@@ -146,7 +146,7 @@ def _status(state: FormState) -> str:
 
 
 def _line(state: FormState) -> str:
-    """What was changed here, as the cell would say it: a form forgets, a notebook does not."""
+    """Return the changes as the cell would write them: a form forgets, a notebook does not."""
     changes = state.changes()
     if not changes:
         return ""

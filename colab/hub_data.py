@@ -1,4 +1,4 @@
-"""Data on the Hugging Face Hub: one file of a repository, or a whole data set by its name."""
+"""Data on the Hugging Face Hub: one file of a repository, or a whole dataset by its name."""
 
 import hashlib
 from pathlib import Path
@@ -17,18 +17,18 @@ ADVICE = "check the name; for what is not public, set HF_TOKEN to a token that m
 
 
 def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> Path:
-    """Bring the file of `hf://datasets/OWNER/NAME[@REVISION]/PATH` into `folder`.
+    """Download the file of `hf://datasets/OWNER/NAME[@REVISION]/PATH` into `folder`.
 
-    huggingface_hub does it, and compares no more than the size. So the commit that is there at the
-    beginning is asked for, and the bytes are compared with the hash that the Hub names.
+    huggingface_hub downloads it, but compares only the size. So the commit is fixed at the
+    beginning, and the bytes are compared with the hash that the Hub reports.
 
     Args:
-        endpoint: address of the Hub; None: as huggingface_hub has it.
+        endpoint: address of the Hub; None: huggingface_hub's default.
 
     Raises:
-        ValueError: the address names no file.
-        DataError: the Hub does not give it, or other bytes than it names.
-        StorageError: the disk has too little free space for it.
+        ValueError: the address does not name a file.
+        DataError: the Hub does not provide it, or its bytes do not match its hash.
+        StorageError: the disk has too little free space.
     """
     why = phrase("notebook.hub_files")
     hub, errors = require("huggingface_hub", why), require("huggingface_hub.errors", why)
@@ -57,7 +57,7 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
 
 
 def _git_hash(path: Path) -> str:
-    """What git, and so the Hub, calls a file that is in no large-file storage."""
+    """Return the hash that git, and so the Hub, gives a file outside large-file storage."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -66,11 +66,11 @@ def _git_hash(path: Path) -> str:
 
 
 def save_hub_dataset(name: str, folder: Path) -> None:
-    """Write the data set `OWNER/NAME[:CONFIGURATION][@SPLIT]` into `folder`, whole or not at all.
+    """Write the dataset `OWNER/NAME[:CONFIGURATION][@SPLIT]` into `folder`, whole or not at all.
 
     Raises:
-        ValueError: there is no such data set, configuration or split.
-        StorageError: the disk has too little free space for it.
+        ValueError: there is no such dataset, configuration or split.
+        StorageError: the disk has too little free space.
     """
     dataset = load_huggingface(name)
     require_free_space(name, folder.parent, dataset.data.nbytes)

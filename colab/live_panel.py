@@ -1,8 +1,8 @@
-"""The live panel: a run below the cell, drawn again in place by the cell's own thread.
+"""The live panel: a run below the cell, redrawn in place by the cell's own thread.
 
-It reads the run's directory and nothing else, so a training in the cell, one in a process of its
-own and one that somebody else started look the same. What fails in it is told once and switched
-off: showing never stops a training.
+It reads only the run's directory, so a run in the cell, in a separate process, or started by
+someone else looks the same. A failure in the panel is reported once and switches it off: displaying
+never stops a training.
 """
 
 import logging
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class CellOutput:
-    """One output of the cell that runs; what is shown later replaces what was shown before."""
+    """One output of the running cell; what is shown later replaces what was shown before."""
 
     def __init__(self) -> None:
         self._handle = None
 
     def show(self, html: str, text: str) -> None:
-        """Show `html`, or `text` where no HTML is shown."""
+        """Show `html`, or `text` if HTML cannot be shown."""
         bundle = {"text/html": html, "text/plain": text}
         if self._handle is None:
             display = require("IPython.display", "the live panel").display
@@ -42,13 +42,13 @@ class CellOutput:
 
 
 class LivePanel:
-    """Shows a run, at most once a second and never more often than costs a hundredth of the time.
+    """A display of a run, at most once a second, and using at most a hundredth of the time.
 
     Args:
         run_path: the run's directory.
-        advice: what a person can do while the run goes on.
+        advice: what the user can do while the run trains.
         output: where it is shown.
-        clock, cpu_clock: seconds; of the calling thread's processor time.
+        clock, cpu_clock: return seconds; cpu_clock those of the calling thread's processor time.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class LivePanel:
         return self._best_effort.is_off(PANEL) or (self._run is not None and self._run.has_ended)
 
     def look(self) -> None:
-        """Draw the run as it is now, where that is due."""
+        """Draw the run in its current state if that is due."""
         if self._clock() >= self._next_look:
             self._best_effort.attempt(PANEL, self._draw)
 
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """After a step of the training in this process; what is drawn is read from its files."""
+        """Draw the run after a step of training in this process, from the run's files."""
         self.look()
 
     def close(self) -> None:
-        """After the last step; the run itself goes on until its model is saved and measured."""
+        """Draw the run after the last step; it continues until its model is saved and measured."""
         self._best_effort.attempt(PANEL, self._draw)
 
     def finish(self) -> None:
-        """Draw the run for the last time, write its plots, and let its files go."""
+        """Draw the run for the last time, write its plots, and close its files."""
         self._best_effort.attempt(PANEL, self._draw)
         self._best_effort.attempt(PANEL, self._write_plots)
         if self._run is not None:

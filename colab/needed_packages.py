@@ -1,8 +1,8 @@
-"""What Temper needs on top of the packages that a notebook's environment has.
+"""What Temper needs in addition to the packages of a notebook's environment.
 
-What is there and works stays, whatever its version: a kernel has loaded some of it, and Colab's own
-packages fit each other. Missing packages come in the versions of the tested column. Standard
-library, and `packaging` inside the functions.
+Existing packages that work are kept, whatever their version: a kernel has loaded some of them, and
+Colab's own packages fit each other. Missing packages are installed in the versions of the tested
+column. Uses the standard library, and `packaging` inside the functions.
 """
 
 import importlib.metadata
@@ -18,24 +18,24 @@ from infrastructure.deployment.installers import InstallError
 
 Column = Literal["colab", "tested"]
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
-# Loaded before a notebook's first cell, or not to be had in another build: never replaced.
+# Loaded before a notebook's first cell, or not available in another build: never replaced.
 HELD = ("torch", "numpy", "ipywidgets")
-# What has to be newer than Colab's own, though no dependency of Temper's asks for it.
+# Must be newer than Colab's own, although no dependency of Temper requires it.
 BOUNDS = {"torchao": f"torchao>={OLDEST_TORCHAO_FOR_PEFT}"}
-# What a new torch may want newer than a bare environment has it: that of Python 3.11 is of 2022.
+# A new torch may need these newer than in a bare environment: Python 3.11 has them from 2022.
 NEEDED_BY_TORCH = ("setuptools",)
 UNSLOTH_OWN = ("unsloth", "unsloth_zoo")
-# Nearest to Colab's 4.0.0, which unsloth excludes; newer ones need a newer pyarrow than Colab has.
+# Closest to Colab's 4.0.0, which unsloth excludes; newer ones need a newer pyarrow than Colab's.
 DATASETS_FOR_UNSLOTH = "datasets==3.6.0"
 
 
 @dataclass(frozen=True)
 class Needed:
-    """What is to be installed, and what must stay as it is meanwhile.
+    """What must be installed, and what must stay unchanged meanwhile.
 
     Attributes:
         lines: requirements for pip.
-        held: constraints for pip: packages of the column that are there.
+        held: constraints for pip: packages of the column that are installed.
         alone: requirements that are installed without their dependencies, after the others.
     """
 
@@ -45,10 +45,10 @@ class Needed:
 
 
 def needed(column: Column, with_unsloth: bool) -> Needed:
-    """What this environment lacks.
+    """Return what this environment lacks.
 
     Raises:
-        InstallError: one of `HELD` is here in a version that Temper does not work with.
+        InstallError: one of `HELD` is installed in a version that Temper does not work with.
     """
     requirements = requirement_lines()
     base = {name_of(line): line for line in requirements[""]}
@@ -80,19 +80,19 @@ def _of_unsloth(requirements: dict[str, list[str]]) -> tuple[str, ...]:
 
 
 def needed_by_unsloth() -> tuple[str, ...]:
-    """What an installed unsloth does not accept of this environment, in a version that it does."""
+    """Return replacements for packages that an installed unsloth does not accept."""
     lines = importlib.metadata.requires("unsloth") or []
     theirs = [line for line in lines if ";" not in line and name_of(line) == "datasets"]
     return (DATASETS_FOR_UNSLOTH,) if any(map(is_unmet, theirs)) else ()
 
 
 def requirement_lines(root: Path = ROOT) -> dict[str, list[str]]:
-    """Temper's requirements by extra ("": those that nothing works without).
+    """Return Temper's requirements by extra ("": those that nothing works without).
 
-    From the files of the checkout that this is, else from the installed metadata.
+    They are read from the files of this checkout if there is one, else from the installed metadata.
 
     Raises:
-        InstallError: there are neither.
+        InstallError: neither exists.
     """
     if (root / "pyproject.toml").is_file():
         return _of_checkout(root)
@@ -123,14 +123,14 @@ def _of_checkout(root: Path) -> dict[str, list[str]]:
 
 
 def name_of(line: str) -> str:
-    """The package of a requirement."""
+    """Return the package of a requirement."""
     from packaging.requirements import Requirement
 
     return Requirement(line).name
 
 
 def is_unmet(line: str) -> bool:
-    """Whether a requirement is not fulfilled here; a bare name asks for any version."""
+    """Return whether a requirement is not met here; a bare name accepts any version."""
     from packaging.requirements import Requirement
 
     requirement = Requirement(line)
@@ -139,7 +139,7 @@ def is_unmet(line: str) -> bool:
 
 
 def installed_version(name: str) -> str | None:
-    """The installed version of a package; None: it is not there, or its metadata is broken."""
+    """Return the installed version of a package; None: not installed, or its metadata is broken."""
     try:
         return importlib.metadata.version(name)
     except (importlib.metadata.PackageNotFoundError, KeyError):

@@ -1,6 +1,6 @@
 """What the live panel shows of a run: the dashboard's parts, small enough for a cell's output.
 
-It takes text colour and background from the notebook around it, light or dark.
+It takes text color and background from the surrounding notebook, light or dark.
 """
 
 from infrastructure.core.messages import phrase
@@ -26,7 +26,7 @@ from infrastructure.run.latest_checkpoint import SavedCheckpoint
 SHOWN_CURVES = (WIDE, "eval_loss", "learning_rate")
 MAX_PLACE_CHARACTERS = 40
 
-# Twice the class, because notebooks have rules of their own for tables and headings.
+# The class twice, because notebooks have their own rules for tables and headings.
 CLASS, SELECTOR = "temper-panel", ".temper-panel.temper-panel"
 COLOURS = """
   --ink: currentColor; --paper: transparent; --card: transparent;
@@ -59,7 +59,7 @@ RULES = """
   th, td { text-align: left; background: none; border-width: 0 0 1px; }
   .bar, .chart { max-width: 100%; }
 """
-# On a phone JupyterLab's empty column beside an output is a fifth of the width.
+# On a phone, JupyterLab's empty column next to an output takes a fifth of the width.
 NARROW = f"""
 @media (max-width: 600px) {{
   .jp-OutputArea-child:has({SELECTOR}) > .jp-OutputPrompt {{ display: none; }}
@@ -68,11 +68,11 @@ NARROW = f"""
 
 
 def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: float) -> str:
-    """The panel as HTML that is its own style.
+    """Return the panel as HTML with its own style.
 
     Args:
         saved: the newest checkpoint on this machine.
-        advice: what a person can do while it goes on.
+        advice: what the user can do while the run trains.
         now: unix time.
     """
     parts = [
@@ -94,13 +94,13 @@ def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: f
 
 
 def panel_text(view: RunView, saved: SavedCheckpoint | None) -> str:
-    """The same in two lines, for who shows no HTML."""
+    """Return the same in two lines, if HTML cannot be shown."""
     here = f"saved: step {saved.step}" if saved else phrase("notebook.nothing_saved_yet")
     return f"{view['title']}: {status_line(view)}\n{here}; {view['backup']['text']}"
 
 
 def head(view: RunView) -> Markup:
-    """Which run it is, and how it stands."""
+    """Return the name of the run and its status."""
     status = element("span", view["state"], css_class=f"status {view['state']}")
     name = element("span", view["title"], css_class="name-of-run", title=view["run_id"])
     text = element("span", view["state_text"])
@@ -108,7 +108,7 @@ def head(view: RunView) -> Markup:
 
 
 def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> list[Markup]:
-    """Where the work is that no death takes: the newest confirmed copy, and what is saved here."""
+    """Return tiles of what is safe: the newest confirmed backup, and what is saved here."""
     copy, tiles = view["backup"], []
     if copy["place"] is not None:
         place = f"at {clip(copy['place'], MAX_PLACE_CHARACTERS)}"
@@ -126,7 +126,7 @@ def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> lis
 
 
 def curve_section(view: RunView) -> Markup:
-    """Loss and learning rate."""
+    """Return the curves of loss and learning rate."""
     points = {key: view["curves"][key] for key in SHOWN_CURVES if key in view["curves"]}
     figures = curves(charts_of(points, view["evaluated"], NUM_SMALL_BUCKETS), wide=None)
     if figures:

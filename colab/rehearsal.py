@@ -1,8 +1,8 @@
-"""A rehearsal of the worst: the machine that trains is gone, with all that was on its disk.
+"""A rehearsal of the worst case: the machine that trains is gone, with its whole disk.
 
-The process that trains and its helpers are killed (SIGKILL: nothing of them gets a last word), and
-the run's directory is moved out of sight, as if the disk were gone. What lies at the place is all
-that is left, as after a runtime that was taken away.
+The process that trains and its helpers are killed (SIGKILL: none of them can react), and the run's
+directory is moved away, as if the disk were gone. Only the backup destination is left, as after a
+runtime that was taken away.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ TIMEOUT_SECONDS = 900.0
 def rehearse_disconnect(
     config: DeploymentConfig, at_step: int, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> None:
-    """Train `config` in a process of its own until step `at_step` is safe at its place; then take
-    the machine away.
+    """Train `config` in a separate process until `at_step` is backed up, then kill the machine.
 
-    Nothing is really lost: the run's directory lies in `lost-machines/` beside the runs, for
-    whoever wants to compare. A run that was taken away before, or is finished, is left as it is, so
-    that the cell may run again.
+    Nothing is really lost: the run's directory is in `lost-machines/` next to the runs, for
+    comparison. A run that was taken away before, or is finished, is left unchanged, so that the
+    cell can run again.
 
     Raises:
-        ValueError: `config` has no place, so nothing would be left; or it cannot be trained.
+        ValueError: `config` has no backup destination, so nothing would be left; or it cannot be
+            trained.
         RunFailedError: the training ended before it began.
-        TimeoutError: the step was not safe in time, or the training ended before it was.
+        TimeoutError: the step was not backed up in time, or the training ended before it was.
     """
     if config.backup.place is None:
         raise ValueError("backup.place is not set: without the machine nothing would be left")
@@ -58,7 +58,7 @@ def rehearse_disconnect(
 
 
 def _elsewhere(config: DeploymentConfig) -> DeploymentConfig:
-    """The same training, looked for among the lost machines."""
+    """Return the same configuration for runs among the lost machines."""
     folder = str(Path(config.output_dir) / LOST_FOLDER)
     return config.changed([Setting("output_dir", folder, Source(Layer.KEYWORD, "rehearsal"))])
 
@@ -77,13 +77,13 @@ def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_second
 
 
 def _pid_of(path: Path) -> int | None:
-    """The living process that trains the run."""
+    """Return the living process that trains the run."""
     trainer = read_trainer(path)
     return trainer.pid if trainer is not None and trainer.is_alive else None
 
 
 def _wait(run: RunDirectory, at_step: int, timeout_seconds: float) -> BackupStatus:
-    """How the backup stands as soon as step `at_step` is confirmed, or the training has ended."""
+    """Return the backup status once step `at_step` is confirmed, or the training has ended."""
     started = reported_at = time.monotonic()
     while True:
         now, status = time.monotonic(), read_status(run.checkpoints / STATUS_FILE)
@@ -98,7 +98,7 @@ def _wait(run: RunDirectory, at_step: int, timeout_seconds: float) -> BackupStat
 
 
 def _kill_with_helpers(pid: int) -> None:
-    """SIGKILL to a process and all that it has started; returns when they are gone."""
+    """Kill a process and all its descendants with SIGKILL, and wait until they are gone."""
     trainer = psutil.Process(pid)
     doomed = [trainer, *trainer.children(recursive=True)]
     for process in doomed:

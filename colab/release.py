@@ -1,8 +1,8 @@
-"""Give a Colab runtime back, so that it costs nothing more: when all that a run made is safe.
+"""Release a Colab runtime, so that it costs nothing more, once everything of a run is safe.
 
-With the runtime everything on its disk goes at once, so it is given back only after the place has
-confirmed the newest checkpoint and the trained model anew. Otherwise it stays, and one sentence
-says why.
+Everything on the runtime's disk is lost with it. So it is released only after the backup
+destination has confirmed the newest checkpoint and the trained model again. Otherwise it stays, and
+one sentence says why.
 """
 
 import importlib
@@ -31,14 +31,14 @@ RUNTIME_STAYS = "The runtime stays"
 def release_runtime(
     run: str | Path | None = None, output_dir: str | Path = "runs", seconds: float = 900.0
 ) -> bool:
-    """End this Colab session, after the last checkpoint and the trained model are known to be safe.
+    """End this Colab session once the last checkpoint and the trained model are known to be safe.
 
     Args:
         run: the run's name or directory; None: the newest in `output_dir`.
-        seconds: longest wait for the place to confirm the checkpoint, and again for the model.
+        seconds: longest wait for the checkpoint to be confirmed, and again for the model.
 
     Returns:
-        Whether the runtime was given back; where not, what stands in the way was printed.
+        Whether the runtime was released; if not, the reason was printed.
 
     Raises:
         ValueError: there is no such run.
@@ -54,14 +54,14 @@ def release_runtime(
 
 
 def make_sure(run: RunDirectory, seconds: float) -> str:
-    """Have the place confirm the newest checkpoint anew, and the trained model where there is one.
+    """Have the backup destination confirm the newest checkpoint and any trained model again.
 
     Returns:
         One sentence: what is safe, and where.
 
     Raises:
-        StorageError: that is not known; says what is missing.
-        ValueError: the run's record cannot be read, or names no place.
+        StorageError: it is not known to be safe; says what is missing.
+        ValueError: the run's record cannot be read, or names no backup destination.
     """
     if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):
         raise StorageError(f"run {run.run_id} is being trained")
@@ -72,7 +72,7 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
     backup = RunBackup(
         run.checkpoints, options, run_id=run.run_id, retention=retention_of(recorded.training)
     )
-    backup.forget_status()  # what was said earlier does not count
+    backup.forget_status()  # earlier confirmations do not count
     with backup:
         step = _confirmed_step(run, backup, seconds)
         if not run.is_finished():
@@ -114,7 +114,7 @@ def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int
 
 
 def _unassign(run: RunDirectory) -> bool:
-    """Ask Colab to take the machine back."""
+    """Ask Colab to release the machine."""
     if is_drive(_options_of(run)):
         print(flush_drive())
     try:
@@ -130,13 +130,13 @@ def _unassign(run: RunDirectory) -> bool:
 
 
 def _options_of(run: RunDirectory) -> BackupConfig:
-    """Section `backup` as recorded; where it names no place, with that of the last copy."""
+    """Return section `backup` as recorded; without a destination, the one of the last backup."""
     options = place_options(run.read_settings())
     return options.copy_with(place=options.place or last_place(run.checkpoints))
 
 
 def is_drive(options: BackupConfig) -> bool:
-    """Whether the place is a mounted Drive."""
+    """Return whether the backup destination is a mounted Drive."""
     return options.place is not None and isinstance(open_place(options.place), DrivePlace)
 
 

@@ -1,7 +1,7 @@
-"""Files elsewhere that can be read from any byte on: on the web, shared on Google Drive, mounted.
+"""Remote files that can be read from any byte on: on the web, shared on Google Drive, mounted.
 
-What breaks off and may be asked for again is a ConnectionError; what will not get better is a
-DataError that says what to do. Of an address only what is no secret is ever shown.
+A failure that can be retried is a ConnectionError; one that will not get better is a DataError that
+says what to do. Only the non-secret part of an address is ever shown.
 """
 
 import abc
@@ -47,19 +47,19 @@ DRIVE_ADVICE = (
 
 
 class FileChangedError(ConnectionError):
-    """What has come so far is of another version than what would come next."""
+    """What has arrived so far is from another version than what would come next."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A file elsewhere, from byte `start` on.
+    """A remote file, from byte `start` on.
 
     Attributes:
-        name: what it is called there; not fit for a path yet.
-        size_bytes: of the whole file; None: nobody says.
-        version: the same as long as the bytes are the same; None: there is no telling.
-        start: where `chunks` begin; 0 where the file cannot be read from another byte on.
-        end_is_known: whether a transfer that broke off differs from one that is done.
+        name: its remote name; not yet safe for a path.
+        size_bytes: the size of the whole file; None: unknown.
+        version: the same as long as the bytes are the same; None: unknown.
+        start: where `chunks` begin; 0 if the file cannot be read from another byte on.
+        end_is_known: whether an interrupted transfer can be told from a complete one.
     """
 
     name: str
@@ -74,9 +74,9 @@ class RemoteFile(abc.ABC):
     """A file that is read from elsewhere.
 
     Attributes:
-        identity: the same for the same source; may hold secrets.
-        shown: for people.
-        advice: what to do when it gives a page, or nothing, instead of data.
+        identity: the same for the same source; may contain secrets.
+        shown: the name for users.
+        advice: what to do if it gives a page, or nothing, instead of data.
     """
 
     identity: str
@@ -85,28 +85,28 @@ class RemoteFile(abc.ABC):
 
     @abc.abstractmethod
     def open(self, start: int, version: str | None) -> AbstractContextManager[Opened]:
-        """The file from byte `start` on, if its version is still `version`; else from the first.
+        """Open the file from byte `start` on, or from the first if its version is not `version`.
 
         Raises:
-            ConnectionError: it broke off, or does not answer; also while chunks are taken.
-            DataError: there is no such file, or not for us.
+            ConnectionError: it broke off, or does not respond; also while chunks are read.
+            DataError: there is no such file, or no access to it.
         """
 
     def version_now(self) -> str | None:
-        """The version, where telling it takes no time; None: elsewhere."""
+        """Return the version, if that takes no time; None: the file is remote."""
         return None
 
 
-@functools.cache  # to read the certificates takes as long as many a file
+@functools.cache  # reading the certificates takes as long as many a file
 def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
 class WebFile(RemoteFile):
-    """What an http(s) address gives.
+    """What an http(s) address returns.
 
     Args:
-        silence_seconds: how long the server may say nothing.
+        silence_seconds: how long the server may send nothing.
     """
 
     advice = PAGE_ADVICE
@@ -127,7 +127,7 @@ class WebFile(RemoteFile):
 
     @contextmanager
     def _client(self) -> Iterator[httpx.Client]:
-        # bytes as they lie there: positions in a compressed stream mean nothing
+        # the bytes as they are stored: positions in a compressed stream mean nothing
         headers = {"User-Agent": self.user_agent, "Accept-Encoding": "identity"}
         try:
             with (
@@ -149,10 +149,10 @@ class WebFile(RemoteFile):
     def _request(
         self, client: httpx.Client, address: str, start: int, version: str | None
     ) -> Iterator[httpx.Response]:
-        """The answer from byte `start` on; from the first where the server gives no other."""
+        """Yield the response from byte `start` on, or from the first if the server requires it."""
         headers = {"Range": f"bytes={start}-"} if start else {}
         if start and version:
-            headers["If-Range"] = version  # never another file's end behind this one's beginning
+            headers["If-Range"] = version  # never append another file's end to this one's beginning
         with client.stream("GET", address, headers=headers) as response:
             if not start or _continues(response, start, version):
                 self._check(response.status_code)
@@ -180,17 +180,17 @@ class DriveFile(WebFile):
     """A file that is shared on Google Drive.
 
     gdown reads the pages that Drive shows before a large file, and those that it shows instead of
-    one; the transfer is ours, since gdown 5 takes an error page for the file, waits for ever, and
-    puts whatever comes behind what it had.
+    one. The transfer is Temper's own, because gdown 5 takes an error page for the file, waits
+    forever, and appends whatever comes to what it already has.
 
     Args:
-        file_id: as in the link.
-        resource_key: as in the links of some old files, or "".
+        file_id: the id in the link.
+        resource_key: the key in the links of some old files, or "".
         drive: the address of Drive.
     """
 
     advice = DRIVE_ADVICE
-    user_agent = "Mozilla/5.0 (X11; Linux x86_64)"  # others are shown other pages
+    user_agent = "Mozilla/5.0 (X11; Linux x86_64)"  # other agents get other pages
 
     def __init__(
         self, file_id: str, silence_seconds: float, resource_key: str = "", drive: str = DRIVE
@@ -198,7 +198,7 @@ class DriveFile(WebFile):
         key = f"&resourcekey={resource_key}" if resource_key else ""
         super().__init__(f"{drive}/uc?export=download&id={file_id}{key}", silence_seconds)
         self.identity = f"drive {file_id}"
-        self.shown = f"the Drive file {file_id[:6]}…"  # who knows the rest may read the file
+        self.shown = f"the Drive file {file_id[:6]}…"  # whoever knows the rest can read the file
 
     @contextmanager
     def open(self, start: int, version: str | None) -> Iterator[Opened]:
@@ -212,7 +212,7 @@ class DriveFile(WebFile):
     def _file(
         self, client: httpx.Client, address: str, start: int, version: str | None, most_pages: int
     ) -> Iterator[httpx.Response]:
-        """The file itself, behind the pages before it."""
+        """Yield the file itself, behind the pages before it."""
         with self._request(client, address, start, version) as response:
             if not _is_page(response):
                 yield response
@@ -247,7 +247,7 @@ class MountedFile(RemoteFile):
     """A file on a mounted Drive.
 
     Args:
-        silence_seconds: how long the mount may take to answer.
+        silence_seconds: how long the mount may take to respond.
     """
 
     advice = "look at it on drive.google.com"
@@ -268,11 +268,11 @@ class MountedFile(RemoteFile):
     def version_now(self) -> str | None:
         try:
             return self._version()
-        except (ConnectionError, DataError):  # not mounted; what was fetched before may serve
+        except (ConnectionError, DataError):  # not mounted; what was fetched before may be used
             return None
 
     def is_folder(self) -> bool:
-        """Whether it is no file, as far as the mount says."""
+        """Return whether it is a folder, as far as the mount responds."""
         try:
             return self._query(self.path.is_dir)
         except (ConnectionError, DataError):
@@ -291,7 +291,7 @@ class MountedFile(RemoteFile):
             raise FileChangedError("it was changed while it was read")
 
     def _query(self, question: Callable[[], Answer]) -> Answer:
-        """What the mount says; a dead one says nothing, for ever."""
+        """Return the result of a file operation; on a dead mount it would hang forever."""
         try:
             return within(self.silence_seconds, question)
         except FileNotFoundError as error:
@@ -306,7 +306,7 @@ class MountedFile(RemoteFile):
 
 
 def opened(response: httpx.Response) -> Opened:
-    """What a server's answer gives."""
+    """Return what a server's response provides."""
     headers = response.headers
     part = RANGE.fullmatch(headers.get("Content-Range", ""))
     is_part = response.status_code == HTTPStatus.PARTIAL_CONTENT and part is not None
@@ -315,7 +315,7 @@ def opened(response: httpx.Response) -> Opened:
     if size is None and is_plain and "Content-Length" in headers:
         size = int(headers["Content-Length"])
     version = headers.get("ETag", "")
-    if not version or version.startswith("W/"):  # a weak one is no promise of equal bytes
+    if not version or version.startswith("W/"):  # a weak one does not guarantee equal bytes
         version = headers.get("Last-Modified")
     return Opened(
         name=_name(response),
@@ -329,8 +329,10 @@ def opened(response: httpx.Response) -> Opened:
 
 
 def _continues(response: httpx.Response, start: int, version: str | None) -> bool:
-    """Whether an answer to a question for a part may be used; all of the file may be, too. Servers
-    and caches that ignore If-Range send the end of another version: theirs decides, not the code.
+    """Return whether a response to a request for a part can be used; it may also be the whole file.
+
+    Servers and caches that ignore If-Range send the end of another version, so the version of the
+    response decides, not the status code.
     """
     if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return False
@@ -350,7 +352,7 @@ def _is_page(response: httpx.Response) -> bool:
 
 
 def _name(response: httpx.Response) -> str:
-    """What the server calls the file; one without an ending gets that of its kind."""
+    """Return the server's name for the file; one without an extension gets that of its type."""
     message = Message()
     message["Content-Disposition"] = response.headers.get("Content-Disposition", "")
     last_of_address = unquote(response.url.path).rpartition("/")[2]
@@ -361,7 +363,7 @@ def _name(response: httpx.Response) -> str:
 
 @contextmanager
 def _addresses_not_logged() -> Iterator[None]:
-    """httpx logs whole addresses, whose queries may be secrets."""
+    """Keep httpx from logging whole addresses, whose queries may be secrets."""
     logger = logging.getLogger("httpx")
 
     def hide(_record: logging.LogRecord) -> bool:

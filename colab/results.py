@@ -1,6 +1,6 @@
-"""What a cell shows besides the training: the data before it, the model and the report after it.
+"""What a cell shows besides training: the data before it, the model and the report after it.
 
-Where there is no notebook, the same as text.
+Without a notebook, the same is printed as text.
 """
 
 import html
@@ -50,7 +50,7 @@ NUM_PREVIEWED = 2
 
 
 def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
-    """Write conversations to try things out with, and say where; the same ones every time."""
+    """Write conversations to try things out with, and print where; they are always the same."""
     written = write_sample_chats(Path(path).absolute())
     first = written.read_text(encoding="utf-8").partition("\n")[0]
     print(f"{written} begins with\n{first}")
@@ -59,7 +59,7 @@ def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
 
 @speaking(as_cell)
 def show_data(config: DeploymentConfig) -> None:
-    """Read the data as the training will, and show what was found and which tokens are learnt.
+    """Read the data as the training will, and show what was found and which tokens are trained.
 
     What is prepared here is kept: the training does not prepare it again.
 
@@ -98,14 +98,15 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
 
 @speaking(as_cell)
 def show_quantum_steps(run: str | Path) -> list[Record]:
-    """Show what the quantum steps of a run have decided: the report's section on them; without a
-    notebook, a line for each.
+    """Show what the quantum steps of a run decided: the report's section, or a line for each step.
+
+    Without a notebook, lines are printed.
 
     Returns:
         A record of each step.
 
     Raises:
-        ValueError: the run has made none.
+        ValueError: the run has made no quantum steps.
     """
     records = read_records(Path(run))
     if not records:
@@ -124,14 +125,15 @@ def show_quantum_steps(run: str | Path) -> list[Record]:
 
 @speaking(as_cell)
 def show_stacks(run: str | Path) -> list[dict[str, object]]:
-    """Show which layers of a stack-wise training trained when, and the loss by phase: the report's
-    section on it; without a notebook, a line for each phase.
+    """Show which layers of a block-wise training trained when, and the loss by phase.
+
+    This is the report's section on it; without a notebook, a line is printed for each phase.
 
     Returns:
-        Of each phase its name, first and last step, and the last loss, None where there is none.
+        For each phase its name, first and last step, and the last loss, or None if there is none.
 
     Raises:
-        ValueError: the run's training is not stack-wise.
+        ValueError: the run's training is not block-wise.
     """
     view = read_view(Path(run))
     _, phases = stacks_of(view)
@@ -159,13 +161,13 @@ def ask(
     """Ask a trained model, and show its answers below the questions.
 
     Args:
-        model: a finished run, its `final/`, any model folder, or a hub name.
+        model: a finished run, its `final/`, any model folder, or a Hub name.
         questions: in plain words; prompt formats and chat templates are added as in training.
         max_tokens: the longest answer.
-        system: the system prompt before each question, as the rows of the training had it.
+        system: the system prompt before each question, as in the training rows.
 
     Raises:
-        ValueError: there is no such model, or it writes no text.
+        ValueError: there is no such model, or it does not generate text.
     """
     repair_model(Path(model))
     for note in notes_of_rounded(str(model)):
@@ -178,16 +180,16 @@ def ask(
 
 @speaking(as_cell)
 def evaluate(model: str | Path, data: str | Path, against: str | Path | None = None) -> Evaluation:
-    """Measure a trained model on `data` and show its loss and its answers, in all and by task.
+    """Evaluate a trained model on `data` and show its loss and its answers, in total and by task.
 
     Args:
-        against: a second model, which is measured on the same rows and compared.
+        against: a second model, which is evaluated on the same rows and compared.
 
     Raises:
         ValueError: the model or the data cannot be used.
     """
     repair_model(Path(model))
-    folder = Path(model).absolute().parent  # of a run's `final/`, the run
+    folder = Path(model).absolute().parent  # for a run's `final/`, this is the run
     config = DeploymentConfig(model_name=str(model), data_path=str(data), output_dir=str(folder))
     request = Request(against=None if against is None else str(against))
     count = measured_answers()
@@ -206,17 +208,18 @@ def export(
     bits: int | None = None,
     file_format: str = "safetensors",
 ) -> Path:
-    """Write a checkpoint of `run` as a model of its own, read back and compared with the trained
-    one; a folder that is there stays.
+    """Write a checkpoint of `run` as a separate model, read back and compared with the trained one.
+
+    An existing folder is kept and returned.
 
     Args:
-        step: of the checkpoint; None: the newest.
+        step: the checkpoint's step; None: the newest.
         part: `lora`, or `merged` with its base; auto: as it was trained.
-        bits: 16, 8 or 4 of each weight; None: as trained.
+        bits: 16, 8 or 4 per weight; None: as trained.
         file_format: safetensors, gguf, onnx or torch-export.
 
     Returns:
-        `exported/step-N` in the run; of another request than the usual, a name that says so.
+        `exported/step-N` in the run; other options than the defaults are added to the name.
 
     Raises:
         ValueError: there is no such run or step; says which there are.
@@ -248,7 +251,7 @@ def export(
 
 
 def _display_page(title: str, content: str, height_pixels: int = HEIGHT_PIXELS) -> None:
-    """Show a page below the cell, in a frame, so that its styles stay its own."""
+    """Show a page below the cell in a frame, so that its styles do not affect the notebook."""
     style = f"width:100%;height:{height_pixels}px;border:0"
     frame = f'<iframe title="{title}" style="{style}" srcdoc="{html.escape(content)}"></iframe>'
     _display_html(frame, f"temper-{title}")

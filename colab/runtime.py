@@ -1,6 +1,6 @@
-"""Where this process runs: on Colab, on Kaggle, in another notebook, or in no notebook.
+"""Where this process runs: on Colab, on Kaggle, in another notebook, or outside of notebooks.
 
-Needs nothing but Python: it is asked before anything is installed.
+Needs only Python: it is used before anything is installed.
 """
 
 import os
@@ -11,13 +11,13 @@ from infrastructure.core.lookup import look_up
 from infrastructure.core.notebook import in_notebook_kernel
 
 VARIABLE = "TEMPER_PLATFORM"
-# What Colab's own package asks for. Variables do not tell: Kaggle's kernels have ten COLAB_* ones.
+# What Colab's own package checks. Variables are no proof: Kaggle's kernels have ten COLAB_* ones.
 COLAB_FILE = Path("/var/colab/hostname")
 KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"
 
 
 class Platform(StrEnum):
-    """Who lends the machine, and whether a notebook looks on."""
+    """Who provides the machine, and whether there is a notebook."""
 
     COLAB = "colab"
     KAGGLE = "kaggle"
@@ -26,9 +26,9 @@ class Platform(StrEnum):
 
 
 def platform() -> Platform:
-    """Where this process runs; the variable TEMPER_PLATFORM knows better.
+    """Return where this process runs; the variable TEMPER_PLATFORM takes precedence.
 
-    A `!command` and a script on a Colab machine run on Colab too.
+    A `!command` and a script on a Colab machine also run on Colab.
 
     Raises:
         ValueError: TEMPER_PLATFORM names no platform.
@@ -44,9 +44,9 @@ def platform() -> Platform:
 
 
 def has_browser() -> bool:
-    """Whether a page of Colab may answer this process: give consent, hand out secrets, download.
+    """Return whether a page of Colab may respond to this process: consent, secrets, downloads.
 
-    A script and a `!command` have none. That the page is Colab's own, and no other program that
-    shows notebooks, nobody tells: whatever asks it must bound its wait.
+    A script and a `!command` have no page. It is unknown whether the page is Colab's own or that of
+    another program that shows notebooks, so every request to it must have a time limit.
     """
     return platform() is Platform.COLAB and in_notebook_kernel()

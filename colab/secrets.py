@@ -1,8 +1,8 @@
-"""Tokens and addresses that nobody else may see: found, given to who needs them, never shown.
+"""Secret tokens and addresses: they are found, given to the code that needs them, never shown.
 
 They are looked for in the environment, in the file that `hf auth login` writes, and in Colab's
-secrets (the key at the left edge of its page). Only Colab's own page answers that last question;
-elsewhere it is left open for ten seconds, so that is waited for once in a session.
+secrets (the key at the left edge of its page). Only Colab's own page answers this last request;
+elsewhere it stays open for ten seconds, so it is made only once in a session.
 """
 
 import importlib
@@ -22,11 +22,11 @@ ENVIRONMENT, TOKEN_FILE, COLAB, MISSING = "environment", "token file", "Colab se
 
 @dataclass(frozen=True)
 class SecretLookup:
-    """Where a secret was looked for: its value is in no text of this.
+    """The result of looking for a secret; its value is in no text of this object.
 
     Attributes:
-        place: `environment`, `token file`, `Colab secrets`, or `missing`.
-        why: where it is missing, what Colab said.
+        place: `environment`, `token file`, `Colab secrets`, or `not set`.
+        why: if it is missing, the reason from Colab.
     """
 
     name: str
@@ -40,20 +40,20 @@ class SecretLookup:
 
 @dataclass
 class _Colab:
-    """What is known of Colab's secrets in this session."""
+    """What is known about Colab's secrets in this session."""
 
-    silent: str = ""  # why nothing is asked any more
+    silent: str = ""  # why no more requests are made
 
 
 _colab = _Colab()
 
 
 def get_secret(name: str) -> str:
-    """The value of a secret, such as `get_secret("HF_TOKEN")`.
+    """Return the value of a secret, such as `get_secret("HF_TOKEN")`.
 
     Raises:
-        MissingSecretError: it is nowhere; says where it can be put.
-        ValueError: `name` can be no secret's name.
+        MissingSecretError: it was not found; says where it can be set.
+        ValueError: `name` is not a valid name of a secret.
     """
     secret = find_secret(name)
     if secret.place == MISSING:
@@ -68,7 +68,7 @@ def get_secret(name: str) -> str:
 def bring_secrets(names: Iterable[str] = SECRETS) -> list[SecretLookup]:
     """Put the secrets that only Colab has into `os.environ`, where libraries look for them.
 
-    What is missing is told and no error: most trainings need none.
+    A missing secret is reported in the result and is not an error: most runs need none.
     """
     secrets = [find_secret(name) for name in names]
     for secret in secrets:
@@ -81,7 +81,7 @@ def find_secret(name: str) -> SecretLookup:
     """Look for a secret.
 
     Raises:
-        ValueError: `name` can be no secret's name.
+        ValueError: `name` is not a valid name of a secret.
     """
     if not name or any(letter.isspace() or letter == "=" for letter in name):
         raise ValueError(f"a secret has a name such as HF_TOKEN, not {name!r}")
@@ -93,13 +93,13 @@ def find_secret(name: str) -> SecretLookup:
 
 
 def _of_token_file() -> str:
-    """What `hf auth login` has written; where, huggingface_hub documents."""
+    """Return the token that `hf auth login` wrote, at the path that huggingface_hub documents."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = os.environ.get("HF_HOME") or f"{home}/huggingface"
     path = Path(os.environ.get("HF_TOKEN_PATH") or f"{folder}/token").expanduser()
     try:
         return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):  # it is one place of several
+    except (OSError, UnicodeDecodeError):  # it is one of several places
         return ""
 
 
@@ -111,7 +111,7 @@ def _of_colab(name: str) -> SecretLookup:
     try:
         userdata = importlib.import_module("google.colab.userdata")
         value = str(userdata.get(name) or "").strip()
-    except Exception as error:  # NotebookAccessError is no errors.Error, and others come from below
+    except Exception as error:  # NotebookAccessError is not an errors.Error; others exist
         return SecretLookup(name, MISSING, _why(error))
     if not value:
         return SecretLookup(name, MISSING, phrase("notebook.colab_secret_empty"))
@@ -119,7 +119,7 @@ def _of_colab(name: str) -> SecretLookup:
 
 
 def _why(error: Exception) -> str:
-    """What Colab's refusal means. Its own words are not repeated: nobody knows what they hold."""
+    """Return what Colab's refusal means; its own words may hold anything and are not repeated."""
     kind = type(error).__name__
     if kind == "SecretNotFoundError":
         return phrase("notebook.colab_secret_missing")

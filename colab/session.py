@@ -1,4 +1,4 @@
-"""One call at the start of a notebook: what is here, what outlives it, and how long there is.
+"""One call at the start of a notebook: what is available, what outlives it, and the time left.
 
 session = colab.begin()
 config = colab.configure(**session.settings(), …)
@@ -37,9 +37,9 @@ class Session:
     """A notebook's session.
 
     Attributes:
-        project: names the folder on Drive.
-        place: what outlives the session; None: a place was set in the environment, so none was
-            looked for.
+        project: the name of the folder on Drive.
+        place: what outlives the session; None: a backup destination was set in the environment, so
+            none was looked for.
         secrets: where each was found, without their values.
     """
 
@@ -50,8 +50,11 @@ class Session:
     secrets: tuple[SecretLookup, ...]
 
     def settings(self) -> dict[str, object]:
-        """For `configure`: where runs are written (a fast disk of this machine), where they are
-        copied to, and when the last checkpoint is due. Keys without a value are left out."""
+        """Return settings for `configure`; keys without a value are left out.
+
+        They are: where runs are written (a fast disk of this machine), where they are backed up,
+        and when the last checkpoint is due.
+        """
         settings = {
             "output_dir": str(output_folder(self.project)),
             "backup.place": str(self.place.path) if self.place and self.place.is_drive else None,
@@ -60,7 +63,7 @@ class Session:
         return {key: value for key, value in settings.items() if value is not None}
 
     def lines(self) -> list[str]:
-        """For a person: the machine, what is kept, the time, the secrets."""
+        """Return lines for the user: the machine, what is kept, the time, the secrets."""
         machine = describe(detect(Path.cwd()))
         return [
             *machine,
@@ -85,15 +88,15 @@ class Session:
 
 
 def begin(project: str = "temper", use_drive: bool = True) -> Session:
-    """Mount Drive where there is one, bring the secrets, start the clock, and say what there is.
+    """Mount Drive if there is one, find the secrets, start the clock, and print what is available.
 
-    Nothing of that can fail a notebook: what is not there is told, and all goes on without it.
+    Nothing of this can fail a notebook: what is missing is reported, and everything else continues.
 
     Args:
-        use_drive: off: Drive is left alone, and nobody is asked for consent.
+        use_drive: off: Drive is not touched, and nobody is asked for consent.
 
     Raises:
-        ValueError: `project` is no folder's name, or a TEMPER_ variable is wrong.
+        ValueError: `project` is not a folder name, or a TEMPER_ variable is wrong.
     """
     quiet_libraries()
     share_the_cores()
@@ -125,6 +128,6 @@ def _place(project: str, use_drive: bool) -> StorageFolder | None:
 
 
 def output_folder(project: str) -> Path:
-    """Where runs are written: beside the notebook, but never on Drive, which is slow and late."""
+    """Return where runs are written: next to the notebook, but never on Drive, which is slow."""
     here = Path.cwd()
     return LOCAL_DISK / project / RUNS if is_on_drive(here) else here / RUNS

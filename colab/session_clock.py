@@ -1,7 +1,7 @@
 """How long this session has lasted, how long it may last, and when the last checkpoint is due.
 
-Nobody is told when a session ends. Known is how long one lasts at most: 12 hours on the free Colab
-and on Kaggle, 24 with Colab Pro+ (Colab's FAQ). Idle sessions end sooner.
+The end of a session is not announced. Only its maximum is known: 12 hours on the free Colab and on
+Kaggle, 24 with Colab Pro+ (Colab's FAQ). Idle sessions end sooner.
 """
 
 import os
@@ -18,12 +18,12 @@ from infrastructure.config.merging.precedence import Layer, Setting, Source
 
 VARIABLE = "TEMPER_SESSION_HOURS"
 HOUR_SECONDS = 3600.0
-# From short to long: a session that has outlived one limit has the next.
+# In ascending order: a session that has outlived one limit has the next.
 LIMITS_HOURS: dict[Platform, tuple[float, ...]] = {
     Platform.COLAB: (12.0, 24.0),
     Platform.KAGGLE: (12.0,),
 }
-# Before the end: for the last copy, and because the limits are not kept to the minute.
+# Reserve before the end: for the last backup, and because the limits are not exact to the minute.
 SPARE_SECONDS, SPARE_SHARE = 600.0, 0.1
 END_OF_SESSION = Source(Layer.KEYWORD, "the end of this session")
 
@@ -34,8 +34,8 @@ class SessionClock:
 
     Attributes:
         started: seconds since 1970.
-        limit_seconds: how long it lasts; None: nobody knows of an end.
-        now: gives seconds since 1970.
+        limit_seconds: how long it lasts; None: no end is known.
+        now: returns seconds since 1970.
     """
 
     started: float
@@ -44,27 +44,29 @@ class SessionClock:
 
     @property
     def used_seconds(self) -> float:
-        """Since the session began."""
+        """The time since the session began."""
         return max(0.0, self.now() - self.started)
 
     @property
     def left_seconds(self) -> float | None:
-        """Until it ends; None: nobody knows."""
+        """The time until the session ends; None: unknown."""
         if self.limit_seconds is None:
             return None
         return max(0.0, self.limit_seconds - self.used_seconds)
 
     @property
     def deadline_seconds(self) -> float | None:
-        """For `training.deadline`: from now until everything must be saved and copied."""
+        """The value for `training.deadline`: the time until everything must be backed up."""
         left = self.left_seconds
         if left is None:
             return None
         return max(1.0, left - min(SPARE_SECONDS, SPARE_SHARE * left))
 
     def within_session(self, config: DeploymentConfig) -> DeploymentConfig:
-        """`config` with a deadline that this session keeps, as much as it has left at this moment:
-        the cells before may have taken long. A deadline that is nearer stays."""
+        """Return `config` with a deadline within the time that this session has left now.
+
+        Earlier cells may have taken long. A closer deadline is kept.
+        """
         mine, theirs = self.deadline_seconds, config.training.deadline
         if mine is None or (theirs is not None and theirs <= mine):
             return config
@@ -77,10 +79,10 @@ class SessionClock:
 
 
 def clock_of_session() -> SessionClock:
-    """The clock of this session, by what lends the machine and TEMPER_SESSION_HOURS.
+    """Return the clock of this session, from its platform and TEMPER_SESSION_HOURS.
 
     Raises:
-        ValueError: that variable is no number of hours.
+        ValueError: that variable is not a number of hours.
     """
     here = platform()
     given_hours = _given_hours()
@@ -92,7 +94,7 @@ def clock_of_session() -> SessionClock:
 
 
 def session_start(where: Platform) -> float:
-    """When the session began, in seconds since 1970.
+    """Return when the session began, in seconds since 1970.
 
     Colab and Kaggle give each session a container, whose first process is as old as the session.
     Elsewhere it is this process, the notebook's kernel.

@@ -1,6 +1,6 @@
-"""Training in a notebook: in the cell, or in a process that outlives the kernel; looking on.
+"""Training in a notebook: in the cell, or in a process that outlives the kernel; and watching.
 
-All of it shows the same panel, from the run's directory. Without a notebook, lines or a bar.
+All of it shows the same panel, from the run's directory; without a notebook, lines or a bar.
 """
 
 import os
@@ -55,23 +55,23 @@ def as_cell(key: str, value: str = "") -> str:
 def train(
     config: DeploymentConfig, detached: bool = False, accept: Collection[str] = ()
 ) -> Summary:
-    """Train what `config` says and show it below the cell until it ends.
+    """Train what `config` describes and show it below the cell until it ends.
 
-    Goes on with the newest run of this purpose where that is not finished. One that a living
-    process trains is looked on at instead. Where the session's end is known, it is saved before.
+    Resumes the newest run with these settings if it is not finished. If a living process trains it,
+    this call only watches. If the session's end is known, the run is saved before it.
 
     Args:
-        detached: train in a process of its own, which outlives this kernel.
-        accept: what may be different when a run goes on, such as `["learning_rate"]`.
+        detached: train in a separate process, which outlives this kernel.
+        accept: settings that may differ when a run resumes, such as `["learning_rate"]`.
 
     Returns:
-        What summary.json holds; `status` is finished, stopped, or where only the looking on was
-        ended, running.
+        The content of summary.json; `status` is finished, stopped, or running if only the watching
+        ended.
 
     Raises:
-        ValueError, TemperError: the training cannot be started as it is; nothing was trained.
-        RunFailedError: it failed in a process of its own.
-        Exception: it failed in this one; the finished steps are in a checkpoint.
+        ValueError, TemperError: the training cannot start like this; nothing was trained.
+        RunFailedError: it failed in a separate process.
+        Exception: it failed in this process; the finished steps are in a checkpoint.
         KeyboardInterrupt: it was interrupted before its first step.
     """
     start_console_log(config.log_level)
@@ -87,11 +87,11 @@ def train(
 
 @speaking(as_cell)
 def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Summary:
-    """Show a run that is trained by another process until it ends.
+    """Show a run that another process trains until it ends.
 
     Args:
-        run: its name or path; None: the one that is prepared right now, or the newest.
-        output_dir: the folder of the runs.
+        run: its name or path; None: the one that is being prepared right now, or the newest.
+        output_dir: the directory of the runs.
 
     Returns, Raises: as `train`.
     """
@@ -102,13 +102,13 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
 
 @speaking(as_cell)
 def stop(run: str | Path | None = None, output_dir: str | Path = "runs") -> bool:
-    """Let whoever trains a run save it and stop, and wait for that.
+    """Make the process that trains a run save it and stop, and wait for that.
 
     Args:
         run, output_dir: as for `attach`.
 
     Returns:
-        Whether it is trained no more.
+        Whether it has stopped training.
 
     Raises:
         ValueError: there is no such run, or it cannot be stopped from here.
@@ -127,7 +127,7 @@ def _name(run: str | Path | None) -> str | None:
 def _trained_elsewhere(
     config: DeploymentConfig, accept: Collection[str]
 ) -> Path | DetachedTraining | None:
-    """What a living process trains, or prepares to train, of this purpose."""
+    """Return what a living process trains, or prepares to train, with these settings."""
     use_sample_data(config)
     if waiting := detached_trainings.preparing_the_same(config):
         return waiting
@@ -166,7 +166,7 @@ class _Cell:
 
 
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
-    """What cannot be carried out is refused before PyTorch is loaded, which takes a while."""
+    """Train in this process; settings are checked before PyTorch loads, which takes a while."""
     make_ready(config)
     cell = _Cell()
     shown_elsewhere = ("console", RESULT) if in_notebook_kernel() else ()
@@ -186,20 +186,20 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
 
 
 def _deployment(config: DeploymentConfig, *shown: Any) -> "TrainingDeployment":
-    """A training, which needs PyTorch: that is loaded now."""
+    """Return a training, which needs PyTorch: it is loaded now."""
     with importing():
         from infrastructure.deployment.deploy_training import TrainingDeployment
     return TrainingDeployment(config, *shown)
 
 
 def _look_on(what: Path | DetachedTraining) -> Summary:
-    """Show what another process trains until that ends, or until the cell is interrupted."""
+    """Show what another process trains until it ends, or until the cell is interrupted."""
     run_path = None if isinstance(what, DetachedTraining) else what
     was_finished = run_path is not None and RunDirectory(run_path).is_finished()
     try:
         if isinstance(what, DetachedTraining):
             run_path = detached_trainings.follow(what, print)
-            if what.was_finished_before:  # its process has told all there is, and is gone
+            if what.was_finished_before:  # its process has printed everything, and is gone
                 return _summary_of(run_path)
         assert run_path is not None
         if _is_trained(run_path):
@@ -250,10 +250,10 @@ def _summary_of(run_path: Path | None) -> Summary:
 
 
 def _ended(run_path: Path, was_finished: bool) -> Summary:
-    """Tell how it ended, as the process that trained it has told.
+    """Report how the run ended, as the process that trained it reported.
 
     Args:
-        was_finished: it was already when the looking on began.
+        was_finished: it was already finished when the watching began.
 
     Raises:
         RunFailedError: it failed, or was broken off.
@@ -279,8 +279,10 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
 
 
 def _completed(run_path: Path, summary: Summary, was_finished: bool) -> Summary:
-    """All of a finished run is confirmed at its place, or it is told loudly that it is not; the
-    process that has trained it may wait for that still."""
+    """Confirm everything of a finished run at its backup destination, or report that it is not.
+
+    The process that trained it may still be waiting for that.
+    """
     run = RunDirectory(run_path)
     if run.is_of_a_trainer():
         if not was_finished:

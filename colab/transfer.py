@@ -1,8 +1,8 @@
-"""Brings a file that lies elsewhere to this machine, whole or not at all.
+"""Transfer of a remote file to this machine, whole or not at all.
 
-What has come lies in a part file, and a killed transfer goes on from there: only if the file
-elsewhere is still the same one, and only on the machine that wrote the part. A transfer that breaks
-off or has become too slow is asked for again; its time is bounded.
+What has arrived is in a part file, and a killed transfer resumes from it: only if the remote file
+is still the same, and only on the machine that wrote the part. A transfer that breaks off or
+becomes too slow is retried; its total time is bounded.
 """
 
 import os
@@ -23,8 +23,8 @@ from infrastructure.core.json_text import as_object, as_text, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 
-SPARE_BYTES = 200 << 20  # that a full disk would be missed by everything else
-LOOK_BYTES = 64 << 20  # between two looks at the disk
+SPARE_BYTES = 200 << 20  # without which everything else on the machine would suffer
+LOOK_BYTES = 64 << 20  # between two checks of the disk
 LONGEST_NAME_BYTES = 120
 MOST_ENDING = 16
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -37,10 +37,10 @@ class Patience:
     """How long a transfer is waited for.
 
     Attributes:
-        silence_seconds: that the other side may say nothing.
-        pace_seconds, least_bytes: so much has to come in this time.
-        num_attempts: that bring no `least_bytes`, until it counts as failed.
-        first_wait_seconds: before another attempt; doubled each time.
+        silence_seconds: how long the other side may send nothing.
+        pace_seconds, least_bytes: this many bytes must arrive in this time.
+        num_attempts: attempts that bring less than `least_bytes` before the transfer fails.
+        first_wait_seconds: the wait before another attempt; doubled each time.
     """
 
     silence_seconds: float = 30.0
@@ -51,13 +51,13 @@ class Patience:
 
 
 class Transfer:
-    """One file on its way into `folder`, which is the transfer's own.
+    """One file on its way into `folder`, which belongs to the transfer.
 
     Args:
-        accept: is told the name before the first byte is asked for; may refuse it.
-        is_checked: the file's hash is known and will be compared.
+        accept: receives the name before the first byte is requested; may refuse it.
+        is_checked: whether the file's hash is known and will be compared.
         timeout_seconds: for everything.
-        on_progress: is given the bytes that are here and the bytes of all, or None.
+        on_progress: receives the bytes that are here and the total bytes, or None.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Transfer:
         self._state = folder / "state.json"
 
     def bring(self) -> tuple[Path, str | None]:
-        """The whole file, under the name that it is to have, and its version.
+        """Return the whole file, under its final name, and its version.
 
         Raises:
-            DataError: it did not come, or nobody could tell whether it is whole.
-            StorageError: the disk has too little free space for it.
+            DataError: it did not arrive, or it is unknown whether it is whole.
+            StorageError: the disk has too little free space.
         """
         num_failed, counted_bytes = 0, self.held_bytes()
         while True:
@@ -108,11 +108,11 @@ class Transfer:
             time.sleep(wait)
 
     def discard(self) -> None:
-        """Forget what has come."""
+        """Delete what has arrived."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def held_bytes(self) -> int:
-        """What of the file is here already, and may be gone on from."""
+        """Return how many bytes of the file are here and can be resumed from."""
         state = self._known()
         return self._part(as_text(state["name"])).stat().st_size if state else 0
 
@@ -137,7 +137,7 @@ class Transfer:
         return part, opened.version
 
     def _begin(self, opened: Opened) -> Path:
-        """The part file that `opened` is added to; it is written down what it is a part of."""
+        """Return the part file that `opened` is added to, after recording what it is a part of."""
         if not opened.end_is_known and not self.is_checked:
             raise DataError(
                 f"{self.remote.shown}: the server does not say how long the file is, so nobody can"
@@ -190,7 +190,7 @@ class Transfer:
         return self.folder / "part" / name
 
     def _known(self) -> dict[str, Any] | None:
-        """What is known of the part file; None: there is none that may be gone on from."""
+        """Return what is known of the part file; None: there is none to resume from."""
         try:
             state = as_object(parse_json(self._state.read_text()))
             self._part(as_text(state["name"])).stat()
@@ -202,17 +202,17 @@ class Transfer:
 
 
 class _Pace:
-    """Whether enough has come lately."""
+    """A check whether enough has arrived recently."""
 
     def __init__(self, patience: Patience, done_bytes: int) -> None:
         self._patience = patience
         self._began, self._bytes = time.monotonic(), done_bytes
 
     def require(self, done_bytes: int) -> None:
-        """Look again.
+        """Check the number of bytes again.
 
         Raises:
-            ConnectionError: too little came.
+            ConnectionError: too little arrived.
         """
         seconds, came = time.monotonic() - self._began, done_bytes - self._bytes
         if seconds < self._patience.pace_seconds:
@@ -223,7 +223,7 @@ class _Pace:
 
 
 def require_free_space(what: str, folder: Path, more_bytes: int) -> None:
-    """See that `more_bytes` fit into `folder`, and something is left.
+    """Check that `more_bytes` fit into `folder`, with some space left.
 
     Raises:
         StorageError: they do not.
@@ -237,7 +237,7 @@ def require_free_space(what: str, folder: Path, more_bytes: int) -> None:
 
 
 def safe_name(name: str) -> str:
-    """What a file from elsewhere is called here: never a path, never hidden, never empty."""
+    """Return the local name of a remote file: never a path, never hidden, never empty."""
     last = re.split(r"[/\\]", name)[-1]
     kept = re.sub(r"[^\w.()+ -]", "_", last).strip().lstrip("._ -")
     stem, dot, ending = kept.rpartition(".")
@@ -251,7 +251,7 @@ def _cut(text: str, num_bytes: int) -> str:
 
 
 def _boot() -> str | None:
-    """What this start of the machine is called: after a power cut a file may end in zeros."""
+    """Return the id of this boot of the machine: after a power cut a file may end in zeros."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -260,7 +260,7 @@ def _boot() -> str | None:
 
 @contextmanager
 def _disk_errors(part: Path) -> Iterator[None]:
-    """The disk's own errors; a transfer that breaks off is not among them."""
+    """Convert errors of the disk; a transfer that breaks off is not one of them."""
     try:
         yield
     except ConnectionError:

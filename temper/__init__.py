@@ -1,7 +1,7 @@
-"""`import temper`: what people use and what they add to, in one place. No code of its own.
+"""`import temper`: everything for users and for extensions, in one place. Has no code of its own.
 
-A name is loaded when it is asked for, so that importing costs nothing. The command begins here,
-too, where it can be told that somebody else's folder hides what all of it is made of.
+A name is loaded on first use, so that importing costs nothing. The command begins here, too, where
+it can report that another folder hides the package that everything is made of.
 """
 
 import importlib
@@ -26,7 +26,7 @@ except Exception as error:  # whatever another package of that name raises
 
 _TRAINING = "infrastructure.training"
 _PLACES = {
-    # a training
+    # training
     "DeploymentConfig": "infrastructure.config.deployment_config",
     "EnhancedTrainer": f"{_TRAINING}.enhanced_trainer",
     "TemperCallback": f"{_TRAINING}.hf_bridge",
@@ -38,7 +38,7 @@ _PLACES = {
     "load_config": "infrastructure.config.sources.load",
     "resume": "infrastructure.deployment.one_call",
     "train": "infrastructure.deployment.one_call",
-    # parts of one's own, by name
+    # user-defined parts, by name
     "register_adapter": f"{_TRAINING}.model_adapters",
     "register_alert_sink": "infrastructure.monitoring.watching.alert_sinks",
     "register_augmentation": f"{_TRAINING}.data.encoding.augmentation",
@@ -50,7 +50,7 @@ _PLACES = {
     "register_model": f"{_TRAINING}.models.registry",
     "register_sink": f"{_TRAINING}.metrics.sinks",
     "register_strategy": f"{_TRAINING}.strategies",
-    # what they are made from
+    # base classes of user-defined parts
     "Content": "infrastructure.backup.backends.base",
     "DataSource": f"{_TRAINING}.model_adapters.base_adapter",
     "Extension": f"{_TRAINING}.extensions.extension_hooks",

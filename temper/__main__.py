@@ -1,9 +1,9 @@
-"""`python -m temper` is the `temper` command, and so is what is installed by that name."""
+"""`python -m temper`: the `temper` command; the installed command of that name is the same."""
 
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    sys.path.append(sys.path.pop(0))  # the current folder, which may hold a torch.py, is last
+    sys.path.append(sys.path.pop(0))  # the current folder, which may contain a torch.py, comes last
 
 from infrastructure.commands.main import main_of_process as main
 

@@ -1,4 +1,4 @@
-"""`import temper.colab`: what notebooks call; the very module that `import colab` gives."""
+"""`import temper.colab`: what notebooks call; the same module that `import colab` gives."""
 
 import sys
 

@@ -15,39 +15,39 @@ from infrastructure.config.sources.flags import flag_names
 FLAG_WIDTH = 27
 DEFAULT = "{default}"  # is replaced by the setting's default, so that no text can be wrong about it
 
-QUANTIZED = "of the base weights; with --lora this is QLoRA"
+QUANTIZED = "quantize the base weights; QLoRA with --lora"
 
 # By title: the key of a setting, the placeholder of its value, and its description.
 FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
-    "the model": {
-        "model.name": ("NAME", "a folder, or a name of the hub (default: a small one, new)"),
-        "model.lora_config": ("", "train LoRA matrices instead of all weights"),
-        "model.lora_config.r": ("N", f"their rank ({DEFAULT})"),
+    "model": {
+        "model.name": ("NAME", "folder or Hub name (default: a small new model)"),
+        "model.lora_config": ("", "train LoRA adapters instead of all weights"),
+        "model.lora_config.r": ("N", f"LoRA rank ({DEFAULT})"),
         "model.quantization": ("4bit|8bit", QUANTIZED),
     },
-    "the data": {
-        "data.eval_path": ("FILE", "held-out rows (default: a part of DATA)"),
-        "data.max_length": ("N", f"longest row, in tokens ({DEFAULT})"),
-        "data.train_on": ("answers|last_answer|all", f"which tokens are learnt ({DEFAULT})"),
+    "data": {
+        "data.eval_path": ("FILE", "held-out data (default: a part of DATA)"),
+        "data.max_length": ("N", f"longest example, in tokens ({DEFAULT})"),
+        "data.train_on": ("answers|last_answer|all", f"tokens to train on ({DEFAULT})"),
     },
-    "the training": {
-        "training.num_epochs": ("N", f"passes over the data ({DEFAULT}: 3, new model 4)"),
-        "training.max_steps": ("N", "end after so many steps"),
-        "training.batch_size": ("N|auto", f"rows in one pass ({DEFAULT})"),
-        "training.gradient_accumulation": ("N", f"passes that make one step ({DEFAULT})"),
-        "training.learning_rate": ("X|auto", f"the highest one ({DEFAULT})"),
+    "training": {
+        "training.num_epochs": ("N", f"passes over data ({DEFAULT}: 3, new model 4)"),
+        "training.max_steps": ("N", "stop after N optimizer steps"),
+        "training.batch_size": ("N|auto", f"examples per forward pass ({DEFAULT})"),
+        "training.gradient_accumulation": ("N", f"forward passes per step ({DEFAULT})"),
+        "training.learning_rate": ("X|auto", f"peak learning rate ({DEFAULT})"),
         "training.optimizer": ("NAME", f"adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})"),
-        "training.seed": ("N", f"of everything random ({DEFAULT})"),
-        "training.deadline": ("TIME", "save and stop before that, such as 11h or 90min"),
-        "price_per_hour": ("PRICE", "say what it will cost, such as 2.5 or '2.5 EUR'"),
+        "training.seed": ("N", f"random seed ({DEFAULT})"),
+        "training.deadline": ("TIME", "save and stop in this time, such as 11h or 90min"),
+        "price_per_hour": ("PRICE", "for a cost forecast, such as 2.5 or '2.5 EUR'"),
     },
-    "what is kept, and where": {
-        "output_dir": ("FOLDER", f"for the runs ({DEFAULT})"),
-        "run_name": ("NAME", "of a new run, on all pages and in its folder's name"),
-        "backup.place": ("PLACE", "copies: a folder, Drive, s3://…, hf://buckets/OWNER/NAME"),
-        "training.checkpoint_frequency": ("N", "steps between two checkpoints"),
-        "training.metrics_sinks": ("NAMES", f"({DEFAULT})"),
-        "new_run": ("", "begin anew; otherwise an unfinished run goes on"),
+    "output": {
+        "output_dir": ("FOLDER", f"directory of the runs ({DEFAULT})"),
+        "run_name": ("NAME", "name of a new run and part of its directory name"),
+        "backup.place": ("PLACE", "backup to a folder, Drive, s3://…, hf://buckets/OWNER/NAME"),
+        "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
+        "training.metrics_sinks": ("NAMES", f"metrics outputs ({DEFAULT})"),
+        "new_run": ("", "start a new run, do not resume an unfinished one"),
     },
 }
 # Commands for which some of these have no effect, with those that do. An evaluation uses few; a
@@ -65,8 +65,8 @@ INHERITED = {"temper eval": ("data.max_length", "data.train_on")}
 EXAMPLES = {
     "temper train": (
         "temper train                                        sample tasks, a small model",
-        "temper train chats.jsonl --model ./llama --lora     your rows, your model",
-        "temper train chats.jsonl --backup-place /mnt/drive  and a copy of all that is saved",
+        "temper train chats.jsonl --model ./llama --lora     your data, your model",
+        "temper train chats.jsonl --backup-place /mnt/drive  with backups of all checkpoints",
     ),
     "temper resume": (
         "temper resume                                 the newest run",
@@ -115,10 +115,10 @@ def short_help(parser: argparse.ArgumentParser) -> str:
             if key in as_in_run:
                 default = "default: as in the model's run"
             if text is QUANTIZED and "model.lora_config" not in useful:  # nothing is trained
-                text = "of the weights"
+                text = "quantize the weights"
             name = f"{flag_names(key)[0]} {value}".rstrip()
             lines += _entry(name, text.replace(DEFAULT, default))
-    lines += ["", "others:"]
+    lines += ["", "other flags:"]
     for action in own:
         name = f"{action.option_strings[-1]} {action.metavar or ''}".rstrip()
         text = str(action.help).split(". ")[0] % {"prog": parser.prog}

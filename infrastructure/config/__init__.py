@@ -1,1 +1,1 @@
-"""Layer 1: the configuration and where each value came from. Knows no torch."""
+"""Layer 1: the configuration and the source of each value. Does not depend on torch."""

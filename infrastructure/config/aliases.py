@@ -1,14 +1,14 @@
-"""Every other spelling of a key, and the canonical key (`section.field`) that it means.
+"""Every other spelling of a key, mapped to the canonical key (`section.field`).
 
-The specifications spell one thing in several places; this is the one table that knows. It maps
-names, never values.
+The specifications spell the same thing in several ways; this is the only table of these spellings.
+It maps names, never values.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-# A section under another name. The first that fits is taken, then KEYS is asked.
+# Other names of sections. The first matching prefix is replaced, then KEYS is consulted.
 PREFIXES = {
     "optimization.": "training.",
     "processing.": "training.",
@@ -19,7 +19,7 @@ PREFIXES = {
     "qlora.": "training.qlora_",
 }
 
-QLORA = "training.qlora_"  # fields that may be given as a section, too
+QLORA = "training.qlora_"  # fields that can also be given as a section
 
 KEYS = {
     "model_name": "model.name",
@@ -41,7 +41,7 @@ KEYS = {
 
 
 def canonical(key: str) -> str:
-    """The canonical form of a dotted key; a key that is no other spelling stays as it is."""
+    """Return the canonical form of a dotted key, or the key if it is not another spelling."""
     for prefix, meant in PREFIXES.items():
         if key.startswith(prefix):
             key = meant + key.removeprefix(prefix)
@@ -50,12 +50,12 @@ def canonical(key: str) -> str:
 
 
 def canonical_section(path: str) -> str:
-    """The canonical form of a section's path; `QLORA` for the nested `qlora`."""
+    """Return the canonical form of a section's path; `QLORA` for the nested `qlora`."""
     return canonical(path + ".").removesuffix(".")
 
 
 def spellings(keys: Collection[str]) -> dict[str, str]:
-    """Every spelling of some canonical keys, those themselves among them: spelling → key."""
+    """Return spelling → canonical key for some keys, including the keys and all of `KEYS`."""
     key_of = {key: key for key in keys} | KEYS
     for prefix, meant in PREFIXES.items():
         inside = [known for known in key_of if known.startswith(meant)]
@@ -64,7 +64,7 @@ def spellings(keys: Collection[str]) -> dict[str, str]:
 
 
 def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """(name as given, canonical key, value) of keywords for one section; `qlora` is opened."""
+    """Yield (given name, canonical key, value) of one section's keywords; `qlora` is flattened."""
     for name, value in values.items():
         path = f"{section}.{name}"
         if canonical_section(path) == QLORA and value is not None:

@@ -1,4 +1,4 @@
-"""What "auto" means where no machine and no measurement is needed to say it."""
+"""The values that "auto" stands for, if neither the machine nor a measurement is needed."""
 
 import math
 from pathlib import Path
@@ -7,9 +7,9 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 
-# From scratch, LoRA, all weights: common starting points for AdamW.
+# New weights, LoRA, full fine-tuning: common starting points for AdamW.
 SCRATCH_LEARNING_RATE = 1e-3
-# What suits the default embedded model; a wider one learns slower, in proportion to its width.
+# Suits the default embedded model; for another width the rate is scaled by 1 / width.
 EMBEDDED_LEARNING_RATE, EMBEDDED_WIDTH = 1.5e-3, 128
 LORA_LEARNING_RATE = 2e-4
 FULL_LEARNING_RATE = 2e-5
@@ -18,23 +18,23 @@ FINETUNE_EPOCHS = 3
 
 
 def trains_from_scratch(model: ModelConfig) -> bool:
-    """Whether the model starts from new weights; a registered model's builder may know better."""
+    """Return whether the model starts from new weights; a registered model's builder may differ."""
     return model.name == "embedded"
 
 
 def trains_lora(model: ModelConfig) -> bool:
-    """Whether a LoRA trains: one that is asked for, or a saved one that the model is."""
+    """Return whether LoRA trains: it is configured, or the model is a saved LoRA."""
     return model.lora_config is not None or is_lora_folder(model.name)
 
 
 def is_lora_folder(name: str) -> bool:
-    """Whether a name is the folder of a LoRA, or of a run that has trained one."""
+    """Return whether a name is the folder of a LoRA, or of a run that trained one."""
     folder = Path(name).expanduser()
     return any((place / "adapter_config.json").is_file() for place in (folder, folder / "final"))
 
 
 def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch: bool) -> float:
-    """The peak learning rate: the one given, or for "auto" the usual one of its kind."""
+    """Return the peak learning rate: as given, or for "auto" the default for this kind of run."""
     if training.learning_rate != "auto":
         return training.learning_rate
     if trains_lora(model):
@@ -45,10 +45,10 @@ def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch
 
 
 def added_learning_rate_for(training: TrainingConfig, learning_rate: float) -> float:
-    """The peak learning rate of weights that extensions add, which begin new.
+    """Return the peak learning rate of weights that extensions add, which start untrained.
 
     Args:
-        learning_rate: of the model's own weights.
+        learning_rate: the peak learning rate of the model's own weights.
     """
     if training.extension_learning_rate != "auto":
         return training.extension_learning_rate
@@ -58,11 +58,12 @@ def added_learning_rate_for(training: TrainingConfig, learning_rate: float) -> f
 def num_epochs_for(
     training: TrainingConfig, from_scratch: bool, num_steps_per_epoch: int, num_phases: int = 1
 ) -> int:
-    """Passes over the data, in each phase: the number given, or for "auto" as many as `max_steps`
-    needs.
+    """Return the epochs in each phase: as given, or for "auto" as many as `max_steps` needs.
+
+    Without `max_steps`, "auto" is `SCRATCH_EPOCHS` or `FINETUNE_EPOCHS`.
 
     Args:
-        num_phases: that share `max_steps`; none of them is cut off then.
+        num_phases: the number of phases that share `max_steps`; with several, none is cut off.
     """
     if training.num_epochs != "auto":
         return training.num_epochs
@@ -74,10 +75,10 @@ def num_epochs_for(
 
 
 def attention_for(model: ModelConfig, training: TrainingConfig) -> str:
-    """The attention implementation that both sections ask for; "auto" where neither does.
+    """Return the attention implementation that both sections ask for; "auto" if neither does.
 
     Raises:
-        ConfigurationError: they ask for different ones.
+        ConfigurationError: the sections ask for different ones.
     """
     wanted = {None: "auto", True: "sdpa", False: "eager"}[training.memory_efficient_attention]
     if "auto" in (wanted, model.attention):

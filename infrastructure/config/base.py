@@ -1,8 +1,8 @@
-"""A section of the configuration: a pydantic model whose errors are sentences.
+"""The base of all configuration sections: a pydantic model whose errors are readable sentences.
 
-Every wrong value that a user can write ends in a `ConfigurationError` (a `ValueError`) that names
-the field, what it takes and what was given. Unknown names are refused with the nearest right one.
-Values are checked when the section is made and whenever one is assigned.
+Every wrong value that a user can write raises a `ConfigurationError` (a `ValueError`) that names
+the field, what it accepts and what was given. Unknown names are refused with the nearest known one.
+Values are checked when a section is created and whenever one is assigned.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,15 +20,15 @@ from infrastructure.core.messages import Setting, phrase
 
 
 class ConfigurationError(InputError):
-    """A wrong setting; the text is one sentence for each, ready for a user."""
+    """A wrong setting; its text has one sentence per problem, ready for the user."""
 
 
 class ConfigSection(BaseModel):
     """Base of all sections.
 
     Attributes:
-        prefix: where the section stands in the configuration, such as "training".
-        used_when: conditions of all its fields.
+        prefix: the section's path in the configuration, such as "training".
+        used_when: conditions that apply to all of its fields.
     """
 
     prefix: ClassVar[str] = ""
@@ -63,14 +63,14 @@ class ConfigSection(BaseModel):
             raise
 
     def check_together(self) -> None:
-        """Check fields against each other, after every change; raises `ConfigurationError`."""
+        """Check the fields against each other, after every change; raises `ConfigurationError`."""
 
     @classmethod
     def check_value(cls, name: str, value: object) -> object:
-        """One field's value, checked and in its final form, whatever the other fields hold.
+        """Return one field's value, checked and in its final form, whatever the other fields are.
 
         Raises:
-            ConfigurationError: the field does not take this value.
+            ConfigurationError: the field does not accept this value.
         """
         try:
             probe = cls.__pydantic_validator__.validate_assignment(_empty(cls), name, value)
@@ -80,10 +80,10 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def of_checked(cls, values: Mapping[str, Any]) -> Self:
-        """The section of values that `check_value` has returned; the others are the defaults.
+        """Build the section from values that `check_value` returned; other fields get defaults.
 
         Raises:
-            ConfigurationError: they do not go together.
+            ConfigurationError: the values contradict each other.
         """
         section = cls.model_construct(**values)
         section.check_together()
@@ -92,8 +92,11 @@ class ConfigSection(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain_value(cls, value: object, info: ValidationInfo) -> object:
-        """Text `none` is None where that may stand; a word may have capitals, or be that of
-        another tool; a truth value is never taken for a number."""
+        """Normalize a value before it is validated.
+
+        The text `none` becomes None if the field allows it. A word may be capitalized, or be
+        another tool's word for it. A boolean is never accepted as a number.
+        """
         field = cls.model_fields[str(info.field_name)]
         types = kinds(field.annotation)
         if isinstance(value, str):
@@ -107,7 +110,7 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def _canonical(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """Keywords under their canonical names; two spellings of one field must agree."""
+        """Return keywords under their canonical names; two spellings of one field must agree."""
         given: dict[str, tuple[str, object]] = {}
         for spelt, key, value in spelt_in_section(cls.prefix, values):
             section, _, name = key.rpartition(".")
@@ -128,7 +131,7 @@ class ConfigSection(BaseModel):
         return {name: value for name, (_, value) in given.items()}
 
     def copy_with(self, **changes: object) -> Self:
-        """A copy with some fields changed and checked."""
+        """Return a copy with some fields changed and checked."""
         changed = self.model_copy(deep=True)
         for name, value in changes.items():
             setattr(changed, name, value)
@@ -136,7 +139,7 @@ class ConfigSection(BaseModel):
 
 
 def _word_of(words: Collection[str], given: str) -> str:
-    """The one of a field's words that somebody means by `given`, which may be something else."""
+    """Return the field's word that `given` stands for, or `given` itself if there is none."""
     if not words or given in words:
         return given
     meant = SAME_WORDS.get(plain_name(given), plain_name(given))
@@ -144,7 +147,7 @@ def _word_of(words: Collection[str], given: str) -> str:
 
 
 def _empty(section: type[ConfigSection]) -> ConfigSection:
-    """A section without values, to check one in."""
+    """Create a section without values, for checking a single value in it."""
     empty = section.__new__(section)
     empty.__setstate__(
         {
@@ -160,7 +163,7 @@ def _empty(section: type[ConfigSection]) -> ConfigSection:
 def sentences(
     section: type[ConfigSection], error: ValidationError, values: Mapping[str, object]
 ) -> str:
-    """One sentence for each wrong field, joined by semicolons."""
+    """Return one sentence for each wrong field, joined by semicolons."""
     texts: dict[str, str] = {}
     details = error.errors(include_url=False)
     uncountable = {d["loc"][0] for d in details if d.get("ctx", {}).get("le") == LARGEST}
@@ -194,7 +197,7 @@ def sentences(
 
 
 def unknown_field(section: type[ConfigSection], name: str) -> str:
-    """The sentence for a name that a section does not have."""
+    """Return the message for a name that a section does not have."""
     where = section.__name__
     if (known := known_elsewhere(name)) is not None:
         return phrase("config.unknown_key_in", key=name, section=where, advice=known)
@@ -206,7 +209,7 @@ def unknown_field(section: type[ConfigSection], name: str) -> str:
 
 
 def kinds(annotation: Any) -> set[object]:
-    """The plain types inside an annotation, however deep in unions and `Annotated`."""
+    """Return the plain types inside an annotation, however deep in unions and `Annotated`."""
     arguments = getattr(annotation, "__args__", None)
     if arguments is None:
         return {annotation}

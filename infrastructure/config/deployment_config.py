@@ -1,6 +1,7 @@
-"""The root of the configuration: sections, what concerns the whole run, and where values came from.
+"""The root of the configuration: sections, settings of the whole run, and sources of values.
 
-Names of models, strategies, formats and plug-ins are texts here; who looks them up knows them.
+Names of models, strategies, formats and plug-ins are plain text here; the code that uses them
+resolves them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -77,31 +78,31 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.core.registry import adopt_origins, note_origins
 
-PLUGINS = "plugins"  # of the dictionary: where those come from that are not built in
+PLUGINS = "plugins"  # key in the dictionary: where plug-ins that are not built in come from
 DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
 ASSIGNED_SOURCE = Source(Layer.KEYWORD, "assigned in Python")
 
 
 def _device_list(value: object) -> object:
-    """`0` and `[0, 1]` are written as CUDA wants them: "0" and "0,1"."""
+    """Write `0` and `[0, 1]` as CUDA expects them: "0" and "0,1"."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _no_secret(value: str | None) -> str | None:
-    """A run's name becomes a folder, which everybody sees."""
+    """Refuse a run name that contains a secret: it becomes a folder name, visible to all."""
     if value is not None and redact(value) != value:
         raise InputError("config.secret_in_run_name")
     return value
 
 
-# Settings that earlier runs have recorded: section and name.
+# Settings recorded by earlier versions that no longer exist: section and name.
 GONE = (("training", "fusion_mode"),)
 
 
 def _flat(key: str) -> Any:
-    """A property of the root that reads and writes a field of a section."""
+    """Return a property of the root that reads and writes a field of a section."""
     section, _, name = key.partition(".")
     return property(
         lambda self: getattr(getattr(self, section), name),
@@ -111,93 +112,98 @@ def _flat(key: str) -> Any:
 
 
 class DeploymentConfig(ConfigSection):
-    """Everything that one run is told.
+    """The configuration of one run.
 
-    Takes sections (`training=TrainingConfig(...)` or a mapping), the flat names of
-    `infrastructure.config.aliases.KEYS` (`batch_size=4`), canonical keys, and a `preset`. It
-    reads neither files nor the environment; `infrastructure.config.sources.load.load_config` does.
+    Accepts sections (`training=TrainingConfig(...)` or a mapping), the flat names of
+    `infrastructure.config.aliases.KEYS` (`batch_size=4`), canonical keys, and a `preset`. It reads
+    neither files nor the environment; `infrastructure.config.sources.load.load_config` does.
     """
 
-    model: ModelConfig = Field(
-        default=ModelConfig(), description="Which model, and how it is loaded."
-    )
+    model: ModelConfig = Field(default=ModelConfig(), description="The model and how it is loaded.")
     data: DataConfig = Field(
-        default=DataConfig(), description="Which data, and how it becomes batches."
+        default=DataConfig(), description="The data and how it becomes batches."
     )
     training: TrainingConfig = Field(
         default=TrainingConfig(), description="How the model is trained."
     )
     backup: BackupConfig = Field(
-        default=BackupConfig(), description="Where checkpoints are copied to."
+        default=BackupConfig(), description="Where checkpoints are backed up."
     )
-    cache: CacheConfig = Field(default=CacheConfig(), description="The cache of tokenised data.")
+    cache: CacheConfig = Field(default=CacheConfig(), description="The cache of tokenized data.")
     memory: MemoryConfig = Field(default=MemoryConfig(), description="Memory limits.")
-    monitor: MonitorConfig = Field(default=MonitorConfig(), description="Monitoring.")
+    monitor: MonitorConfig = Field(
+        default=MonitorConfig(), description="Monitoring of the machine and the run."
+    )
     resources: ResourcesConfig = Field(default=ResourcesConfig(), description="Machine limits.")
     quantum: QuantumConfig = Field(
         default=QuantumConfig(), description="What the quantum step decides, and at what cost."
     )
 
     output_dir: PathText = Field(
-        default="runs", description="Folder in which run directories are made."
+        default="runs", description="Directory in which run directories are created."
     )
     new_run: bool = Field(
-        default=False, description="Start anew even where an unfinished run of the same is there."
+        default=False,
+        description="Start a new run even if an unfinished run with the same settings exists.",
     )
     run_name: Annotated[
-        str | None, AfterValidator(_no_secret), Allowed("a name without token and password in it")
-    ] = Field(default=None, description="Name of the run; none: made from the time.")
-    log_level: LogLevel = Field(default="INFO", description="Least severe message that is logged.")
+        str | None, AfterValidator(_no_secret), Allowed("a name without tokens or passwords")
+    ] = Field(default=None, description="Name of the run; none: derived from the start time.")
+    log_level: LogLevel = Field(
+        default="INFO", description="Lowest severity of messages that are logged."
+    )
     verbose: bool = Field(
         default=False,
-        description="Say all that a run finds out before its first step; its report has it anyway.",
+        description="Print all findings before the first step; the report contains them in any"
+        " case.",
     )
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | Annotated[str, StringConstraints(pattern=r"^cuda:\d+$")],
         Allowed('"auto", "cpu", "cuda" or a GPU such as "cuda:0"'),
-    ] = Field(
-        default="auto", description="Where the training computes; auto: a GPU if there is one."
-    )
+    ] = Field(default="auto", description="Device to train on; auto: a GPU if one is available.")
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
-        default=None, description='GPUs that this run may see, such as "0"; "" hides all.'
+        default=None, description='GPUs that this run may use, such as "0"; "" hides all.'
     )
     num_processes: Count | Auto = Field(
         default=1,
-        description="Processes that train together, each with its GPU; auto: one for each GPU.",
+        description="Processes that train together, each with its own GPU; auto: one per GPU.",
     )
     process_timeout: Duration = Field(
         default=600.0,
-        description="Time without progress after which the others give up one of these processes.",
+        description="Time without progress after which the other processes give up on one of them.",
     )
     price_per_hour: PriceText | None = Field(
         default=None,
-        description='What an hour costs here, such as 2.5, "2.5 EUR": a run\'s cost is forecast.',
+        description='Price of an hour on this machine, such as 2.5 or "2.5 EUR", to forecast'
+        " the run's cost.",
     )
     enable_gpu_optimization: bool = Field(
         default=True,
-        description="TF32 where the GPU has it; compile_mode auto measures whether compiling pays.",
+        description="Use TF32 if the GPU has it; compile_mode auto measures whether compiling"
+        " pays off.",
     )
     enable_memory_optimization: bool = Field(
         default=True,
-        description="Hold max_memory_percent, collect garbage, look for leaks, refuse what cannot"
-        " fit.",
+        description="Enforce max_memory_percent, collect garbage, detect leaks, reject runs"
+        " that cannot fit.",
     )
     enable_monitoring: bool = Field(
-        default=True, description="Watch the machine and raise alerts while training."
+        default=True, description="Monitor the machine and raise alerts during training."
     )
     enable_backups: bool = Field(
         default=True,
-        description="Copy checkpoints to a place that this machine's death cannot reach.",
+        description="Back up checkpoints to a destination that survives the loss of this machine.",
     )
     enable_testing: bool = Field(
-        default=True, description="Check model, data and machine in seconds before the training."
+        default=True, description="Check model, data and machine for a few seconds before training."
     )
     testing_interval: Duration | None = Field(
         default=None,
-        description="Time between two rounds of checks during the training; none: before it only.",
+        description="Time between two rounds of checks during training; none: only before"
+        " training.",
     )
     max_memory_percent: Annotated[Percent, OPTIMIZES_MEMORY] = Field(
-        default=85.0, description="Main memory above which memory is released, in percent."
+        default=85.0, description="Main memory in use above which memory is released, in percent."
     )
 
     model_name = _flat(KEYS["model_name"])
@@ -222,8 +228,10 @@ class DeploymentConfig(ConfigSection):
 
     @property
     def num_epochs(self) -> Any:
-        """The same as `training.num_epochs`; where that is "auto", the number that it came to as
-        soon as a training of this configuration is put together."""
+        """The value of `training.num_epochs`; if it is "auto", the resolved number.
+
+        The number is resolved as soon as a training of this configuration is put together.
+        """
         given = self.training.num_epochs
         return given if given != "auto" or self._num_epochs is None else self._num_epochs
 
@@ -232,22 +240,22 @@ class DeploymentConfig(ConfigSection):
         self.training.num_epochs = value
 
     def note_num_epochs(self, num_epochs: int) -> None:
-        """What `num_epochs: auto` comes to; the setting itself stays as it is."""
+        """Record what `num_epochs: auto` resolves to; the setting itself is unchanged."""
         self._num_epochs = num_epochs
 
     @classmethod
     def from_layers(cls, layers: list[list[Setting]]) -> "DeploymentConfig":
-        """The configuration that layers of settings make, lowest first.
+        """Build the configuration from layers of settings, lowest first.
 
         Raises:
-            ConfigurationError: unknown keys, wrong values or disagreement, with their places.
+            ConfigurationError: unknown keys, wrong values or disagreement, with their sources.
         """
         config = cls.__new__(cls)
         config._merge(layers)
         return config
 
     def _merge(self, layers: list[list[Setting]]) -> None:
-        """Become what the layers make."""
+        """Set this configuration to the result of merging the layers."""
         dropped: set[str] = set()
         settings = self._become(layers, dropped)
         while more := self._inapplicable(layers, settings, dropped):
@@ -267,9 +275,12 @@ class DeploymentConfig(ConfigSection):
     def _inapplicable(
         self, layers: list[list[Setting]], settings: Mapping[str, Setting], dropped: set[str]
     ) -> set[str]:
-        """What a preset has set and what does not apply, so that nobody is told of a setting that
-        nobody gave: it has no effect here, TRL's trainers do not take it, or without it one
-        contradiction fewer is left."""
+        """Return keys that a preset set and that do not apply here.
+
+        They are dropped, so that the user gets no message about a setting that nobody gave. A
+        setting does not apply if it has no effect here, if TRL's trainers do not support it, or if
+        there is one contradiction fewer without it.
+        """
         schema = schema_of(type(self))
         proposed = [setting for setting in settings.values() if is_of_preset(setting)]
         vain = {
@@ -288,11 +299,11 @@ class DeploymentConfig(ConfigSection):
         return set()
 
     def value(self, key: str) -> Any:
-        """The value of a canonical key; false for an absent section such as model.lora_config."""
+        """Return the value of a canonical key; false for an absent section (model.lora_config)."""
         return value_at(self, key)
 
     def source(self, key: str) -> Source:
-        """Where the value of a canonical key was set."""
+        """Return where the value of a canonical key was set."""
         return self._source_of(key, self._settings.get(key))
 
     def _source_of(self, key: str, setting: Setting | None) -> Source:
@@ -303,33 +314,33 @@ class DeploymentConfig(ConfigSection):
         return self._source_inside(key) or ASSIGNED_SOURCE
 
     def _source_inside(self, section: str) -> Source | None:
-        """Where a section that may be absent was switched on by one of its fields."""
+        """Return where an optional section was switched on by one of its fields."""
         inside = [s for k, s in self._settings.items() if k.startswith(f"{section}.")]
         held = [s.source for s in inside if s.value == self.value(s.key)]
         return max(held, key=lambda source: list(Layer).index(source.layer), default=None)
 
     def sources(self) -> dict[str, Source]:
-        """Where each value was set, by canonical key; inside an absent section nothing is."""
-        settings = self._settings  # Pydantic looks for it anew each time
+        """Return where each value was set, by canonical key, without keys in absent sections."""
+        settings = self._settings  # read once: Pydantic looks it up on each access
         return {key: self._source_of(key, settings.get(key)) for key in self.present_keys()}
 
     def present_keys(self) -> list[str]:
-        """The canonical keys that have a value: all but those inside an absent section."""
+        """Return the canonical keys that have a value: all but those inside an absent section."""
         fields = schema_of(type(self)).fields
         absent = tuple(f"{k}." for k, s in fields.items() if s.is_switch and not self.value(k))
         return [key for key in fields if not key.startswith(absent)]
 
     def check_supported(self) -> None:
-        """Check what only matters when a run starts: plug-ins there, sections that fit together.
+        """Check what matters only when a run starts: plug-ins exist, and sections fit together.
 
         Raises:
-            ConfigurationError: a sentence for each setting that cannot be carried out.
+            ConfigurationError: a sentence for each setting that cannot be applied.
         """
         if problems := self.problems():
             raise ConfigurationError("\n".join(problems))
 
     def problems(self) -> list[str]:
-        """A sentence for each setting that cannot be carried out; what `check_supported` raises."""
+        """Return a sentence for each setting that cannot be applied, for `check_supported`."""
         with spelled_as_given(self.source):
             return [*self._found_problems()]
 
@@ -361,7 +372,7 @@ class DeploymentConfig(ConfigSection):
         return self.num_processes != 1 or launched_process() is not None
 
     def _lora_in_passing(self) -> Iterable[str]:
-        """A preset that takes the embedded model instead of a large one has said so itself."""
+        """Return a message if LoRA trains a new model, unless a preset chose that model."""
         if self.source("model.name").layer is Layer.PRESET:
             return []
         return lora_in_passing(
@@ -371,7 +382,7 @@ class DeploymentConfig(ConfigSection):
         )
 
     def notes(self) -> list[str]:
-        """What to tell when a run starts: settings without effect, and those that cost much."""
+        """Return notes for the start of a run, such as settings without effect or costly ones."""
         is_model_named = self.source("model.name") != DEFAULT_SOURCE
         with spelled_as_given(self.source):
             found = [
@@ -383,23 +394,23 @@ class DeploymentConfig(ConfigSection):
         return [*found, *kept, *self._further_notes]
 
     def note(self, sentence: str) -> None:
-        """Tell one more sentence with the other notes; the same one once."""
+        """Add a sentence to the notes; a repeated sentence is added only once."""
         if sentence not in self._further_notes:
             self._further_notes.append(sentence)
 
     @property
     def environment_notes(self) -> list[str]:
-        """What of the environment looks like a setting and is none, in sentences."""
+        """Sentences about environment variables that look like settings but set nothing."""
         return list(self._environment_notes)
 
     def note_environment(self, sentences: Iterable[str]) -> None:
-        """Tell `environment_notes` with the other notes."""
+        """Set `environment_notes`, which are shown with the other notes."""
         self._environment_notes = list(sentences)
 
     def to_dict(self) -> dict[str, Any]:
-        """Values and their sources as JSON values, for `run.json`.
+        """Return values and their sources as JSON values, for `run.json`.
 
-        Local paths are absolute, so that the run goes on from another working directory; secrets
+        Local paths are absolute, so that the run can resume from another working directory. Secrets
         are masked, and `masked` lists their keys.
         """
         sources = {
@@ -413,12 +424,12 @@ class DeploymentConfig(ConfigSection):
         return saved | self.plugins_to_dict()
 
     def plugins_to_dict(self) -> dict[str, object]:
-        """The part of `to_dict` that says where plug-ins come from; empty where there are none."""
+        """Return the part of `to_dict` on where plug-ins come from; empty if there are none."""
         origins = plugin_names.origins_of(self, self._plugins)
         return {PLUGINS: plugin_names.as_json(origins)} if origins else {}
 
     def adopt_plugins(self) -> None:
-        """From here on names mean in this process what they meant where this run began."""
+        """Make names in this process mean what they meant where this run began."""
         adopt_origins(self._plugins)
         self._plugin_notes += plugin_names.find_where_they_were(self._plugins)
 
@@ -435,7 +446,7 @@ class DeploymentConfig(ConfigSection):
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "DeploymentConfig":
-        """The configuration that `to_dict` wrote, with the sources it had.
+        """Build the configuration that `to_dict` wrote, with its original sources.
 
         Raises:
             ConfigurationError: unknown keys, wrong values, or a value that was masked as a secret.
@@ -458,16 +469,17 @@ class DeploymentConfig(ConfigSection):
         return config
 
     def changed(self, changes: list[Setting]) -> "DeploymentConfig":
-        """A copy in which `changes` hold, each with the place where it was set. A preset among them
-        takes the place of the one there was, whose settings are then as nobody gave them.
+        """Return a copy with `changes` applied, each with the source where it was set.
+
+        A preset among them replaces the previous one, whose settings then count as not given.
 
         Raises:
-            ConfigurationError: unknown keys, wrong values or disagreement, with their places.
+            ConfigurationError: unknown keys, wrong values or disagreement, with their sources.
         """
         own = [
             Setting(key, self.value(key), source)
             for key, source in self.sources().items()
-            if source.layer is not Layer.DEFAULT  # what nobody gave is still not given
+            if source.layer is not Layer.DEFAULT  # a default remains a default
         ]
         config = self.from_layers([own, changes])
         config._model_names = self._model_names
@@ -478,17 +490,19 @@ class DeploymentConfig(ConfigSection):
         return config
 
     def came_from(self, key: str, place: str) -> None:
-        """Say where the value came from that has been assigned to a canonical key."""
+        """Record the source of a value that was assigned to a canonical key."""
         source = Source(Layer.KEYWORD, place)
         self._settings = self._settings | {key: Setting(key, self.value(key), source)}
 
     def know_models(self, names: Iterable[str]) -> None:
-        """Tell which names mean a model even where a folder is called so."""
+        """Register names that mean a model even if a folder has the same name."""
         self._model_names |= frozenset(names)
 
     def short_warmup(self, total_steps: int) -> list[str]:
-        """A note where fewer of the steps warm up than somebody has asked for: at most half of all
-        do. The default is for long trainings, and fits itself."""
+        """Return a note if fewer steps warm up than requested: at most half of all steps do.
+
+        The default is meant for long runs and is shortened without a note.
+        """
         wanted, used = self.training.warmup_steps, self.training.warmup_within(total_steps)
         if wanted == used or self.source("training.warmup_steps").layer is Layer.DEFAULT:
             return []
@@ -502,13 +516,13 @@ class DeploymentConfig(ConfigSection):
         ]
 
     def is_default(self, key: str) -> bool:
-        """Whether the value of a canonical key is its default, whoever gave it."""
+        """Return whether the value of a canonical key equals its default, whoever set it."""
         return bool(self.value(key) == _defaults(type(self))[key])
 
 
 @cache
 def _defaults(root: type[ConfigSection]) -> dict[str, object]:
-    """Of every key, to compare with; some are made by a function, which takes its time."""
+    """Return the default of every key, for comparison; cached, as computed defaults take time."""
     fields = schema_of(root).fields
     return {key: s.default is not None if s.is_switch else s.default for key, s in fields.items()}
 
@@ -524,15 +538,15 @@ def check_sections(
     data: DataConfig,
     quantum: QuantumConfig | None = None,
 ) -> None:
-    """`check_supported` for whoever has only these sections.
+    """Run `check_supported` for callers that have only these sections.
 
     Raises:
-        ConfigurationError: a sentence for each setting that cannot be carried out.
+        ConfigurationError: a sentence for each setting that cannot be applied.
     """
     sections: dict[str, object] = {"model": model, "training": training, "data": data}
     if quantum is not None and QUANTUM in training.extensions:
         sections["quantum"] = quantum
-    # How many processes train is no part of them.
+    # The number of processes is not part of these sections.
     DeploymentConfig(**sections, num_processes="auto").check_supported()
 
 

@@ -1,4 +1,4 @@
-"""Show the configuration: every value with where it came from."""
+"""Description of the configuration: every value with its source."""
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
@@ -7,11 +7,12 @@ from infrastructure.core.redact import redact
 
 
 def describe(config: DeploymentConfig, only_changed: bool = False) -> str:
-    """One line for each key, `key = value   (where it came from)`, secrets masked; then what of the
-    environment looks like a setting and is none.
+    """Return one line per key, `key = value   (source)`, with secrets masked.
+
+    Lines about environment variables that look like settings but set nothing follow.
 
     Args:
-        only_changed: leave out what is at its default, whoever gave it.
+        only_changed: leave out values that equal their default, whoever set them.
     """
     rows = [
         (f"{key} = {_shown(config, key)}", f"({source.place})")

@@ -1,9 +1,9 @@
-"""Words of other tools: what the same thing is called here, or what to do where it is not here."""
+"""Names in other tools: what the same thing is called in Temper, or what to do if it is missing."""
 
 from infrastructure.config.aliases import canonical
 from infrastructure.core.messages import Setting, phrase
 
-# name -> settings of ours, `key` or `key=value`; a name is written with "_", as in a file.
+# name -> Temper's settings, `key` or `key=value`; a name is written with "_", as in a file.
 SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lr", "max_lr"), ("training.learning_rate",)),
     "train_batch_size": ("training.batch_size",),
@@ -181,7 +181,7 @@ SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("hourly_rate", "cost_per_hour", "price", "gpu_price"), ("price_per_hour",)),
 }
 
-# What other tools call a value of ours.
+# Other tools' names for values of Temper.
 SAME_WORDS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
     "adamw_bnb_8bit": "adamw_8bit",
@@ -191,7 +191,7 @@ SAME_WORDS = {
     "float16": "fp16",
 }
 
-# name -> the message that says what to do: there is no such thing here.
+# name -> the message that says what to do; Temper has no such thing.
 ABSENT: dict[str, str] = {
     **dict.fromkeys(
         (
@@ -228,7 +228,7 @@ ABSENT: dict[str, str] = {
 
 
 def known_elsewhere(name: str) -> str | None:
-    """Return what a name of another tool is called here, or why it is not here; None: unknown."""
+    """Return what Temper calls another tool's name, or why it has no such thing; None: unknown."""
     plain = plain_name(name)
     if plain in ABSENT:
         return phrase(ABSENT[plain])
@@ -238,7 +238,7 @@ def known_elsewhere(name: str) -> str | None:
 
 
 def plain_name(name: str) -> str:
-    """The name of a flag, key or variable, as the tables here spell it."""
+    """Return the name of a flag, key or variable as the tables here spell it."""
     return name.strip("-").rpartition(".")[2].replace("-", "_").lower()
 
 

@@ -1,4 +1,4 @@
-"""What a field takes and what was given, in words, for error messages and `--help`."""
+"""Descriptions of what a field accepts and what was given, for error messages and `--help`."""
 
 import json
 import types
@@ -17,24 +17,24 @@ _MAX_SHOWN = 80
 
 
 def allowed_values(info: FieldInfo) -> str:
-    """The values that a field takes, such as `a whole number of at least 1 or "auto"`."""
+    """Return the values that a field accepts, such as `a whole number of at least 1 or "auto"`."""
     return _describe_values(info.annotation, info.metadata)
 
 
 def format_value(value: object) -> str:
-    """A value as it may appear in a message: short, one line, secrets masked."""
+    """Return a value as it may appear in a message: short, one line, secrets masked."""
     text = redact(plain(value) if isinstance(value, str) is False else json.dumps(value))
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
 def as_typed(value: object) -> str:
-    """A value as people type it, short, with secrets masked."""
+    """Return a value as a user types it: short, secrets masked."""
     text = redact(plain(value))
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
 def plain(value: object) -> str:
-    """A value as people type it: `none`, `true`, `32`, `a,b`."""
+    """Return a value as a user types it: `none`, `true`, `32`, `a,b`."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     if isinstance(value, list) and all(isinstance(item, str | int) for item in value):
@@ -43,13 +43,13 @@ def plain(value: object) -> str:
 
 
 def choices(info: FieldInfo) -> list[str]:
-    """The values of a field that takes nothing but a few words, as they are typed."""
+    """Return the values of a field that accepts only a few words, as typed; else nothing."""
     words = [_literal_words(leaf) for leaf in leaves(info.annotation)]
     return [word for some in words for word in some] if all(words) else []
 
 
 def words_taken(info: FieldInfo) -> list[str]:
-    """The words that a field takes, among other values perhaps: `auto`, `none`."""
+    """Return the words that a field accepts, possibly among other values: `auto`, `none`."""
     named = metadata_of(info, RegisteredName)
     if named and get_origin(info.annotation) is not list:
         return list(named.names())
@@ -57,12 +57,12 @@ def words_taken(info: FieldInfo) -> list[str]:
 
 
 def metadata_of(info: FieldInfo, kind: type) -> Any:
-    """The first metadata of a class that a field carries, or None."""
+    """Return the first metadata of a class that a field carries, or None."""
     return next((item for item in info.metadata if isinstance(item, kind)), None)
 
 
 def leaves(annotation: object) -> Iterator[Any]:
-    """The parts of a union, however they are nested; what a list holds is no part."""
+    """Yield the parts of a union, however nested; the items of a list are not parts."""
     if get_origin(annotation) is Annotated:
         yield from leaves(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
@@ -108,7 +108,7 @@ def _bounds(metadata: Any) -> str:
                 parts.append(f"of at least {bound}")
             case Gt(gt=bound):
                 parts.append(f"above {bound}")
-            case Le(le=bound) if bound != LARGEST:  # which nobody comes near
+            case Le(le=bound) if bound != LARGEST:  # too large to be worth mentioning
                 parts.append(f"at most {bound}")
             case Lt(lt=bound):
                 parts.append(f"below {bound}")

@@ -1,7 +1,7 @@
-"""Which settings decide what a training comes to, and whether two configurations mean the same one.
+"""The settings that decide the result of a run, and the comparison of two configurations by them.
 
-Every other setting may be given anew when a run goes on: it says where, how fast, how safely and
-how visibly the same numbers are computed.
+Every other setting may be changed when a run resumes: it affects where, how fast, how safely or how
+visibly the same numbers are computed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,24 +17,24 @@ from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import SameResult
 
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.")
-OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
-# Defaults that have changed, and what they were, the first one first: a run that was begun with one
-# keeps it. A run that recorded none is from the time of the first.
+OF_THE_QUANTUM_STEP = "quantum."  # these count only if the quantum step is enabled
+# Defaults that have changed, with their earlier values, oldest first. A run that began with one of
+# them keeps it. A run that recorded none is from the time of the first.
 EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
     "data.over_length": ("quarantine",),
     "quantum.max_overhead_percent": (5.0, 2.0, 1.0),
     "model.adapter": ("standard",),
 }
-# Off changes as little as none, and was the default of earlier runs.
+# False has the same effect as None, and was the default of earlier runs.
 OFF_IS_NONE = ("training.backbone_quantized", "training.qlora_progressive_enabled")
-# They have not always counted: what an earlier version recorded does not say what they were.
+# These have not always counted: records of earlier versions do not show their values.
 COUNTED_LATER = (
     "quantum.max_overhead_percent",
     "quantum.timeout",
     "training.validation_prompts",
 )
 BACKEND = "model.backend"
-# Where something lies. Equal content in another place is the same training.
+# Locations. The same content at another location is the same training.
 PLACES = (
     *("model.name", "data.path", "data.eval_path", "data.chat_template"),
     *("training.teacher", "training.multimodal.vision_tower"),
@@ -42,13 +42,13 @@ PLACES = (
 
 
 def affects_result(key: str) -> bool:
-    """Whether a canonical key decides what the training comes to."""
+    """Return whether a canonical key decides the result of training."""
     spec = schema_of(DeploymentConfig).fields.get(key)
     return key.startswith(SECTIONS_THAT_COUNT) and not (spec and metadata_of(spec.info, SameResult))
 
 
 def result_settings(config: DeploymentConfig) -> dict[str, object]:
-    """The settings that count, by key, as JSON values; places as they are found from anywhere."""
+    """Return the settings that count, by key, as JSON values; local paths are absolute."""
     nested = config.to_dict()["values"]
     left_out = tuple(_without_effect_on_the_result(config))
     keys = [
@@ -62,40 +62,44 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
 
 
 def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
-    """How the keys begin that decide what a training comes to, and not what this one does."""
+    """Yield the beginnings of keys that can decide a result but do not decide this one."""
     training = config.training
     if QUANTUM not in training.extensions:
         yield OF_THE_QUANTUM_STEP
     if training.early_stopping_patience is None or not training.best_needs_answers:
-        yield "training.validation_prompts"  # more of them only measure better
+        yield "training.validation_prompts"  # more prompts only make the measurement more precise
 
 
 def backend_taken(settings: Mapping[str, object]) -> Literal["transformers", "unsloth"]:
-    """What has loaded the model, of the settings that a checkpoint was trained with: where `auto`
-    has taken Unsloth, they say so."""
+    """Return the library that loaded the model, from the settings of a checkpoint.
+
+    If `auto` chose Unsloth, the settings record it.
+    """
     return "unsloth" if settings.get(BACKEND) == "unsloth" else "transformers"
 
 
 def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
-    """The keys of two purposes that differ, in order.
+    """Yield, in order, the keys that differ between recorded settings and those of now.
 
-    A local path that is gone counts by its name alone: a run that goes on elsewhere finds its data
-    in another folder, and what lies in it is compared by content before the training goes on.
+    A local path that no longer exists is compared only by its name: a run that resumes elsewhere
+    finds its data in another folder, and the data is compared by content before training continues.
     """
     recorded = current_keys(recorded)
     for key in dict.fromkeys([*recorded, *now]):
         was, current = recorded.get(key), now.get(key)
         if key not in recorded and (key in COUNTED_LATER or current == _default(key)):
-            continue  # recorded before there was this setting
-        if was is True and isinstance(current, Mapping):  # as runs of before recorded a mapping
+            continue  # recorded before this setting existed
+        if was is True and isinstance(current, Mapping):  # earlier versions recorded a mapping
             continue
         if was != current and not (key in PLACES and _has_moved(was, current)):
             yield key
 
 
 def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -> dict[str, object]:
-    """What `config` means in a run with these settings: a default that nobody has given is the one
-    of the time when the run was begun."""
+    """Return what `config` means in a run with these recorded settings.
+
+    A default that the user did not set is the one that applied when the run began.
+    """
     recorded = current_keys(recorded)
     had_quantum_step = any(key.startswith(OF_THE_QUANTUM_STEP) for key in recorded)
     began_with = {key: recorded.get(key, values[0]) for key, values in EARLIER_DEFAULTS.items()}
@@ -109,8 +113,10 @@ def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -
 
 
 def current_keys(recorded: Mapping[str, object]) -> dict[str, object]:
-    """A recorded purpose by the keys of today, of which some have been renamed or are gone; values
-    that do the same are alike."""
+    """Return recorded settings under the current keys, without those that no longer exist.
+
+    Values that have the same effect become equal.
+    """
     kept = {key: value for key, value in recorded.items() if tuple(key.split(".")) not in GONE}
     off = {key for key, value in kept.items() if key in OFF_IS_NONE and value is False}
     return {canonical(key): None if key in off else value for key, value in kept.items()}

@@ -1,6 +1,6 @@
-"""Names of what is measured on held-out rows, and which way each of them is better.
+"""Names of the measures on held-out rows, and whether lower or higher values are better.
 
-What computes them lies in `infrastructure.evaluation` and, of single tokens, in
+The code that computes them is in `infrastructure.evaluation` and, for single tokens, in
 `infrastructure.training.models.token_functions`.
 """
 
@@ -8,10 +8,10 @@ from enum import Enum
 
 
 class Of(Enum):
-    """What a measure is a mean over."""
+    """The unit that a measure averages over."""
 
-    TOKENS = "tokens"  # of what the loss is on
-    ROWS = "rows"  # each answered by the model, greedily
+    TOKENS = "tokens"  # tokens that the loss covers
+    ROWS = "rows"  # rows, each answered by the model with greedy decoding
 
 
 LOSS = "loss"
@@ -33,9 +33,9 @@ MEASURES: dict[str, Of] = {
     **dict.fromkeys(ROUGE, Of.ROWS),
 }
 LOWER_IS_BETTER = (LOSS, PERPLEXITY)
-OF_TORCHMETRICS = (F1, *ROUGE)  # a package of its own
+OF_TORCHMETRICS = (F1, *ROUGE)  # a separate package
 
 
 def is_greater_better(measure: str) -> bool:
-    """Of a measure that is built in."""
+    """Return whether a higher value of a built-in measure is better."""
     return measure not in LOWER_IS_BETTER

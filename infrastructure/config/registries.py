@@ -1,6 +1,9 @@
-"""What can be chosen by name and added to: in a script by `register`, by an installed package's
-entry point, or by its address, `module:name`. The names are known here without the code behind
-them, so that a wrong one is told at once; the module that is named provides what is built in.
+"""Registries of everything that is chosen by name and can be extended.
+
+A name is added in a script by `register`, by an installed package's entry point, or given as an
+address, `module:name`. The names are known here without the code behind them, so that a wrong one
+is reported at once. The comment above each registry names the module that provides what is built
+in.
 """
 
 from typing import Any
@@ -21,7 +24,7 @@ QUANTIZATIONS: Registry[Any] = Registry(
 )
 # training.stackwise.activation_cache
 CACHES: Registry[Any] = Registry("activation cache", "temper.activation_caches", ("disk",))
-# training.models.registry, which adds those that `register_model` is given
+# training.models.registry, which adds the names that `register_model` is given
 REGISTERED_MODELS: set[str] = {"tactical_mappo"}
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(

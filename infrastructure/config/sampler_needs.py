@@ -1,7 +1,7 @@
-"""What each sampler that `quantum.solver` may name needs here, and the largest problem it takes.
+"""Requirements of each sampler that `quantum.solver` can name, and the largest problem it takes.
 
-Imports none of their packages and asks no machine, so a configuration is checked before anything
-takes time. The samplers themselves are in `quantum/samplers/`.
+This module imports none of their packages and contacts no machine, so a configuration is checked
+before anything slow happens. The samplers themselves are in `quantum/samplers/`.
 """
 
 import os
@@ -17,15 +17,15 @@ AZURE_CONNECTION, AZURE_WORKSPACE = (
     "AZURE_QUANTUM_CONNECTION_STRING",
     "AZURE_QUANTUM_WORKSPACE_NAME",
 )
-MOST_COUNTED = 20  # variables whose assignments are counted through, or simulated, all of them
+MOST_COUNTED = 20  # most variables for which all assignments can be enumerated or simulated
 
 
 @dataclass(frozen=True)
 class Access:
-    """How a machine elsewhere is reached.
+    """How a remote machine is reached.
 
     Attributes:
-        variables: of the environment, one of which must be set; the first one is what people set.
+        variables: environment variables, one of which must be set; users normally set the first.
         sentence: what is needed, and what to do.
     """
 
@@ -35,11 +35,11 @@ class Access:
 
 @dataclass(frozen=True)
 class SamplerNeeds:
-    """What a sampler needs; None: nothing, or no largest problem.
+    """The requirements of a sampler; None means no requirement, or no largest problem.
 
     Attributes:
-        package: as it is imported.
-        max_variables: of the largest problem that it takes.
+        package: its import name.
+        max_variables: the number of variables of the largest problem that it takes.
     """
 
     package: str | None = None
@@ -79,12 +79,12 @@ SAMPLER_NEEDS: dict[str, SamplerNeeds] = {
 
 
 def check_sampler(name: str) -> None:
-    """Refuse a sampler that could not be asked from here.
+    """Refuse a sampler that cannot be used from here.
 
     Raises:
-        ValueError: there is no sampler of the name, or no module of a `module:Class`.
+        ValueError: there is no sampler of this name, or no module of a `module:Class`.
         MissingPackageError: its package is not installed; says how to install it.
-        MissingSecretError: the environment does not say how its machine is reached.
+        MissingSecretError: the environment does not say how to reach its machine.
     """
     if ":" in name:
         if missing := missing_module("sampler", name):
@@ -97,7 +97,7 @@ def check_sampler(name: str) -> None:
 
 
 def check_access(name: str) -> None:
-    """Refuse a sampler of a machine that nobody has said how to reach.
+    """Refuse a sampler whose remote machine is not configured.
 
     Raises:
         MissingSecretError: says what to set.
@@ -108,11 +108,11 @@ def check_access(name: str) -> None:
 
 
 def most_variables(name: str) -> int | None:
-    """Of the largest problem that a sampler takes; None: any, or it is somebody's own."""
+    """Return the variables of the largest problem of a sampler; None: no limit, or user-defined."""
     needs = SAMPLER_NEEDS.get(canonical(name))
     return None if needs is None else needs.max_variables
 
 
 def canonical(name: str) -> str:
-    """A name as it is known here: the specification writes hyphens."""
+    """Return a name as this module spells it; the specification writes hyphens."""
     return name.replace("-", "_")

@@ -48,7 +48,7 @@ class Schema:
 
     Attributes:
         spellings: every accepted spelling of a key → the canonical key.
-        section_spellings: the same of the sections' paths, and of what is opened like one.
+        section_spellings: the same for paths of sections, and of `qlora`, which is nested like one.
     """
 
     fields: dict[str, FieldSpec]
@@ -57,7 +57,7 @@ class Schema:
     section_spellings: dict[str, str]
 
     def unknown_key(self, key: str) -> str:
-        """The sentence for a key that there is not; the same last name elsewhere comes first."""
+        """Return the message for an unknown key; it prefers a field with the same last name."""
         leaf = key.rpartition(".")[2]
         if (known := known_elsewhere(key)) is not None:
             return phrase("config.key_of_another_tool", key=key, advice=known)
@@ -78,7 +78,7 @@ class Schema:
 
 @cache
 def schema_of(root: type[ConfigSection]) -> Schema:
-    """The schema of a root section; built once."""
+    """Return the schema of a root section; it is built once."""
     fields: dict[str, FieldSpec] = {}
     sections: dict[str, type[ConfigSection]] = {}
     for spec, section in _walk(root, ""):
@@ -96,7 +96,7 @@ def schema_of(root: type[ConfigSection]) -> Schema:
 
 
 def value_at(config: ConfigSection, key: str) -> Any:
-    """The value of a canonical key; a switch is true or false; None inside an absent section."""
+    """Return the value of a canonical key: a boolean for a switch, None in an absent section."""
     value: object = config
     for name in key.split("."):
         value = None if value is None else getattr(value, name)

@@ -1,6 +1,6 @@
-"""What run.json keeps of a configuration: no secrets, and places found from any working directory.
+"""What run.json keeps of a configuration: no secrets, and paths that are valid from any directory.
 
-What was masked is listed by key, so that a mask is never read back as a value.
+Masked values are listed by key, so that a mask is never read back as a value.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from infrastructure.config.base import ConfigurationError
 from infrastructure.core.redact import MASK, redact_mapping, redact_urls
 
-# Their words name files, and what looks like a token in them is a name; a URL's password is not.
+# Their values are paths: what looks like a token in them is a name. A URL's password is not.
 PATHS = (
     "model.name",
     "data.path",
@@ -24,16 +24,16 @@ PATHS = (
     "output_dir",
     "backup.place",
 )
-# A run goes on without it; whoever wants it gives it again.
+# A run resumes without it; the user can give it again.
 NOT_NEEDED = "backup.place"
-# Never a name on the hub: made absolute whether it is there already or not.
+# Never a name on the Hub: made absolute even if it does not exist yet.
 ALWAYS_LOCAL = ("cache.directory", "training.cache_dir", "output_dir")
 
 
 def without_secrets(
     values: Mapping[str, Any], masked: list[str], prefix: str = ""
 ) -> dict[str, object]:
-    """A copy of nested values with secrets masked; their keys are added to `masked`."""
+    """Return a copy of nested values with secrets masked; their keys are added to `masked`."""
     copied: dict[str, object] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -48,7 +48,7 @@ def without_secrets(
 
 
 def refuse_masked(saved: Mapping[str, Any]) -> None:
-    """A masked value cannot be read back.
+    """Refuse a record with masked values, which cannot be read back.
 
     Raises:
         ConfigurationError: names the settings whose values were not recorded.
@@ -62,7 +62,7 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
 
 
 def without_masked_place(saved: Mapping[str, Any]) -> dict[str, object]:
-    """The recorded values, with no place for backups where its password was masked."""
+    """Return the recorded values, without a backup destination whose password was masked."""
     values = dict(saved["values"])
     place = values.get("backup", {}).get("place")
     if place is not None and MASK in place:
@@ -79,20 +79,20 @@ def _keys_with_mask(values: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:
-    """A local path as it is found from anywhere; names of models and hub data sets stay.
+    """Return a local path as an absolute path; names of models and Hub datasets are unchanged.
 
     Args:
-        model_names: names that mean a model even where a folder is called so.
+        model_names: names that mean a model even if a folder has the same name.
     """
     is_folder = key == "backup.place" and ":" not in value
     if key in ALWAYS_LOCAL or is_folder or (value not in model_names and _exists(value)):
         return str(Path(value).absolute())
-    place, colon, part = value.rpartition(":")  # a split of a saved data set: FOLDER:train
+    place, colon, part = value.rpartition(":")  # a split of a saved dataset: FOLDER:train
     if colon and _exists(place):
         return f"{Path(place).absolute()}:{part}"
     return value
 
 
 def _exists(text: str) -> bool:
-    """Whether a text is a path of something; `Path.exists` fails on a long template."""
+    """Return whether a text is an existing path; `Path.exists` fails on a long template."""
     return os.path.exists(text)  # noqa: PTH110

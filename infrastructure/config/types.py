@@ -1,7 +1,7 @@
-"""The kinds of values that the configuration knows, and how a text becomes one.
+"""The kinds of values that the configuration accepts, and how text is converted to them.
 
-Sizes are decimal ("8GB" is 8 * 10^9 bytes) or binary with an i ("8GiB" is 8 * 2^30 bytes). Does not
-look at the machine: a share such as "90%" becomes bytes where the total is known.
+Sizes are decimal ("8GB" is 8 * 10^9 bytes) or binary with an i ("8GiB" is 8 * 2^30 bytes). This
+module does not look at the machine: a share such as "90%" becomes bytes where the total is known.
 """
 
 import codecs
@@ -36,20 +36,20 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
 
 @dataclass(frozen=True)
 class Allowed:
-    """Says in words what a field takes, for error messages, `--help` and forms."""
+    """What a field accepts in words, for error messages, `--help` and forms."""
 
     words: str
 
 
 @dataclass(frozen=True)
 class UsedWhen:
-    """Marks a field, or a whole section, that has an effect only under a condition.
+    """A mark for a field, or a whole section, that has an effect only under a condition.
 
     Attributes:
-        holds: whether it has one, in a whole configuration.
+        holds: whether it has an effect in a whole configuration.
         otherwise: the message that says why it has none.
         remedy: the message that says what to do then.
-        about: what `otherwise` refers to.
+        about: the arguments of `otherwise`.
     """
 
     holds: Callable[[Any], object]
@@ -64,8 +64,11 @@ class UsedWhen:
 
 @dataclass(frozen=True)
 class SameResult:
-    """Marks a field that says where, how fast, how safely or how visibly a result is computed: a
-    run goes on with any value of it, and comes to the same weights."""
+    """A mark for a field that does not change the result of a run.
+
+    Such a field affects where, how fast, how safely or how visibly the result is computed. A run
+    can resume with any value of it and comes to the same weights.
+    """
 
 
 SAME_RESULT = SameResult()
@@ -75,7 +78,7 @@ class UnknownNameError(ValueError):
     """A name that a registry does not have.
 
     Attributes:
-        hint: the nearest one that it has, as the end of a sentence; "" where none is near.
+        hint: the nearest name that it has, as the end of a sentence; "" if none is near.
     """
 
     def __init__(self, text: str, hint: str) -> None:
@@ -85,12 +88,13 @@ class UnknownNameError(ValueError):
 
 @dataclass(frozen=True)
 class RegisteredName:
-    """A field's value, or each one of its list, is a name in a registry, the address of one's own
-    (`module:name`), or one of a few other words.
+    """A mark for a field whose value, or each item of its list, is a registered name.
+
+    It may also be the address of a user-defined part (`module:name`), or one of a few other words.
 
     Attributes:
-        is_late: an unknown name is told when a run starts: whoever registers it may do so after the
-            configuration was made.
+        is_late: an unknown name is reported when a run starts, because it may be registered after
+            the configuration is created.
     """
 
     registry: Registry[Any]
@@ -98,13 +102,13 @@ class RegisteredName:
     is_late: bool = False
 
     def names(self) -> tuple[str, ...]:
-        """All that there are now, what is built in first."""
+        """Return all names known now: other words and built-in names first, then added ones."""
         built_in = self.registry.built_in
         added = [name for name in self.registry.names() if name not in built_in]
         return (*self.others, *built_in, *added)
 
     def check(self, value: object) -> object:
-        """The value of a field, as it is.
+        """Check the names in a field's value, and return the value unchanged.
 
         Raises:
             UnknownNameError: one of its names is unknown.
@@ -114,7 +118,7 @@ class RegisteredName:
         return value
 
     def require(self, name: str) -> None:
-        """Raise UnknownNameError for a name that there is not; an address is looked up later."""
+        """Raise UnknownNameError for an unknown name; an address is looked up later."""
         if name in self.others or is_address(name) or self.registry.has(name):
             return
         hint = did_you_mean(name, self.names())
@@ -128,12 +132,12 @@ class RegisteredName:
 
 
 def names_in(value: Any) -> tuple[str, ...]:
-    """The names that a field's value has: itself, or each one of a list."""
+    """Return the names in a field's value: the value itself, or each item of a list."""
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as "8GB", "2 GiB" or "1000" (bytes).
+    """Return the bytes of a size such as "8GB", "2 GiB" or "1000" (bytes).
 
     Raises:
         ValueError: the text is not a size, or its unit is unknown.
@@ -147,7 +151,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """The shortest exact spelling: the largest decimal unit that divides `num_bytes`."""
+    """Return the shortest exact spelling: in the largest decimal unit that divides `num_bytes`."""
     for unit, factor in reversed(_DECIMAL.items()):
         if num_bytes and num_bytes % factor == 0:
             return f"{num_bytes // factor}{unit}"
@@ -155,7 +159,7 @@ def format_size(num_bytes: int) -> str:
 
 
 def amount_bytes(amount: str, total_bytes: int) -> int:
-    """Bytes that a memory amount ("8GB" or "90%") means where `total_bytes` are there in all."""
+    """Return the bytes that a memory amount ("8GB" or "90%") means, out of `total_bytes`."""
     if amount.endswith("%"):
         return int(total_bytes * float(amount[:-1]) / 100)
     return parse_size(amount)
@@ -168,9 +172,9 @@ def _normal_price(value: object) -> object:
 
 
 def _normal_amount(value: object) -> object:
-    """One spelling for each amount, so that two spellings of one amount compare equal.
+    """Return one spelling for each amount, so that two spellings of one amount compare equal.
 
-    Less than a megabyte is a forgotten unit ("90" for "90%"), never an amount that somebody wants.
+    Less than a megabyte is a forgotten unit ("90" for "90%"), never an intended amount.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise InputError("config.invalid_amount")
@@ -186,7 +190,7 @@ def _normal_amount(value: object) -> object:
 
 
 def _duration_seconds(value: object) -> object:
-    """Seconds of "11h", "90min" or "30s"; a number counts seconds."""
+    """Return the seconds of "11h", "90min" or "30s"; a number counts seconds."""
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value)
@@ -196,8 +200,10 @@ def _duration_seconds(value: object) -> object:
 
 
 def _with_unit(value: object) -> object:
-    """A small number without a unit is hours or minutes for whoever writes it, not seconds. A
-    configuration holds seconds as a float, which is taken as it is: in run.json, say."""
+    """Refuse a small number without a unit, which probably means hours or minutes, not seconds.
+
+    A float is accepted as it is: a configuration holds seconds as a float, for example in run.json.
+    """
     if isinstance(value, float):
         return value
     number = value.strip() if isinstance(value, str) else str(value)
@@ -207,7 +213,7 @@ def _with_unit(value: object) -> object:
 
 
 def _megabytes(value: object) -> object:
-    """A number counts megabytes; a text with a unit is converted to them."""
+    """Convert a text with a unit to megabytes; a number already counts megabytes."""
     if isinstance(value, str) and not value.strip().isdigit():
         return parse_size(value) / 10**6
     return value
@@ -218,10 +224,10 @@ def _without_percent_sign(value: object) -> object:
 
 
 def split_commas(value: Any) -> Any:
-    """The items of a list that is written as a text: `a,b`, or JSON; anything else as it is.
+    """Return the items of a list written as text, `a,b` or JSON; return anything else unchanged.
 
     Raises:
-        ValueError: it begins as JSON does, and is none; or quotes are not closed.
+        ValueError: the text begins like JSON but is not JSON, or quotes are not closed.
     """
     if not isinstance(value, str):
         return value
@@ -250,7 +256,7 @@ def _each_once(values: list[str]) -> list[str]:
 
 
 def _only_utf8(value: str) -> str:
-    """Tokenizers, the Hub's library and other machines cannot name a path of other bytes."""
+    """Refuse a path that is not UTF-8; tokenizers, the Hub and other machines fail on it."""
     if not is_utf8(value):
         raise InputError("config.value_not_utf8")
     return value
@@ -263,7 +269,7 @@ def _expand_home(value: str) -> str:
 
 
 def _text_encoding(value: str) -> str:
-    """One spelling for each, so that two of one encoding compare equal."""
+    """Return one spelling for each encoding, so that two spellings of one compare equal."""
     try:
         name = codecs.lookup(value).name
     except (LookupError, ValueError):
@@ -283,7 +289,7 @@ def _colour(value: str) -> str:
 
 
 def _is_of_text(encoding: str) -> bool:
-    """Whether it is of texts: Python has codecs from bytes to bytes, too, such as base64."""
+    """Return whether an encoding is of text; Python also has codecs for bytes, such as base64."""
     try:
         b"a".decode(encoding, "replace")
     except LookupError:
@@ -304,7 +310,7 @@ _NO_FILE_ENCODINGS = (
     "undefined",
 )
 Auto = Literal["auto"]
-# Nothing is counted beyond this; a number with too many digits is told here and not by a library.
+# No count is larger; a number with too many digits is reported here and not by a library.
 LARGEST = 2**31 - 1
 Count = Annotated[int, Ge(1), Le(LARGEST)]
 CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
@@ -335,12 +341,12 @@ Percent = Annotated[
 PriceText = Annotated[
     str,
     BeforeValidator(_normal_price),
-    Allowed('a number above 0, with a currency where you like: 2.5, $2.50, "2.5 EUR"'),
+    Allowed('a number above 0, with a currency if you like: 2.5, $2.50, "2.5 EUR"'),
 ]
 MemoryAmount = Annotated[
     str,
     BeforeValidator(_normal_amount),
-    Allowed('a size of at least 1MB such as "8GB", a share of what is there such as "90%"'),
+    Allowed('a size of at least 1MB such as "8GB", or a share of the total such as "90%"'),
 ]
 Megabytes = Annotated[
     int,
@@ -357,7 +363,7 @@ TextEncoding = Annotated[
 Colour = Annotated[
     str,
     AfterValidator(_colour),
-    Allowed('"white", "black", "gray", or red, green and blue such as "#8090ff"'),
+    Allowed('"white", "black", "gray", or an RGB color such as "#8090ff"'),
 ]
 Names = Annotated[
     list[str], BeforeValidator(split_commas), Allowed('a list of names, such as "a,b"')

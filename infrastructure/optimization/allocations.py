@@ -1,4 +1,4 @@
-"""Which lines of code allocate tensors, and how much memory a forward pass keeps for its backward.
+"""The lines of code that allocate tensors, and the memory a forward pass keeps for its backward.
 
 Both are exact counts of storages, not samples: the same on a CPU and on a GPU.
 """
@@ -21,7 +21,7 @@ TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
 class _NewTensors(TorchDispatchMode):
-    """Calls `note` for every storage that an operation inside the block makes."""
+    """A dispatch mode that calls `note` for every storage created inside the block."""
 
     def note(self, line: str, storage: torch.UntypedStorage) -> None:
         raise NotImplementedError
@@ -44,9 +44,9 @@ class _NewTensors(TorchDispatchMode):
 
 
 class AllocationCounter(_NewTensors):
-    """Counts, by the line that asked for it, the bytes of every tensor made inside the block.
+    """A counter of the bytes of every tensor created inside the block, by the line that created it.
 
-    The line is the nearest one outside of torch; what a backward pass makes counts for the line
+    The line is the nearest one outside of torch; what a backward pass creates counts for the line
     that called it.
 
     Attributes:
@@ -61,15 +61,15 @@ class AllocationCounter(_NewTensors):
         self.bytes_of_line[line] += storage.nbytes()
 
     def top(self, count: int) -> list[tuple[str, int]]:
-        """The lines that allocated most, with their bytes."""
+        """Return the lines that allocated most, with their bytes."""
         return self.bytes_of_line.most_common(count)
 
 
 class LiveTensors(_NewTensors):
-    """Knows which of the tensors made inside the block are still held, by Python or by a graph.
+    """A record of which tensors created inside the block are still held, by Python or by a graph.
 
-    Python's weak references: a storage has one Python object as long as it lives, and torch's own
-    `StorageWeakRef` keeps the memory of what is gone.
+    It uses Python's weak references: a storage has one Python object as long as it lives, whereas
+    torch's own `StorageWeakRef` keeps the memory of freed storages.
     """
 
     def __init__(self) -> None:
@@ -85,14 +85,14 @@ class LiveTensors(_NewTensors):
             self._next_look = max(FIRST_LOOK, 2 * len(self._made))
 
     def grow_older(self) -> None:
-        """What was made until now is of another age than what comes."""
+        """Separate the tensors created until now from later ones, by age."""
         self._age += 1
 
     def bytes_of_line(self, is_old: bool = False) -> Counter[str]:
-        """`file:line` to the bytes of its tensors that are held now.
+        """Return `file:line` to the bytes of its tensors that are currently held.
 
         Args:
-            is_old: without those made since the last `grow_older`.
+            is_old: leave out tensors created since the last `grow_older`.
         """
         sizes: Counter[str] = Counter()
         for reference, line, size, age in self._made:
@@ -103,9 +103,9 @@ class LiveTensors(_NewTensors):
 
 @contextmanager
 def kept_for_backward(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Sums up what autograd saves inside the block: a list whose only entry is the bytes.
+    """Sum up what autograd saves inside the block: yield a list whose only entry is the bytes.
 
-    Each storage counts once; the model's own weights count nothing.
+    Each storage counts once; the model's own weights do not count.
     """
     own = {_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[tuple[int, object], int] = {}

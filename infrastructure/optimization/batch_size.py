@@ -1,8 +1,8 @@
-"""Which micro-batch is fastest among those that fit: `training.batch_size: auto`.
+"""The search for the fastest micro-batch size that fits: `training.batch_size: auto`.
 
-Sizes are doubled from 1. Each is first predicted from those before it, and tried only if it is to
-fit: on a CPU a training that takes too much memory is killed, so it must never be tried. What runs
-the steps is passed in.
+Sizes are doubled from 1. Each is first predicted from the previous ones, and tried only if it
+should fit: on a CPU a run that takes too much memory is killed, so it must never be tried. The
+function that runs the steps is passed in.
 """
 
 import time
@@ -16,11 +16,11 @@ from infrastructure.core.messages import phrase
 from infrastructure.optimization.memory_prediction import MemoryLine, MemoryPoint, fit_line
 
 LARGEST = 256
-# Sizes this close to the fastest are as good: the smallest of them leaves most memory.
+# Sizes this close to the fastest are as good: the smallest of them leaves the most memory.
 AS_FAST = 0.98
 WORTH_A_LOOK = 0.8
 STILL_FASTER = 1.02
-# Differences below this are this machine's mood: no reason to leave the size that is there.
+# Smaller differences are noise of this machine: no reason to change the current size.
 CLEARLY_FASTER = 1.03
 SLOWER_IN_A_ROW = 3
 FIRST_TRIES = 2
@@ -30,7 +30,7 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Trial:
-    """One micro-batch size: its peak with the longest rows, and its speed with usual ones."""
+    """One micro-batch size: its peak with the longest rows, and its speed with typical ones."""
 
     size: int
     peak_bytes: int
@@ -39,7 +39,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """What was chosen, and why the search ended; no reason where the largest size was tried."""
+    """The chosen size, and why the search ended; no reason if the largest size was tried."""
 
     size: int
     trials: tuple[Trial, ...]
@@ -47,11 +47,11 @@ class BatchChoice:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the chosen size, with the longest rows."""
+        """The peak memory of the chosen size, with the longest rows."""
         return next(trial.peak_bytes for trial in self.trials if trial.size == self.size)
 
     def lines(self) -> list[str]:
-        """A line for each size that was tried."""
+        """Return a line for each size that was tried."""
         return [
             phrase(
                 "optimization.batch_size_trial",
@@ -65,23 +65,23 @@ class BatchChoice:
 
 
 class DoesNotFitError(InputError):
-    """Not even one example fits."""
+    """The error that not even one example fits."""
 
 
 @dataclass
 class BatchSizeSearch:
-    """Tries sizes and chooses one.
+    """A search that tries sizes and chooses one.
 
     Attributes:
-        peak_of: the peak memory of a step with micro-batches of a size, of the longest rows;
-            raises what the device raises when memory runs out.
-        speed_of: tokens per second of optimizer steps with micro-batches of a size.
-        budget_bytes: what may be taken.
+        peak_of: returns the peak memory of a step with micro-batches of a size, of the longest
+            rows; raises what the device raises when memory runs out.
+        speed_of: returns the tokens per second of optimizer steps with micro-batches of a size.
+        budget_bytes: the memory that may be used.
         idle_bytes: memory between two steps, with gradients and optimizer.
-        is_out_of_memory: whether an error means that.
+        is_out_of_memory: returns whether an error means that memory ran out.
         free_memory: called after memory ran out.
-        way_out: what makes room where not even one example fits.
-        seconds: after so long no larger size is tried.
+        way_out: what to do if not even one example fits.
+        seconds: no larger size is tried after this time.
     """
 
     peak_of: Callable[[int], int]
@@ -97,7 +97,7 @@ class BatchSizeSearch:
         """Try 1, 2, 4, … up to `largest`.
 
         Args:
-            beside: a size that is measured wherever it fits, with which the others compete.
+            beside: a size that is always measured if it fits, and with which the others compete.
 
         Raises:
             DoesNotFitError: one example takes more than the budget.
@@ -123,7 +123,7 @@ class BatchSizeSearch:
         return BatchChoice(chosen, tuple(trials), reason)
 
     def _why_not(self, size: int) -> str:
-        """Why micro-batches of `size` cannot be; empty where they can, and then measured."""
+        """Return why micro-batches of `size` cannot be used; else measure them and return ""."""
         predicted = self._line().peak_bytes(size) if self._peaks else self.idle_bytes
         if predicted > self.budget_bytes:
             return f"{size} would take {gib(predicted)} of {gib(self.budget_bytes)}"
@@ -154,7 +154,7 @@ class BatchSizeSearch:
         return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:
-        """Measured again in turns, so that a busy moment of the machine does not decide."""
+        """Return the fastest size after more measurements in turns: no busy moment decides."""
         best = max(self._speeds.values())
         close = [
             size

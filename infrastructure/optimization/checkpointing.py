@@ -1,8 +1,8 @@
-"""Gradient checkpointing: activations are computed again in the backward pass instead of kept.
+"""Gradient checkpointing: activations are recomputed in the backward pass instead of kept.
 
-Method: Chen et al. 2016, arXiv 1604.06174, as transformers has it. Four modes, each takes less
-memory and more time than the one before: "off", "selective" (every second block), "all", "offload"
-(all, and what each block begins with waits in main memory instead of the GPU's).
+Method: Chen et al. 2016, arXiv 1604.06174, as implemented in transformers. There are four modes,
+each of which takes less memory and more time than the one before: "off", "selective" (every second
+block), "all", "offload" (all, with the inputs of each block in main memory instead of the GPU's).
 """
 
 import inspect
@@ -20,13 +20,15 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 
 def can_checkpoint(model: torch.nn.Module) -> bool:
-    """Whether this model can compute its activations again."""
+    """Return whether this model can recompute its activations."""
     return bool(getattr(model, "supports_gradient_checkpointing", False))
 
 
 def can_do(model: Any, mode: str) -> bool:
-    """Whether a model that can checkpoint can do so in this mode: older versions of transformers,
-    as a Colab runtime has them, know "all" alone."""
+    """Return whether a model that can checkpoint supports this mode.
+
+    Older versions of transformers, such as that of a Colab runtime, only know "all".
+    """
     known = inspect.signature(model.gradient_checkpointing_enable).parameters
     return OPTIONS[mode].keys() <= known.keys()
 
@@ -34,10 +36,10 @@ def can_do(model: Any, mode: str) -> bool:
 def checkpoint_gradients(model: Any, mode: str) -> None:
     """Put a model into a mode, in the form that works with frozen inputs.
 
-    On a CPU "offload" is the same as "all": what it would move is in main memory already.
+    On a CPU "offload" is the same as "all": what it would move is already in main memory.
 
     Raises:
-        ValueError: the model, or this version of transformers, cannot.
+        ValueError: the model, or this version of transformers, does not support the mode.
     """
     if mode == "off":
         model.gradient_checkpointing_disable()

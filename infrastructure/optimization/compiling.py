@@ -1,4 +1,4 @@
-"""torch.compile, kept only where it pays back inside the run: decided by measurement."""
+"""torch.compile, kept only if it pays off within the run: decided by measurement."""
 
 import time
 from collections.abc import Callable
@@ -10,18 +10,18 @@ import torch
 from infrastructure.core.messages import phrase
 
 TIMED_STEPS = 3
-LEAST_GAIN = 0.1  # a smaller one may be chance: then runs of the same kind compute alike
+LEAST_GAIN = 0.1  # a smaller one may be chance; without it, similar runs compute alike
 
 
 @dataclass(frozen=True)
 class CompileDecision:
-    """What was measured.
+    """The measurements behind the decision.
 
     Attributes:
-        eager_seconds, compiled_seconds: of one step, median; the latter None where compiling
-            failed.
-        compile_seconds: what the first compiled steps took beyond that.
-        steps_left: of the run.
+        eager_seconds, compiled_seconds: median time of one step; compiled_seconds is None if
+            compiling failed.
+        compile_seconds: what the first compiled steps took in addition.
+        steps_left: the remaining steps of the run.
         reason: why compiling was not possible, if it was not.
     """
 
@@ -33,7 +33,7 @@ class CompileDecision:
 
     @property
     def saved_seconds(self) -> float:
-        """Over the rest of the run, compiling already paid for; negative where it loses."""
+        """The time saved over the rest of the run, minus compiling; negative if compiling loses."""
         if self.compiled_seconds is None:
             return 0.0
         gain = self.eager_seconds - self.compiled_seconds
@@ -41,7 +41,7 @@ class CompileDecision:
 
     @property
     def pays(self) -> bool:
-        """Whether the rest of the run is over sooner with it."""
+        """Whether the rest of the run ends sooner with compiling."""
         if self.compiled_seconds is None:
             return False
         is_faster = self.compiled_seconds < (1 - LEAST_GAIN) * self.eager_seconds
@@ -68,16 +68,16 @@ def decide_compiling(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CompileDecision:
-    """Time a few steps without and with compiling; leaves the model as it is better.
+    """Time a few steps without and with compiling, and leave the model in the better state.
 
     Args:
         run_step: does the work of one step, forward and backward, on batch number 0, 1, …; it must
-            leave weights and random state as they were.
+            leave weights and random state unchanged.
         set_compiled: switches compiling on or off.
         steps_left: steps that the run still has.
 
     Returns:
-        The decision, which is in force.
+        The decision, which is in effect.
     """
 
     def timed(number: int) -> float:
@@ -91,10 +91,10 @@ def decide_compiling(
     eager = median(timed(number) for number in range(TIMED_STEPS))
     set_compiled(True)
     try:
-        # twice: the second length of a sequence may compile once more, for all lengths
+        # twice: the second sequence length may trigger one more compilation, for all lengths
         first = sum(timed(number) for number in range(TIMED_STEPS))
         compiled = median(timed(number) for number in range(TIMED_STEPS))
-    except Exception as error:  # a compiler fails in a hundred ways, and none is worth the run
+    except Exception as error:  # a compiler fails in many ways, and none is worth the run
         set_compiled(False)
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return CompileDecision(eager, None, 0.0, steps_left, reason)
@@ -105,7 +105,7 @@ def decide_compiling(
 
 
 def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> None:
-    """Compile a module in place, for all lengths of a sequence, or take that back."""
+    """Compile a module in place, for all sequence lengths, or undo that."""
     if is_on:
         model.compile(mode=mode, dynamic=True)
     else:
@@ -113,5 +113,5 @@ def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> 
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether `set_compiled` has compiled the module, or one inside it."""
+    """Return whether `set_compiled` has compiled the module, or one inside it."""
     return any(module._compiled_call_impl is not None for module in model.modules())

@@ -1,8 +1,9 @@
-"""Garbage collection between steps, at set times, instead of in the middle of one.
+"""Garbage collection between steps, at fixed intervals, instead of in the middle of a step.
 
-Python looks for cycles whenever enough objects were made. With a large library loaded the full
-search takes a tenth of a second and comes at any time, also in the middle of a step. What is there
-when the training begins is set aside (`gc.freeze`), and the search is called when a step is over.
+Python searches for cycles whenever enough objects were created. With a large library loaded, the
+full search takes a tenth of a second and happens at any time, also in the middle of a step. Objects
+that exist when the training begins are excluded (`gc.freeze`), and the search runs when a step is
+over.
 """
 
 import gc
@@ -15,10 +16,12 @@ INTERVAL_SECONDS = 10.0
 
 
 class ScheduledCollection:
-    """Automatic collection is off from `start` to `stop`; `collect_if_due` does it in between.
+    """Scheduled garbage collection: the automatic one is off between `start` and `stop`.
+
+    `collect_if_due` collects instead.
 
     Attributes:
-        num_collections, seconds: how often it was done, and the time that took.
+        num_collections, seconds: how often it collected, and the time that took.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class ScheduledCollection:
         self._has_frozen = False
 
     def start(self) -> None:
-        """Take over; a second call does nothing."""
+        """Take over from Python; a second call does nothing."""
         if self._was_enabled is not None:
             return
         self._was_enabled = gc.isenabled()
@@ -46,12 +49,12 @@ class ScheduledCollection:
             gc.freeze()
 
     def collect_if_due(self) -> None:
-        """Collect if the last time was `interval_seconds` ago."""
+        """Collect if the last collection was `interval_seconds` ago."""
         if self._was_enabled is not None and self.clock() >= self._next_time:
             self._collect()
 
     def stop(self) -> None:
-        """Hand back to Python as it was."""
+        """Restore Python's own collection as it was."""
         if self._was_enabled is None:
             return
         if self._has_frozen:

@@ -1,4 +1,4 @@
-"""What a GPU can do by its compute capability, and the limits that a run sets it."""
+"""What a GPU supports, by its compute capability, and the limits that a run sets it."""
 
 import shutil
 from typing import Any
@@ -15,16 +15,16 @@ TRITON = (7, 0)
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
+    """Return whether this CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def best_precision(device: torch.device) -> str:
-    """The fastest number format that trains as well as fp32: "bf16", "fp16" or "fp32".
+    """Return the fastest number format that trains as well as fp32: "bf16", "fp16" or "fp32".
 
     bf16 on GPUs of compute capability 8 and above (Ampere, Hopper) and on CPUs with bf16
     instructions; fp16, with a gradient scaler, on older GPUs (T4); fp32 elsewhere. fp8 is never
-    chosen by itself: it pays on large matrices only, and rounds coarsely.
+    chosen automatically: it only pays off for large matrices, and rounds coarsely.
     """
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= AMPERE else "fp16"
@@ -32,17 +32,17 @@ def best_precision(device: torch.device) -> str:
 
 
 def refuse_fp8(device: torch.device) -> None:
-    """Raise ValueError where fp8 cannot be computed, with the reason."""
+    """Raise ValueError with the reason if fp8 cannot be computed."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < ADA:
         raise ValueError(phrase("core.fp8_needs_newer_gpu"))
     require("torchao", "mixed_precision='fp8'")
 
 
 def train_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> torch.nn.Module:
-    """Let large linear layers of the model multiply in fp8, in place; names of weights stay.
+    """Make large linear layers of the model multiply in fp8, in place; names of weights stay.
 
-    Every linear layer whose two widths divide by 16 is converted, but the output layer. Method:
-    dynamic scaling by tensor (torchao).
+    Every linear layer whose two widths are divisible by 16 is converted, except the output layer.
+    Method: dynamic scaling per tensor (torchao).
 
     Args:
         emulate: compute the same numbers without fp8 instructions, slowly; for tests.
@@ -63,13 +63,13 @@ def train_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> torch.nn.M
 
 
 def best_attention(device: torch.device) -> str:
-    """transformers' attention that is the fastest here: "flash_attention_2" or "sdpa"."""
+    """Return the fastest attention of transformers here: "flash_attention_2" or "sdpa"."""
     is_recent = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
     return "flash_attention_2" if is_recent and is_installed("flash_attn") else "sdpa"
 
 
 def use_tf32(device: torch.device) -> bool:
-    """Let fp32 matrices be multiplied in TF32 where the GPU can; whether it can.
+    """Allow TF32 for fp32 matrix products if the GPU supports it; return whether it does.
 
     TF32 keeps fp32's range and 10 of its 23 bits of mantissa; sums stay fp32.
     """
@@ -81,7 +81,7 @@ def use_tf32(device: torch.device) -> bool:
 
 
 def can_compile(device: torch.device) -> str | None:
-    """None where torch.compile can make code for this device, else the reason why it cannot."""
+    """Return why torch.compile cannot generate code for this device; None if it can."""
     if device.type == "cuda":
         if not is_installed("triton"):
             return phrase("optimization.triton_not_installed")
@@ -113,10 +113,10 @@ def require_capability(device: torch.device, least: float | None) -> None:
 
 
 def limit_gpu_memory(device: torch.device, limit_bytes: int | None, share: float | None) -> None:
-    """Let this process allocate no more of the GPU than the smaller of a size and a share.
+    """Limit this process's GPU memory to the smaller of a size and a share.
 
-    Beyond it torch raises its out-of-memory error, which a training answers by smaller pieces.
-    Nothing happens on a CPU.
+    Beyond it, torch raises its out-of-memory error, to which a training responds with smaller
+    pieces. Does nothing on a CPU.
     """
     if device.type != "cuda":
         return
@@ -127,7 +127,7 @@ def limit_gpu_memory(device: torch.device, limit_bytes: int | None, share: float
 
 
 def drop_gpu_cache_above(device: torch.device, limit_bytes: int) -> bool:
-    """Give the allocator's free blocks back where they are more than this; whether it was done."""
+    """Free the allocator's unused blocks if they exceed this size; return whether they did."""
     if device.type != "cuda":
         return False
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,11 +1,11 @@
-"""The GPU optimizer: precision, kernels and compiling by what the GPU can do.
+"""The GPU optimizer: precision, kernels and compiling by the GPU's capabilities.
 
     optimizer = create_gpu_optimizer(device_ids=[0], mixed_precision=True, compile_model=True)
     model = optimizer.optimize_model(model, "my_model")
     scaler = optimizer.create_scaler()
 
-Without a GPU the same calls fit the model to the CPU. Several GPUs are used through accelerate, one
-process each: `accelerate launch`. A run of Temper uses the same parts by itself.
+Without a GPU, the same calls adapt the model to the CPU. Several GPUs are used through accelerate,
+with one process each: `accelerate launch`. A run of Temper uses the same parts by itself.
 """
 
 import functools
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GpuUse:
-    """How one GPU was used over some time; None where the card does not tell."""
+    """How one GPU was used over some time; None if the card does not report it."""
 
     index: int
     name: str
@@ -53,13 +53,13 @@ class GpuUse:
 
 
 class GPUOptimizer:
-    """See above; made by `create_gpu_optimizer`.
+    """The GPU optimizer of this module; created by `create_gpu_optimizer`.
 
     Attributes:
-        device: where models go.
+        device: where models are placed.
         precision: "fp32", "fp16", "bf16" or "fp8".
-        decisions: of each model's name, what was measured about compiling.
-        applied: of each model's name, what was done, in words.
+        decisions: for each model's name, what was measured about compiling.
+        applied: for each model's name, what was done, in words.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class GPUOptimizer:
         run_step: Callable[[torch.nn.Module, int], None] | None = None,
         num_steps: int = 0,
     ) -> torch.nn.Module:
-        """The model on its device, in its precision, with the fastest attention, compiled.
+        """Return the model on its device, in its precision, with the fastest attention, compiled.
 
-        Weights keep their format; the forward pass runs under autocast and gives fp32 outputs where
-        the model gives tensors. In a process that `accelerate launch` started the model is
+        Weights keep their format; the forward pass runs under autocast and returns fp32 if the
+        model returns a tensor. In a process that `accelerate launch` started, the model is
         distributed over all of them, which end their process group together at exit.
 
         Args:
             run_step: `(model, number)`, does one step's forward and backward and leaves no trace;
-                with it, compiling is measured and kept only where it pays back.
-            num_steps: of the run.
+                with it, compiling is measured and kept only if it pays off.
+            num_steps: the number of steps of the run.
         """
         notes = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
         if use_tf32(self.device):
@@ -107,18 +107,18 @@ class GPUOptimizer:
         return self._distributed(model)
 
     def create_scaler(self) -> torch.amp.GradScaler:
-        """A gradient scaler, which is off (and changes nothing) unless the precision is fp16."""
+        """Return a gradient scaler; it is off and changes nothing unless the precision is fp16."""
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 
     def optimize_for_inference(
         self, model: torch.nn.Module, inputs: Inputs, methods: Sequence[str] | None = None
     ) -> InferenceResult:
-        """The fastest form of a model for answering, with its latency before and after."""
+        """Return the fastest form of a model for inference, with its latency before and after."""
         moved = tuple(tensor.to(self.device) for tensor in inputs)
         return optimize_inference(model.to(self.device), moved, methods)
 
     def monitor_gpu_utilization(self, duration: float = 60.0) -> list[GpuUse]:
-        """Watch the GPUs for `duration` seconds; returns at once, empty, where there is none."""
+        """Watch the GPUs for `duration` seconds; return an empty list at once if there are none."""
         readings = GpuReadings()
         try:
             seen: dict[int, list[GpuReading]] = {}
@@ -192,12 +192,13 @@ def create_gpu_optimizer(
     mixed_precision: bool | str = True,
     compile_model: bool = False,
 ) -> GPUOptimizer:
-    """A GPU optimizer for the GPUs that are there.
+    """Create a GPU optimizer for the available GPUs.
 
     Args:
-        device_ids: which GPUs; None: all. One that is not there is left out with a warning, and
-            without any the CPU is used.
-        mixed_precision: true: the best that the GPU has; false: fp32; or "bf16", "fp16", "fp8".
+        device_ids: which GPUs; None: all. A missing one is left out with a warning, and without any
+            the CPU is used.
+        mixed_precision: true: the best that the GPU supports; false: fp32; or "bf16", "fp16",
+            "fp8".
         compile_model: compile models with torch.compile.
 
     Raises:

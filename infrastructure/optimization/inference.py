@@ -1,7 +1,7 @@
-"""A model made faster for answering, with the latency before and after, measured.
+"""A model made faster for inference, with measured latency before and after.
 
-Each way is tried on the given inputs: it must give the same outputs, and is kept where it is faster
-than the model as it is. TorchScript and torch.export give a program that can be saved for a
+Each method is tried on the given inputs: it must give the same outputs, and is kept if it is faster
+than the unchanged model. TorchScript and torch.export give a program that can be saved for a
 consumer without this code.
 """
 
@@ -29,14 +29,14 @@ Inputs = tuple[torch.Tensor, ...]
 
 @dataclass
 class InferenceResult:
-    """What was found.
+    """The result of the optimization.
 
     Attributes:
-        model: the fastest that gives the same outputs; the original where nothing is faster.
+        model: the fastest one that gives the same outputs; the original if nothing is faster.
         method: how it was made; "eager" is the original.
         before_seconds, after_seconds: median latency of one call.
-        seconds_of_method: of each way that worked.
-        failures: why the others did not.
+        seconds_of_method: the latency of each method that worked.
+        failures: why the others did not work.
     """
 
     model: Callable[..., Any]
@@ -57,11 +57,11 @@ def optimize_inference(
     inputs: Inputs,
     methods: Sequence[str] | None = None,
 ) -> InferenceResult:
-    """Try every way and keep the fastest; the model is in evaluation mode afterwards.
+    """Try every method and keep the fastest; the model is in evaluation mode afterwards.
 
     Args:
-        inputs: tensors that the model is called with, of the shape that will be usual.
-        methods: of METHODS; None: all, TensorRT where it is installed.
+        inputs: tensors that the model is called with, of the typical shape.
+        methods: names in METHODS; None: all, with TensorRT if it is installed.
 
     Raises:
         ValueError: there is no such method.
@@ -84,7 +84,7 @@ def optimize_inference(
             with torch.inference_mode():
                 _check_equal(made(*inputs), expected)
             seconds = latency_seconds(made, inputs)
-        except Exception as error:  # a converter that cannot do this model is no failure of ours
+        except Exception as error:  # a converter's failure on this model is not an error here
             result.failures[method] = named(error)
             continue
         result.seconds_of_method[method] = seconds
@@ -97,14 +97,14 @@ def save_program(model: torch.nn.Module, inputs: Inputs, path: Path) -> Path:
     """Write the model as a program for a consumer without this code, and read it back.
 
     Args:
-        path: with an ending of PROGRAMS: `.pt2` for torch.export, `.ts` for TorchScript. Inputs of
-            another shape than `inputs` are for neither.
+        path: with an extension of PROGRAMS: `.pt2` for torch.export, `.ts` for TorchScript. Neither
+            accepts inputs of another shape than `inputs`.
 
     Returns:
         The path, absolute.
 
     Raises:
-        ValueError: the model cannot be made such a program.
+        ValueError: the model cannot be converted to such a program.
     """
     save, load = PROGRAMS[path.suffix]
     model.eval()
@@ -120,7 +120,7 @@ def save_program(model: torch.nn.Module, inputs: Inputs, path: Path) -> Path:
 
 
 def latency_seconds(model: Callable[..., object], inputs: Inputs) -> float:
-    """Median time of one call after a few to warm up."""
+    """Return the median time of one call after a few warm-up calls."""
     on_gpu = any(tensor.is_cuda for tensor in inputs)
 
     def call() -> float:
@@ -137,7 +137,7 @@ def latency_seconds(model: Callable[..., object], inputs: Inputs) -> float:
 
 
 def usable_methods() -> list[str]:
-    """The methods whose packages are there."""
+    """Return the methods whose packages are installed."""
     return [name for name in METHODS if name != "tensorrt" or is_installed("torch_tensorrt")]
 
 

@@ -1,9 +1,9 @@
-"""Notices memory that grows steadily, and finds the line that holds it.
+"""Detection of memory that grows steadily, and of the line that holds it.
 
-Watching costs nothing: one number every few seconds. Only when these have grown through two whole
-windows, and in the second one about as much as in the first, does a count of living tensors run for
-a few readings, then Python's own tracer (`tracemalloc`) for a few more, and the lines whose objects
-pile up are told. Each for itself makes a step a fifth longer; both at once made it several times as
+Watching costs nothing: one number every few seconds. Only when memory has grown through two whole
+windows, and in the second about as much as in the first, a count of living tensors runs for a few
+readings, then Python's own tracer (`tracemalloc`) for a few more, and the lines whose objects pile
+up are reported. Each of them makes a step a fifth longer; both at once made it several times as
 long.
 
 "Steadily" is Kendall's rank correlation with time (Mann 1945): nearly every later reading is larger
@@ -25,9 +25,9 @@ from infrastructure.optimization.allocations import LiveTensors
 WINDOW = 12  # readings
 NUM_TRACED = 6  # readings, half of them for each
 MIN_CORRELATION = 0.8
-MIN_GROWTH_SHARE = 0.02  # of what was there
+MIN_GROWTH_SHARE = 0.02  # of the memory at the start
 MIN_GROWTH_BYTES = 32 * MIB
-MIN_SHARE_OF_LAST = 0.8  # a leak goes on as it began
+MIN_SHARE_OF_LAST = 0.8  # a leak continues as it began
 FRAMES_KEPT = 12
 NUM_LINES = 3
 OWN_FOLDER = str(Path(__file__).parent)
@@ -38,9 +38,9 @@ class Leak:
     """Memory that grows steadily.
 
     Attributes:
-        bytes_per_step: how fast.
-        lines: `file:line` and the bytes that piled up there while it was traced; the most first,
-            empty where it is memory that Python does not see.
+        bytes_per_step: how fast it grows.
+        lines: `file:line` and the bytes that piled up there while it was traced, largest first;
+            empty if it is memory that Python does not see.
     """
 
     bytes_per_step: float
@@ -56,12 +56,12 @@ class Leak:
 
 @dataclass
 class LeakWatch:
-    """Told of the memory in use now and then; answers with a leak, at most once.
+    """A watch that receives the memory in use now and then, and returns a leak, at most once.
 
     Args:
-        min_growth_bytes: growth over a window below which nothing is said.
-        counts_tensors: find the lines that make tensors; not for a compiled model, whose code would
-            be run operation by operation.
+        min_growth_bytes: growth over a window below which nothing is reported.
+        counts_tensors: find the lines that create tensors; not for a compiled model, whose code
+            would run operation by operation.
     """
 
     window: int = WINDOW
@@ -71,12 +71,12 @@ class LeakWatch:
     _readings: deque[tuple[int, int]] = field(default_factory=deque)
     _traced_from: int | None = None
     _num_traced: int = 0
-    _last_growth: int | None = None  # of the window before, where that one grew steadily
+    _last_growth: int | None = None  # of the window before, if it grew steadily
     _tensors: LiveTensors | None = None
     _held: Counter[str] = field(default_factory=Counter)
 
     def add(self, step: int, used_bytes: int) -> Leak | None:
-        """Take note of one reading; a `Leak` when the tracing after a suspicion is over."""
+        """Record one reading; return a `Leak` when the tracing after a suspicion is over."""
         if self.is_reported:
             return None
         self._readings.append((step, used_bytes))
@@ -97,7 +97,7 @@ class LeakWatch:
         return None
 
     def stop(self) -> None:
-        """End the tracing, if there is one."""
+        """End the tracing, if it is running."""
         if self._traced_from is not None and self._tensors is None:
             tracemalloc.stop()
         self._traced_from = None
@@ -120,7 +120,7 @@ class LeakWatch:
         return growth >= enough and kendall(sizes) >= MIN_CORRELATION
 
     def _suspect(self, step: int) -> None:
-        """Trace where a second window grows as the one before it."""
+        """Start tracing if a second window grows like the one before it."""
         if len(self._readings) < self.window:
             return
         if not self._grows():
@@ -132,7 +132,7 @@ class LeakWatch:
             self._readings.clear()
 
     def _start_tracing(self, step: int) -> None:
-        if tracemalloc.is_tracing():  # somebody else's: theirs would end with ours
+        if tracemalloc.is_tracing():  # another tracer's, which would end with this one
             self.is_reported = True
             return
         self._traced_from, self._num_traced = step, 0
@@ -156,13 +156,13 @@ class LeakWatch:
 
 
 def kendall(values: list[int]) -> float:
-    """Kendall's tau of values with their order: 1 where each is larger than all before it."""
+    """Return Kendall's tau of values and their order: 1 if each is larger than all before it."""
     pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
     return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
 
 
 def largest_lines(tensors: Counter[str]) -> tuple[tuple[str, int], ...]:
-    """The lines whose objects, made since the tracing began and still alive, take most memory."""
+    """Return the lines whose objects, created during tracing and still alive, use most memory."""
     gc.collect()
     sizes = Counter(tensors)
     for trace in tracemalloc.take_snapshot().traces:
@@ -172,7 +172,7 @@ def largest_lines(tensors: Counter[str]) -> tuple[tuple[str, int], ...]:
 
 
 def _own_line(traceback: tracemalloc.Traceback) -> str:
-    """The innermost line that is neither Python's nor an installed package's nor this watch's."""
+    """Return the innermost line that is not of Python, an installed package or this watch."""
     for frame in reversed(traceback):
         name = frame.filename
         if not name.startswith((sys.prefix, sys.base_prefix, OWN_FOLDER, "<")):

@@ -1,8 +1,8 @@
 """The learning-rate range test: how high a learning rate may be.
 
 Source: Smith 2017, "Cyclical Learning Rates", arXiv 1506.01186, section 3.3. The rate rises
-exponentially from step to step; the smoothed loss falls, is flat, and explodes. Suggested is the
-rate of the steepest fall, and never more than a tenth of the rate at which the loss explodes.
+exponentially from step to step; the smoothed loss falls, is flat, and explodes. The suggestion is
+the rate of the steepest fall, and never more than a tenth of the rate at which the loss explodes.
 """
 
 import math
@@ -16,17 +16,17 @@ NUM_STEPS = 100
 SMOOTHING = 0.9
 EXPLODED = 2.0
 SAFETY = 10.0
-# The first steps say little, and the last before the explosion turn already.
+# The first steps are not informative, and the last ones before the explosion already turn.
 SKIPPED = 5
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """Rates and smoothed losses, and what they suggest.
+    """Rates and smoothed losses, and the rate that they suggest.
 
     Attributes:
         explodes_at: the rate at which the loss exploded; None: it did not.
-        suggested: None where the loss never fell.
+        suggested: the suggested rate; None if the loss never fell.
     """
 
     rates: tuple[float, ...]
@@ -35,7 +35,7 @@ class RangeTest:
     suggested: float | None
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the result as lines for the user."""
         if self.suggested is None:
             return [phrase("optimization.loss_fell_at_no_rate")]
         end = (
@@ -55,7 +55,7 @@ def range_test(
     """Train with rising rates until the loss explodes.
 
     Args:
-        loss_at: one optimizer step at a rate; the loss before it.
+        loss_at: runs one optimizer step at a rate, and returns the loss before it.
     """
     rates: list[float] = []
     losses: list[float] = []
@@ -64,7 +64,7 @@ def range_test(
         rate = lowest * (highest / lowest) ** (step / max(1, num_steps - 1))
         loss = loss_at(rate)
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
-        smoothed = average / (1 - SMOOTHING ** (step + 1))  # of so few values
+        smoothed = average / (1 - SMOOTHING ** (step + 1))  # corrects for the few values so far
         if not math.isfinite(loss) or (losses and smoothed > EXPLODED * min(losses)):
             explodes_at = rate
             break

@@ -1,14 +1,14 @@
-"""Holds two limits of main memory while something runs: a share of the machine and a size.
+"""Enforce two limits of main memory while something runs: a share of the machine and a size.
 
     guard = MemoryGuard(max_percent=85.0, limit_bytes=8 * 10**9, release=[data.release_memory])
     ...
     action = guard.check()      # after each step
 
-`max_percent` is where memory is released: garbage, free pages, caches. It is the whole machine's,
-so others may be to blame, and then nothing more is done. `limit_bytes` is this training's own
-(its processes together): on a CPU under Linux the system itself refuses memory beyond it
-(`hard_limit`), which the training answers as any lack of memory, by smaller pieces; elsewhere the
-guard asks for smaller pieces when it finds the limit passed.
+Above `max_percent`, memory is released: garbage, free pages, caches. It applies to the whole
+machine, so other programs may be the cause, and then nothing more is done. `limit_bytes` applies to
+this training (its processes together): on a CPU under Linux the system itself refuses memory beyond
+it (`hard_limit`), to which the training responds as to any lack of memory, with smaller pieces;
+elsewhere the guard asks for smaller pieces when the limit is exceeded.
 """
 
 import time
@@ -29,7 +29,7 @@ Release = Callable[[], int]
 
 
 class Action(StrEnum):
-    """What `check` did, or asks for."""
+    """What `check` did or requests."""
 
     NONE = "none"
     RELEASED = "released"
@@ -37,22 +37,22 @@ class Action(StrEnum):
 
 
 def machine_percent() -> float:
-    """Main memory in use on this machine, or in this container, in percent."""
+    """Return the main memory in use on this machine, or in this container, in percent."""
     now = memory()
     return 100.0 * (now.total_bytes - now.available_bytes) / now.total_bytes
 
 
 @dataclass
 class MemoryGuard:
-    """See above.
+    """The guard of this module.
 
     Args:
         max_percent: share of main memory in use above which memory is released.
-        limit_bytes: resident memory that this process and its children may take; None: no limit.
-        release: each gives memory back and returns how many bytes that were.
+        limit_bytes: resident memory that this process and its children may use; None: no limit.
+        release: functions that free memory and return how many bytes they freed.
 
     Attributes:
-        released_bytes, num_releases: what was given back, and how often that was tried.
+        released_bytes, num_releases: what was freed, and how often that was tried.
         highest_bytes: the most resident memory that `check` saw.
     """
 
@@ -68,7 +68,7 @@ class MemoryGuard:
     _next: dict[str, float] = field(default_factory=dict)
 
     def used_bytes(self) -> int:
-        """Resident memory of this process and, as of the last seconds, of its children."""
+        """Return resident memory of this process and, as of the last seconds, of its children."""
         if self._is_due("children", CHILDREN_SECONDS):
             self._children = children_bytes()
         used = resident_bytes() + self._children
@@ -76,7 +76,7 @@ class MemoryGuard:
         return used
 
     def check(self) -> Action:
-        """Look, and release what can be released; some twenty microseconds where all is well."""
+        """Check memory and release what is possible; takes about 20 microseconds if all is well."""
         used, limit = self.used_bytes(), self.limit_bytes
         if limit is not None and used > limit:
             self.release_all()
@@ -92,14 +92,14 @@ class MemoryGuard:
         return Action.NONE
 
     def release_all(self) -> int:
-        """Give back all that can be given back; the bytes that were."""
+        """Release everything that can be released, and return the bytes freed."""
         released = sum(release() for release in self.release) + release_memory()
         self.num_releases += 1
         self.released_bytes += released
         return released
 
     def _may_release(self) -> bool:
-        """It takes a fraction of a second: not at each step while memory stays short."""
+        """Return whether enough time has passed: a release takes a fraction of a second."""
         return self._is_due("release", RELEASE_SECONDS)
 
     def _is_due(self, what: str, seconds: float) -> bool:

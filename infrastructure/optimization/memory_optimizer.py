@@ -1,4 +1,4 @@
-r"""The memory optimizer: measures what memory is used for, saves it, and says what would save more.
+r"""The memory optimizer: measures how memory is used, saves it, and recommends further savings.
 
     optimizer = create_memory_optimizer(max_memory_percent=85.0)
     model = optimizer.optimize_for_training(model)
@@ -40,18 +40,18 @@ from infrastructure.optimization.recommendations import (
 BATCH_SIZE = 32
 MAX_WORKERS = 4
 SAMPLE_ITEMS = 8
-QUEUE_SHARE = 0.05  # of the available memory, for batches that wait
+QUEUE_SHARE = 0.05  # of the available memory, for waiting batches
 MAX_PREFETCH = 4
-CROWDED_SHARE = 0.5  # of what is available, taken by weights, gradients and moments
+CROWDED_SHARE = 0.5  # of the available memory, used by weights, gradients and moments
 
 log = logging.getLogger(__name__)
 
 
 class MemoryOptimizer:
-    """See above; `create_memory_optimizer` checks what it is given.
+    """The memory optimizer of this module; `create_memory_optimizer` checks its arguments.
 
     Attributes:
-        profiles: of the blocks that `memory_profiler` measured, the newest last.
+        profiles: the blocks that `memory_profiler` measured, newest last.
         applied: what `optimize_for_training` changed, in words.
     """
 
@@ -68,14 +68,14 @@ class MemoryOptimizer:
         self._micro_batch_size = 1
 
     def optimize_for_training(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The same model, set up to take less memory; what was changed is in `applied`.
+        """Return the same model, set up to use less memory; the changes are in `applied`.
 
-        The cache of generation is switched off. Gradient checkpointing is switched on where it was
-        asked for, and with "auto" where weights, gradients and moments take more than half of what
+        The cache of generation is switched off. Gradient checkpointing is switched on if requested;
+        with "auto", if weights, gradients and moments take more than half of what
         `max_memory_percent` leaves.
 
         Raises:
-            ValueError: checkpointing was asked for, and the model cannot.
+            ValueError: checkpointing was requested, but the model does not support it.
         """
         self._model, self._use, self.applied = model, measure_use(model), []
         config = getattr(model, "config", None)
@@ -92,11 +92,11 @@ class MemoryOptimizer:
         return model
 
     def create_memory_efficient_dataloader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
-        """A DataLoader whose workers and queues fit into memory.
+        """Return a DataLoader whose workers and queues fit into memory.
 
-        The first items are measured; batches that wait take at most a twentieth of the available
-        memory. Without `batch_size` it is 32, without `shuffle` a data set with a length is
-        shuffled; every option of DataLoader may be given and then holds.
+        The first items are measured; waiting batches take at most a twentieth of the available
+        memory. The default of `batch_size` is 32, and a dataset with a length is shuffled unless
+        `shuffle` is given; every option of DataLoader can be given and then holds.
         """
         has_order = not isinstance(dataset, IterableDataset)
         options.setdefault("batch_size", BATCH_SIZE)
@@ -126,7 +126,7 @@ class MemoryOptimizer:
             log.info("%s", line)
 
     def get_memory_info(self) -> MemoryInfo:
-        """Main memory, this process's share of it, and the GPUs', in bytes."""
+        """Return main memory, this process's share of it, and the GPUs', in bytes."""
         return read_memory()
 
     def measure(
@@ -151,20 +151,20 @@ class MemoryOptimizer:
         return self._use
 
     def get_memory_recommendations(self) -> list[Recommendation]:
-        """What to change, and how much it saves on the model of `optimize_for_training`.
+        """Return what to change, and how much it saves on the model of `optimize_for_training`.
 
-        Savings in activations are there after `measure`. Empty without a model.
+        Savings in activations are included after `measure`. Empty without a model.
         """
         if self._use is None:
             return []
         return recommend(self._use, micro_batch_size=self._micro_batch_size)
 
     def release_if_needed(self) -> bool:
-        """Release memory if more than `max_memory_percent` is in use; whether that was done."""
+        """Release memory if more than `max_memory_percent` is in use; return whether it did."""
         return self._guard.check() is Action.RELEASED
 
     def optimize(self) -> int:
-        """Release what nothing uses now: of this process, its heap and the GPU's allocator.
+        """Release unused memory of this process, its heap and the GPU's allocator.
 
         Returns:
             Bytes by which this process's resident memory fell.
@@ -175,13 +175,13 @@ class MemoryOptimizer:
         if self.gradient_checkpointing != "auto":
             mode = self.gradient_checkpointing
             return mode if isinstance(mode, str) else "all" if mode else "off"
-        # The weights are there already.
+        # The weights are already in memory.
         available_bytes = self._available_bytes(model) + use.weights_bytes
         crowded = use.total_bytes > CROWDED_SHARE * available_bytes
         return "all" if crowded and can_checkpoint(model) else "off"
 
     def _available_bytes(self, model: torch.nn.Module) -> float:
-        """What `max_memory_percent` of the memory that the model lies in leaves free now."""
+        """Return what `max_memory_percent` of the memory that holds the model leaves free now."""
         info, share = read_memory(), self.max_memory_percent / 100
         device = next(model.parameters()).device
         if device.type == "cuda":
@@ -190,7 +190,7 @@ class MemoryOptimizer:
         return info.available_bytes - (1 - share) * info.total_bytes
 
     def _num_workers(self, dataset: Any, has_order: bool) -> int:
-        """Processes cost some hundred MB each: none where there are few cores or few items."""
+        """Return the number of workers; 0 with few cores or items: each costs some hundred MB."""
         cores = processor().num_cores
         is_small = has_order and len(dataset) < 10 * BATCH_SIZE
         info = read_memory()
@@ -200,7 +200,7 @@ class MemoryOptimizer:
 
 
 def item_bytes(dataset: Any, has_order: bool) -> int:
-    """Mean size of the first items' tensors and texts."""
+    """Return the mean size of the first items' tensors and texts."""
     items = [dataset[i] for i in range(min(SAMPLE_ITEMS, len(dataset)))] if has_order else None
     sample = list(islice(iter(dataset), SAMPLE_ITEMS)) if items is None else items
     return sum(map(_size, sample)) // max(1, len(sample))
@@ -219,7 +219,7 @@ def _size(value: Any) -> int:
 def create_memory_optimizer(
     max_memory_percent: float = 85.0, gradient_checkpointing: bool | str = "auto"
 ) -> MemoryOptimizer:
-    """A memory optimizer.
+    """Create a memory optimizer.
 
     Args:
         max_memory_percent: share of memory above which it is released.

@@ -1,9 +1,9 @@
-"""How much memory a training will take, from two small measured steps of that very training.
+"""Prediction of a training's memory from two small measured steps of that very training.
 
-A step's peak is a constant (the process, weights, gradients, optimizer) plus activations, and
-activations grow in proportion to the tokens of a micro-batch: attention is isolated by example, so
-no term grows with the square of the batch. Two measured points give the line, whatever model,
-precision, LoRA or checkpointing make of its two numbers.
+A step's peak is a constant (the process, weights, gradients, optimizer) plus activations, which
+grow in proportion to the tokens of a micro-batch: attention is isolated by example, so no term
+grows with the square of the batch. Two measured points give the line, whatever effect model,
+precision, LoRA or checkpointing have on its two numbers.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import allowed_bytes, resident_bytes
 
 MAX_MEMORY_PERCENT = 85.0
-# What a GPU's context and other programs may take besides what is free now.
+# The rest is for a GPU's context and other programs, beyond what is free now.
 GPU_SHARE = 0.95
-# That one of several processes starts once it joins the others: gloo's, heartbeat, prefetching.
+# Threads that each of several processes starts when it joins: gloo's, heartbeat, prefetching.
 THREADS_OF_A_RANK = 10
 
 
@@ -40,15 +40,15 @@ class MemoryLine:
     bytes_per_unit: float
 
     def peak_bytes(self, size: int) -> int:
-        """The predicted peak."""
+        """Return the predicted peak."""
         return round(self.fixed_bytes + self.bytes_per_unit * size)
 
 
 def fit_line(points: Sequence[MemoryPoint], idle_bytes: int) -> MemoryLine:
-    """The line through measured points, by least squares.
+    """Fit a line through measured points by least squares.
 
     Args:
-        points: at least one; of one point the line goes through `idle_bytes` at size 0.
+        points: at least one; with one point the line goes through `idle_bytes` at size 0.
         idle_bytes: memory between two steps, with weights and optimizer; no step takes less.
     """
     xs = torch.tensor([float(point.size) for point in points], dtype=torch.float64)
@@ -64,12 +64,12 @@ def fit_line(points: Sequence[MemoryPoint], idle_bytes: int) -> MemoryLine:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What a training may take.
+    """The memory that a training may use.
 
     Attributes:
-        max_percent: of main memory, by all programs together.
+        max_percent: percentage of main memory for all programs together.
         cpu_limit: a size or share of main memory for the training; None: no further limit.
-        gpu_limit: the same of a GPU's memory.
+        gpu_limit: the same for a GPU's memory.
     """
 
     max_percent: float = MAX_MEMORY_PERCENT
@@ -78,7 +78,7 @@ class MemoryBudget:
 
     @classmethod
     def of(cls, config: DeploymentConfig) -> "MemoryBudget":
-        """What a configuration allows."""
+        """Return the budget that a configuration allows."""
         share = config.memory.gpu_memory_fraction
         by_share = None if share is None else f"{100 * share:g}%"
         return cls(
@@ -88,12 +88,11 @@ class MemoryBudget:
         )
 
     def limit_bytes(self, device: torch.device, num_processes: int = 1) -> int:
-        """What there is for this process at all: beyond it there is no memory, or no permission."""
+        """Return the hard limit of this process: beyond it there is no memory, or no permission."""
         return replace(self, max_percent=100.0).size_bytes(device, num_processes)
 
     def way_out(self, device: torch.device) -> str:
-        """Return what gives a training more memory: the setting that keeps it below what the
-        machine has, or another machine."""
+        """Return what gives a training more memory: the limiting setting, or another machine."""
         on_gpu = device.type == "cuda"
         limit = self.gpu_limit if on_gpu else self.cpu_limit
         unlimited = replace(self, cpu_limit=None, gpu_limit=None)
@@ -104,11 +103,11 @@ class MemoryBudget:
         return f"raise {name}, which allows {limit}"
 
     def size_bytes(self, device: torch.device, num_processes: int = 1) -> int:
-        """The most that this process should hold on `device`, by what is free there now.
+        """Return the most that this process should hold on `device`, by what is free there now.
 
         Args:
-            num_processes: that train; on a CPU they share its memory, and what the kernel allows a
-                process at most (RLIMIT_DATA) each has for itself.
+            num_processes: the number of processes that train; on a CPU they share its memory, while
+                each has its own limit by the kernel (RLIMIT_DATA).
         """
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""What a block of code does to memory: the peak, what it leaves behind, and who asked for it."""
+"""The effect of a block of code on memory: peak, what it leaves behind, and what allocated it."""
 
 import threading
 from collections.abc import Iterator
@@ -23,9 +23,10 @@ class MemoryProfile:
     Attributes:
         before_bytes, after_bytes: resident memory of this process.
         peak_bytes: the most in between.
-        gpu_peak_bytes, gpu_delta_bytes: of this process's tensors on the current GPU; 0 without.
-        top_allocations: `file:line` and the bytes of tensors made there, the largest first; freed
-            ones count too.
+        gpu_peak_bytes, gpu_delta_bytes: of this process's tensors on the current GPU; 0 without
+            one.
+        top_allocations: `file:line` and the bytes of tensors created there, largest first; freed
+            ones count, too.
     """
 
     name: str
@@ -38,16 +39,16 @@ class MemoryProfile:
 
     @property
     def delta_bytes(self) -> int:
-        """What the block left behind; negative where it freed more than it took."""
+        """What the block left behind; negative if it freed more than it took."""
         return self.after_bytes - self.before_bytes
 
     @property
     def rise_bytes(self) -> int:
-        """How far the peak lay above the start."""
+        """How far the peak was above the start."""
         return max(0, self.peak_bytes - self.before_bytes)
 
     def lines(self) -> list[str]:
-        """The profile for a person."""
+        """Return the profile as lines for the user."""
         lines = [
             phrase(
                 "optimization.memory_profile_line",
@@ -73,7 +74,7 @@ def profile_memory(name: str, *, count_allocations: bool = True) -> Iterator[Mem
     """Measure a block; the yielded profile is filled in when the block ends, however it ends.
 
     Args:
-        name: of the block, for people.
+        name: the name of the block, for the user.
         count_allocations: find the lines that allocate; makes each operation some ten microseconds
             slower.
     """
@@ -106,10 +107,10 @@ def _start_gpu() -> int:
 
 @contextmanager
 def _peak_of_resident_memory() -> Iterator[list[int]]:
-    """A list whose only entry is the peak so far.
+    """Yield a list whose only entry is the peak so far.
 
-    A thread looks every two milliseconds. Where the block is the highest of the process's life, the
-    system's own mark is exact and is taken instead.
+    A thread checks every two milliseconds. If the block has the highest peak of the process so far,
+    the system's own high-water mark is exact and is used instead.
     """
     peak = [resident_bytes()]
     highest_before = peak_resident_bytes()

@@ -1,7 +1,7 @@
-"""How much memory is in use, read cheaply enough for every step, and how to give some back.
+"""Readings of memory in use, cheap enough for every step, and the release of unused memory.
 
-Sizes are bytes. "Resident" is what lies in main memory now; where child processes count, theirs is
-added (pages that are shared with them then count twice, so the sum is never too small).
+Sizes are bytes. "Resident" is what is in main memory now; if child processes count, theirs is added
+(pages that are shared with them then count twice, so the sum is never too small).
 """
 
 import gc
@@ -20,7 +20,7 @@ from infrastructure.core.process_memory import (
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A GPU's memory: of this process's tensors, kept by its allocator, free and there in all."""
+    """A GPU's memory: used by this process's tensors, kept by its allocator, free, and total."""
 
     index: int
     allocated_bytes: int
@@ -32,10 +32,10 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """One look at main memory and the GPUs.
+    """One reading of main memory and the GPUs.
 
     Attributes:
-        total_bytes, available_bytes: the machine's, or the container's where that is less.
+        total_bytes, available_bytes: the machine's, or the container's if that is less.
         process_bytes: resident memory of this process.
         children_bytes: that of the processes that it started.
         peak_process_bytes: the most this process ever had.
@@ -50,7 +50,7 @@ class MemoryInfo:
 
 
 def read_memory() -> MemoryInfo:
-    """Look at everything; takes about a millisecond."""
+    """Read everything; takes about a millisecond."""
     machine = memory()
     return MemoryInfo(
         total_bytes=machine.total_bytes,
@@ -63,7 +63,7 @@ def read_memory() -> MemoryInfo:
 
 
 def read_gpu(index: int) -> DeviceMemory:
-    """One GPU's memory; begins to use the GPU if nothing has yet."""
+    """Return one GPU's memory; this initializes the GPU if nothing has yet."""
     free, total = torch.cuda.mem_get_info(index)
     return DeviceMemory(
         index=index,
@@ -76,10 +76,10 @@ def read_gpu(index: int) -> DeviceMemory:
 
 
 def release_memory() -> int:
-    """Collect garbage and give free pages back to the system and to the GPU's other users.
+    """Collect garbage and return free pages to the system and to the GPU's other users.
 
     Returns:
-        Bytes by which this process's resident memory fell; 0 where nothing could be given back.
+        Bytes by which this process's resident memory fell; 0 if nothing could be freed.
     """
     before = resident_bytes()
     gc.collect()

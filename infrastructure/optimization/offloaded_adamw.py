@@ -1,9 +1,9 @@
-"""AdamW whose two moments, and its arithmetic, are in main memory instead of the GPU's.
+"""AdamW with its two moments, and its arithmetic, in main memory instead of the GPU's.
 
-Saves 8 bytes of GPU memory for each fp32 weight that trains, and costs two copies a step: the
+It saves 8 bytes of GPU memory for each fp32 weight that trains, and costs two copies per step: the
 gradient to the CPU and the weight back. Method: ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840),
 on one GPU. The optimizers of torchao that do the same begin to copy gradients in the backward pass,
-so before they are clipped or unscaled; this one copies them in the step.
+before they are clipped or unscaled; this one copies them in the step.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OffloadedAdamW(torch.optim.Optimizer):
-    """The same numbers as `torch.optim.AdamW(fused=True)` on a CPU.
+    """An optimizer with the same numbers as `torch.optim.AdamW(fused=True)` on a CPU.
 
     Args:
         params: parameters or groups, on any device.
-        lr, betas, eps, weight_decay: as AdamW's.
+        lr, betas, eps, weight_decay: as in AdamW.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class OffloadedAdamW(torch.optim.Optimizer):
             parameter.copy_(weight)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of any optimizer; torch moves the moments to the weights' device, and they go back."""
+        """Load a state; torch moves the moments to the weights' device, and they are moved back."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             for name in (*MOMENTS, "step"):

@@ -1,7 +1,7 @@
-"""What an optimizer remembers of a model, in bytes, before its first step.
+"""The size of an optimizer's state for a model, in bytes, before its first step.
 
-Nothing is known of any optimizer by its name: a small one is made in the same way over samples of
-the model's weights, stepped once, and what it then holds is counted.
+No optimizer is recognized by its name: a small one is created in the same way over samples of the
+model's weights, stepped once, and what it then holds is counted.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-# Numbers of a sample of one weight; optimizers of 8 bits keep small weights in 32.
+# Numbers in the sample of one weight; 8-bit optimizers keep small weights in 32 bits.
 SAMPLE_NUMBERS = 1 << 16
 
 CreateOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -18,11 +18,11 @@ CreateOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 def optimizer_state_bytes(
     create_optimizer: CreateOptimizer, model: torch.nn.Module, device_type: str | None = None
 ) -> int:
-    """Bytes of the state that an optimizer of the weights that train will have.
+    """Return the bytes of the state that an optimizer of the trainable weights will have.
 
     Args:
-        create_optimizer: makes it for a module, of which it reads the named parameters only.
-        device_type: count what lies on such a device, "cuda" or "cpu"; None: wherever it lies.
+        create_optimizer: creates it for a module, of which it reads only the named parameters.
+        device_type: count only what is on such a device, "cuda" or "cpu"; None: on any device.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     kinds: dict[tuple[torch.Size, torch.dtype], list[str]] = {}
@@ -54,7 +54,7 @@ class NamedParameters(torch.nn.Module):
 
 
 def _sample(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """A weight of the same kind, with fewer rows where it is large, and a gradient of nothing."""
+    """Return a weight of the same kind, with fewer rows if it is large, and a zero gradient."""
     shape = list(parameter.shape)
     if shape and parameter.numel() > SAMPLE_NUMBERS:
         shape[0] = max(1, SAMPLE_NUMBERS // math.prod(shape[1:]))

@@ -1,8 +1,8 @@
-"""The highest memory of this process, or on a GPU, between two moments.
+"""The peak memory of this process, or on a GPU, between two moments.
 
-Main memory is the resident set (RSS), read from the kernel's own high-water mark where that can be
-set back (Linux), and else sampled by a thread. On a GPU it is
-what torch's allocator has reserved, because that is what must fit.
+Main memory is the resident set (RSS), read from the kernel's own high-water mark if that can be
+reset (Linux), and otherwise sampled by a thread. On a GPU it is what torch's allocator has
+reserved, because that is what must fit.
 """
 
 import threading
@@ -21,10 +21,10 @@ SAMPLE_SECONDS = 0.005
 
 
 class PeakMemory:
-    """Highest memory since `start`, in bytes.
+    """The peak memory since `start`, in bytes.
 
     Args:
-        device: of the training; "cpu" means this process in main memory.
+        device: the device of the training; "cpu" means this process in main memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class PeakMemory:
         self._sampler: _Sampler | None = None
 
     def start(self) -> None:
-        """Forget what was before."""
+        """Start again, without what was before."""
         self.close()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -41,7 +41,7 @@ class PeakMemory:
             self._sampler = _Sampler()
 
     def read(self) -> int:
-        """The highest since `start`; may be asked again."""
+        """Return the peak since `start`; can be called repeatedly."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_reserved(self.device))
         if self._sampler is not None:
@@ -49,13 +49,13 @@ class PeakMemory:
         return high_water_mark_bytes() or resident_bytes()
 
     def now(self) -> int:
-        """What is taken at this moment."""
+        """Return the memory in use at this moment."""
         if self.device.type == "cuda":
             return int(torch.cuda.memory_reserved(self.device))
         return resident_bytes()
 
     def close(self) -> None:
-        """End the thread, where there is one."""
+        """End the thread, if there is one."""
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None
@@ -63,7 +63,7 @@ class PeakMemory:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
-    """A `PeakMemory` that has started."""
+    """Yield a `PeakMemory` that has started."""
     peak = PeakMemory(device)
     peak.start()
     try:
@@ -73,7 +73,7 @@ def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
 
 
 class _Sampler:
-    """Looks at the resident set again and again; a peak between two looks is missed."""
+    """A thread that samples the resident set; a peak between two samples is missed."""
 
     def __init__(self) -> None:
         self._highest = resident_bytes()

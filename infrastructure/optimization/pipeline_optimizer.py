@@ -1,9 +1,9 @@
-"""Which settings make a training fastest on this machine: tried one after the other, and measured.
+"""The settings that make a training fastest on this machine, tried one by one and measured.
 
-Each setting is tried with the best of those before it. A value is taken only where it pays: its
-speed must be clearly higher over the whole training, what it costs at first (compiling) included,
-and it must fit. What runs the steps is passed in; `optimize_pipeline` measures a data pipeline by
-itself.
+Each setting is tried with the best of the previous ones. A value is kept only if it pays off: its
+speed must be clearly higher over the whole training, including its initial cost (compiling), and it
+must fit. The function that runs the steps is passed in; `optimize_pipeline` measures a data
+pipeline by itself.
 """
 
 import math
@@ -18,21 +18,21 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 
-# Differences below this are this machine's mood.
+# Smaller differences are noise of this machine.
 CLEARLY_FASTER = 1.03
-# Of a data pipeline: batches made ahead that are tried, and batches that one trial reads.
+# For a data pipeline: the numbers of prepared batches to try, and the batches that a trial reads.
 PREFETCH_FACTORS = (1, 2, 4, 8)
 NUM_BATCHES, BATCH_SIZE = 32, 32
 
 
 class HasPrefetch(Protocol):
-    """Settings that say how many batches are prepared ahead."""
+    """Settings with a number of batches that are prepared ahead."""
 
     prefetch_factor: int
 
 
 class Pipeline(Protocol):
-    """What of a data pipeline can be made faster while it is used."""
+    """The part of a data pipeline that can be made faster while it is used."""
 
     @property
     def config(self) -> HasPrefetch: ...
@@ -55,10 +55,10 @@ def _not_given(_settings: Mapping[str, object]) -> "Measured":
 
 @dataclass(frozen=True)
 class Measured:
-    """What a training of some settings does.
+    """The measurement of a training with some settings.
 
     Attributes:
-        setup_seconds: before its speed is reached, once.
+        setup_seconds: the time before its speed is reached, once.
     """
 
     tokens_per_second: float
@@ -66,17 +66,17 @@ class Measured:
     setup_seconds: float = 0.0
 
     def seconds_for(self, num_tokens: float) -> float:
-        """Of a training of so many tokens."""
+        """Return the time of a training of so many tokens."""
         return self.setup_seconds + num_tokens / self.tokens_per_second
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One value of one setting; `refusal` says why it cannot be here, and is else empty.
+    """One value of one setting; `refusal` says why it cannot be used here, and is otherwise empty.
 
     Attributes:
         best: what it was compared with.
-        num_tokens: of the whole training.
+        num_tokens: the tokens of the whole training.
     """
 
     key: str
@@ -90,15 +90,15 @@ class Tried:
 
 @dataclass
 class PipelineOptimizer:
-    """Tries settings and keeps those that pay.
+    """An optimizer that tries settings and keeps those that pay off.
 
     Attributes:
-        measure: what a training with some changes of its settings does; raises ValueError where
-            they cannot be.
-        budget_bytes: the memory that may be taken.
-        num_tokens: of the whole training.
-        is_out_of_memory: whether an error means that.
-        report: is given each result when it is there.
+        measure: measures a training with some changed settings; raises ValueError if they cannot be
+            used.
+        budget_bytes: the memory that may be used.
+        num_tokens: the tokens of the whole training.
+        is_out_of_memory: returns whether an error means that memory ran out.
+        report: receives each result when it is available.
     """
 
     measure: Callable[[Mapping[str, object]], Measured] = _not_given
@@ -110,12 +110,12 @@ class PipelineOptimizer:
     tried: list[Tried] = field(default_factory=list)
 
     def optimize_pipeline(self, pipeline: Any) -> dict[str, object]:
-        """Measure how a data pipeline is read fastest, and let it be read so from now on.
+        """Measure how a data pipeline is read fastest, and use these settings from now on.
 
-        The data is prepared, or found prepared, first; the order of the examples does not change.
+        The data is prepared first if it is not yet; the order of the examples does not change.
 
         Args:
-            pipeline: a `DataPipeline`, or a context's `pipeline`, whose data is meant.
+            pipeline: a `DataPipeline`, or a context's `pipeline`, whose data is used.
 
         Returns:
             The settings that were changed, by key.
@@ -139,10 +139,10 @@ class PipelineOptimizer:
         return chosen
 
     def run(self, alternatives: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """The changes that pay, by key.
+        """Return the changes that pay off, by key.
 
         Args:
-            alternatives: values to try by key, in this order, besides the one that is there.
+            alternatives: values to try by key, in this order, in addition to the current one.
         """
         best = self._try("", None, {})
         for key, values in alternatives.items():
@@ -156,7 +156,7 @@ class PipelineOptimizer:
     def _try(
         self, key: str, value: object, settings: Mapping[str, object], best: Measured | None = None
     ) -> Measured | None:
-        """What was measured, if it is better than `best`."""
+        """Return the measurement if it is better than `best`."""
         refusal, measured = "", None
         try:
             measured = self.measure(settings)
@@ -181,7 +181,7 @@ class PipelineOptimizer:
 
 
 def _examples_per_second(data: Pipeline) -> float:
-    """Of the first batches of the first epoch, which this changes nothing of."""
+    """Return the speed of the first batches of the first epoch, which are left unchanged."""
     num_examples, started = 0, time.perf_counter()
     with closing(data.train_batches(0, 0, BATCH_SIZE)) as batches:
         for batch in islice(batches, NUM_BATCHES):

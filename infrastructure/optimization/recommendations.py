@@ -1,7 +1,7 @@
 """What to change so that a training takes less memory, and how much each change saves.
 
 Weights, gradients and the optimizer's state are counted; activations are measured on the very model
-with the very batch, with and without checkpointing. Nothing is guessed from a table of models.
+with the very batch, with and without checkpointing. Nothing is estimated from a table of models.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,7 @@ from infrastructure.core.messages import Setting, phrase
 from infrastructure.optimization.allocations import kept_for_backward
 from infrastructure.optimization.checkpointing import can_checkpoint, can_do, checkpoint_gradients
 
-BYTES_PER_8BIT_STATE = 2 * (1 + 4 / 256)  # two moments of a byte, and a scale for each 256
+BYTES_PER_8BIT_STATE = 2 * (1 + 4 / 256)  # two moments of one byte, and a scale per 256
 LEAST_SAVING_BYTES = MIB
 LORA_RANK = 16
 CHECKPOINTING_SETTING = {
@@ -29,12 +29,13 @@ Forward = Callable[[], object]
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Where a training's memory goes, in bytes.
+    """How a training's memory is used, in bytes.
 
     Attributes:
         activations_bytes: kept for the backward pass of one micro-batch; None: not measured.
-        checkpointed_bytes: the same in each mode of checkpointing that the model can do.
-        lora_bytes: what the same three would be of LoRA matrices beside the linear layers.
+        checkpointed_bytes: the same in each mode of checkpointing that the model supports.
+        lora_bytes: gradients and moments of LoRA matrices on the linear layers, if those trained
+            instead.
     """
 
     weights_bytes: int
@@ -47,12 +48,12 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> int:
-        """All of it at the end of a forward pass."""
+        """The total at the end of a forward pass."""
         fixed = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return fixed + (self.activations_bytes or 0)
 
     def of_examples(self, count: int) -> "MemoryUse":
-        """The same with the activations of `count` examples like the one that was measured."""
+        """Return the same with the activations of `count` examples like the measured one."""
         if self.activations_bytes is None:
             return self
         several = {mode: count * size for mode, size in self.checkpointed_bytes.items()}
@@ -66,9 +67,9 @@ class Recommendation:
 
     Attributes:
         change: the setting, as it is written.
-        saves_bytes: how much less memory that takes.
+        saves_bytes: how much memory it saves.
         costs: what it costs in return.
-        is_measured: on this model and batch; else counted.
+        is_measured: whether it was measured on this model and batch; otherwise it was counted.
     """
 
     change: str
@@ -86,11 +87,11 @@ def measure_use(
     forward: Forward | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> MemoryUse:
-    """Count what is there, and measure activations where `forward` can be run.
+    """Count the memory in use, and measure activations if `forward` can be run.
 
     Args:
         forward: computes a loss of one micro-batch with gradients enabled; it must leave no trace
-            besides random numbers. It is run once, and once for each mode of checkpointing.
+            except random numbers. It is run once, and once for each mode of checkpointing.
         optimizer: its state is counted; without one, or before its first step, AdamW's is.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -109,7 +110,7 @@ def measure_use(
 def recommend(
     use: MemoryUse, *, micro_batch_size: int = 1, optimizer_name: str = "adamw"
 ) -> list[Recommendation]:
-    """The changes that save memory, the largest saving first."""
+    """Return the changes that save memory, the largest saving first."""
     candidates = [
         *_about_activations(use, micro_batch_size),
         *_about_optimizer(use, optimizer_name),

@@ -1,8 +1,9 @@
 """Models that launched processes (torchrun, accelerate) share, and how these processes end.
 
 A process that ends while a model still holds its process group leaves gloo's threads to a torn-down
-interpreter, which now and then aborts (SIGABRT) although all work is done. So what replicas hold of
-the group is dropped at exit while the interpreter is whole, and all processes leave together.
+interpreter, which now and then aborts (SIGABRT) although all work is done. So the replicas'
+references to the group are dropped at exit while the interpreter is intact, and all processes leave
+together.
 """
 
 import atexit
@@ -14,23 +15,23 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# One process may still save what was trained when the others have ended; nobody waits longer.
+# One process may still be saving when the others have ended; nobody waits longer than this.
 PARTING_TIMEOUT = timedelta(seconds=10)
 
-# What DistributedDataParallel holds of its process group.
+# The parts of DistributedDataParallel that hold its process group.
 HOLDING = ("reducer", "logger", "process_group")
 
 _replicas: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process together with others."""
+    """Return whether a launcher started this process together with others."""
     return dist.is_available() and dist.is_torchelastic_launched()
 
 
 def replicate(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """The model with gradients that are the mean over all launched processes."""
-    # Its functions keep the group that there is when it is imported as a default, for good.
+    """Return the model with gradients that are the mean over all launched processes."""
+    # Its functions permanently keep, as a default, the group that exists when it is imported.
     import torch.distributed.nn.functional  # noqa: F401
     from accelerate import Accelerator
 
@@ -42,9 +43,9 @@ def replicate(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 
 
 def leave_together() -> None:
-    """End the process group; the replicas train no more, and the models inside them are as ever.
+    """End the process group; the replicas no longer train, and the models inside are unchanged.
 
-    A script that has ended its process group itself is left with nothing that holds it.
+    If a script has ended its process group itself, nothing is left that holds it.
     """
     for replica in _replicas:
         for name in HOLDING:
@@ -54,6 +55,6 @@ def leave_together() -> None:
     if not dist.is_initialized():
         return
     if dist.get_backend() == dist.Backend.GLOO:
-        with contextlib.suppress(RuntimeError):  # somebody is gone already
+        with contextlib.suppress(RuntimeError):  # a process is already gone
             dist.monitored_barrier(timeout=PARTING_TIMEOUT)
     dist.destroy_process_group()

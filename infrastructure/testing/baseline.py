@@ -1,8 +1,8 @@
-"""Timings of earlier checks, kept in a file of the cache, and whether today's are slower.
+"""Timings of earlier checks, kept in a cache file, and whether today's timings are slower.
 
-A measurement is compared with those of the same work on the same machine. The middle one of the
-earlier ones counts, and how far they lie apart says what is chance. A slow one is not taken into
-the baseline, so that becoming slower little by little shows too.
+A measurement is compared with those of the same work on the same machine. The median of the earlier
+ones is the baseline, and their spread determines what is chance. A slow measurement is not added to
+the baseline, so that a gradual slowdown shows, too.
 """
 
 import statistics
@@ -16,7 +16,7 @@ from infrastructure.core.json_cache import JsonCache, Key
 
 FILE = "baselines.json"
 MAX_MEASUREMENTS = 20
-# Slower by less than this is never told, nor by less than so many deviations of what was before.
+# A slowdown below this is never reported, nor one within this many deviations of earlier times.
 MIN_SLOWDOWN = 0.25
 NUM_DEVIATIONS = 4.0
 TO_STANDARD_DEVIATION = 1.4826  # of the median absolute deviation, for normal noise
@@ -25,7 +25,7 @@ Numbers = dict[str, float]
 
 
 class Measurement(TypedDict):
-    """What was measured once; `about` is worth knowing of it later."""
+    """The result of one measurement; `about` is useful information for later."""
 
     time: float
     numbers: Numbers
@@ -34,12 +34,12 @@ class Measurement(TypedDict):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Today's time in units of the baseline's.
+    """Today's time relative to the baseline.
 
     Attributes:
-        baseline: the middle of the earlier measurements.
-        ratio: today's over the baseline; above 1 is slower.
-        allowed: the ratio from which on it is no chance any more.
+        baseline: the median of the earlier measurements.
+        ratio: today's time over the baseline; above 1 is slower.
+        allowed: the ratio above which it is no longer chance.
     """
 
     name: str
@@ -56,27 +56,27 @@ class Baselines:
     """The earlier measurements.
 
     Args:
-        directory: where the file lies; made when something is kept.
+        directory: the directory of the file; created when something is kept.
     """
 
     def __init__(self, directory: Path) -> None:
         self._kept = JsonCache(directory / FILE, "the baseline", _is_list_of_measurements)
 
     def earlier(self, key: Key) -> list[Numbers]:
-        """What was measured before of the work `key`, the oldest first."""
+        """Return what was measured before for the work `key`, the oldest first."""
         return [taken["numbers"] for taken in self._kept.get(key) or []]
 
     def keep(self, key: Key, numbers: Numbers, about: Mapping[str, object]) -> None:
-        """Add a measurement; a file that cannot be written is only told.
+        """Add a measurement; a file that cannot be written is only reported.
 
         Args:
-            about: what is worth knowing of it later, such as versions, and is not compared.
+            about: information for later, such as versions, which is not compared.
         """
         taken: Measurement = {"time": time.time(), "numbers": numbers, "about": about}
         self._kept.put(key, [*(self._kept.get(key) or []), taken][-MAX_MEASUREMENTS:])
 
     def forget(self, key: Key) -> None:
-        """Let the next measurement of the work `key` be its baseline."""
+        """Make the next measurement of the work `key` its baseline."""
         self._kept.forget(key)
 
 
@@ -90,7 +90,7 @@ def _is_list_of_measurements(value: object) -> TypeGuard[list[Measurement]]:
 
 
 def compare(earlier: list[Numbers], numbers: Numbers) -> list[Comparison]:
-    """Each time of `numbers` with what it was earlier; those that are new are left out."""
+    """Compare each time in `numbers` with its earlier values; times without any are left out."""
     comparisons = []
     for name, value in numbers.items():
         before = [taken[name] for taken in earlier if name in taken]

@@ -1,4 +1,4 @@
-"""The checks again and again while a training goes on: a long run must not go wrong unseen."""
+"""Repeated checks while a training runs: a long run must not go wrong unnoticed."""
 
 import logging
 import time
@@ -12,21 +12,23 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 
-# Of the full tier, what needs no second model beside the one that trains.
+# The part of the full tier that needs no second model next to the one that trains.
 REAL_STEPS = (check_steps, check_learning)
 
 log = logging.getLogger(__name__)
 
 
 class CheckObserver(Observer):
-    """Runs checks between two steps, at intervals; what they change is undone, so the training goes
-    on as without them. A check that fails is told and written down; the training goes on.
+    """An observer that runs checks between two steps, at intervals.
+
+    What the checks change is undone, so the training continues as without them. A check that fails
+    is reported and recorded; the training continues.
 
     Args:
-        trainer: the training that is looked at.
-        interval_seconds: between the end of one round and the beginning of the next.
-        take: given the step and the results of each round.
-        clock: seconds from anywhere.
+        trainer: the training to check.
+        interval_seconds: the time between the end of one round and the beginning of the next.
+        take: receives the step and the results of each round.
+        clock: returns seconds from any starting point.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class CheckObserver(Observer):
         self._due_at = clock() + interval_seconds
 
     def train_start(self, state: TrainingState) -> None:
-        """Choose the examples now: later another thread reads the data too."""
+        """Choose the examples now: later, another thread also reads the data."""
         self._subject = Subject(self._trainer)
         self._subject.sample  # noqa: B018
         self._due_at = self._clock() + self._interval_seconds

@@ -1,4 +1,4 @@
-"""What the checks found, as a page for people and as JSON for programs."""
+"""Reports of the checks: a page for the user and JSON for programs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ HTML, JSON = "report.html", "report.json"
 
 
 def describe_subject(subject: Subject) -> dict[str, object]:
-    """What was checked: model, data, precision, device, versions."""
+    """Return what was checked: model, data, precision, device, versions."""
     trainer = subject.trainer
     return {
         "model": subject.adapter.describe(),
@@ -31,7 +31,7 @@ def describe_subject(subject: Subject) -> dict[str, object]:
 
 
 def report_of(results: Sequence[CheckResult], about: Mapping[str, object]) -> dict[str, object]:
-    """Everything as JSON values."""
+    """Return the whole report as JSON values."""
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "verdict": verdict(results),
@@ -45,10 +45,10 @@ def report_of(results: Sequence[CheckResult], about: Mapping[str, object]) -> di
 def write_check_report(
     folder: Path, results: Sequence[CheckResult], about: Mapping[str, object]
 ) -> dict[str, object]:
-    """Write both files into `folder`, which is made.
+    """Write both files into `folder`, which is created.
 
     Returns:
-        What the JSON file holds, and `paths` of the two.
+        The content of the JSON file, and the `paths` of both files.
 
     Raises:
         OSError: they cannot be written.
@@ -61,7 +61,7 @@ def write_check_report(
 
 
 def render_check_report(report: Mapping[str, Any]) -> str:
-    """The page as HTML; it needs nothing but itself."""
+    """Return the page as self-contained HTML."""
     outcome = "finished" if report["passed"] else "failed"
     word = "passed" if report["passed"] else "failed"
     header = element(

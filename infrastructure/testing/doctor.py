@@ -1,8 +1,8 @@
-"""`temper doctor`: is this machine, and what is installed on it, fit to train?
+"""`temper doctor`: is this machine, with its installed packages, fit for training?
 
-Compares the installed versions with the tested ones, looks at memory, disk and GPUs, and knows the
-traps that the stack has shown. It imports none of the packages that it judges and changes nothing.
-Also `python -m infrastructure.testing.doctor`.
+It compares the installed versions with the tested ones, checks memory, disk and GPUs, and knows
+combinations of packages that have failed before. It imports none of the packages that it judges and
+changes nothing. Also available as `python -m infrastructure.testing.doctor`.
 """
 
 import sys
@@ -28,7 +28,7 @@ OLDEST_PYTHON, NEWEST_TESTED_PYTHON = (3, 11), (3, 13)
 LOW_MEMORY_BYTES = 2 * GIB
 LOW_DISK_BYTES, MINIMUM_DISK_BYTES = 5 * GIB, GIB // 4
 
-# What a missing package that training can do without is needed for.
+# What optional packages are needed for.
 NEEDED_FOR = {
     "bitsandbytes": "4-bit and 8-bit quantization, the 8-bit and paged optimizers",
     "fsspec": "backups at an address (s3://, gs://, sftp://)",
@@ -40,16 +40,16 @@ NEEDED_FOR = {
     "torchao": "fp8 arithmetic",
     "trl": "the unsloth back end and the bridge to TRL's trainers",
 }
-# Declared as needed, so that people's files are read at once; nothing else needs them.
+# Declared as required, so that users' files can be read at once; nothing else needs them.
 READERS = {
-    "gdown": "data on Google Drive (colab.fetch_data)",
+    "gdown": "data on Google Drive (colab.fetch_dataset)",
     "h5py": "HDF5 files",
     "openpyxl": "Excel files",
 }
-# Nothing but GPU facts needs these.
+# Only GPU facts need these.
 FOR_GPUS = {"gputil", "setuptools"}
 TESTED_ON = {"tested": "", "colab": " on Colab"}
-# unsloth asks for these, and training text models needs none of them: requirements-unsloth.txt.
+# unsloth requires these, but training text models needs none of them: requirements-unsloth.txt.
 UNSLOTH_DOES_WITHOUT = {"certifi", "diffusers", "torchvision", "triton", "wheel", "xformers"}
 UNSLOTH_LINE = (
     "pip install --no-deps -r requirements.txt -r requirements-unsloth.txt (in Temper's folder)"
@@ -58,7 +58,7 @@ UNSLOTH_LINE = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was looked at; `remedy` is what to type, where that helps."""
+    """One finding; `remedy` is what to type, if that helps."""
 
     level: Level
     subject: str
@@ -67,12 +67,12 @@ class Diagnosis:
 
 
 def examine() -> list[Diagnosis]:
-    """`diagnose` for this machine, this interpreter's packages and the current folder's disk."""
+    """Run `diagnose` for this machine, this interpreter's packages and the current disk."""
     return diagnose(detect(Path.cwd()), Installation())
 
 
 def diagnose(hardware: Hardware, installation: Installation) -> list[Diagnosis]:
-    """Everything worth telling, in the order in which a person would look."""
+    """Return all findings, in the order in which a user would look at them."""
     return [
         *check_python(hardware),
         *check_machine(hardware),
@@ -85,7 +85,7 @@ def diagnose(hardware: Hardware, installation: Installation) -> list[Diagnosis]:
 
 
 def render(findings: list[Diagnosis]) -> str:
-    """The findings as text, one a line, the remedy below; the last line is the verdict."""
+    """Return the findings as text, one per line with the remedy below, and a verdict at the end."""
     lines = []
     for finding in findings:
         lines.append(f"{MARKS[finding.level]}  {finding.subject}: {finding.text}")
@@ -95,7 +95,7 @@ def render(findings: list[Diagnosis]) -> str:
 
 
 def verdict(findings: list[Diagnosis]) -> str:
-    """The sum of it in one sentence."""
+    """Return a summary in one sentence."""
     num_failed = sum(finding.level == "fail" for finding in findings)
     num_warned = sum(finding.level == "warn" for finding in findings)
     if num_failed:
@@ -110,13 +110,13 @@ def _counted(number: int, noun: str) -> str:
 
 
 def exit_code(findings: list[Diagnosis]) -> ExitCode:
-    """DONE when training can start, else FAILED."""
+    """Return DONE if training can start, else FAILED."""
     fails = any(finding.level == "fail" for finding in findings)
     return ExitCode.FAILED if fails else ExitCode.DONE
 
 
 def check_python(hardware: Hardware) -> Iterator[Diagnosis]:
-    """The interpreter's version against the tested ones."""
+    """Check the interpreter's version against the tested ones."""
     version = tuple(map(int, hardware.python.split(".")[:2]))
     tested = f"tested are {_dotted(OLDEST_PYTHON)} to {_dotted(NEWEST_TESTED_PYTHON)}"
     if version < OLDEST_PYTHON:
@@ -136,7 +136,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Processor, memory, disk and GPUs, with too little of any told."""
+    """Check processor, memory, disk and GPUs, and warn if there is too little of any."""
     levels: dict[str, Level] = {
         "memory": "warn" if hardware.memory.available_bytes < LOW_MEMORY_BYTES else "ok",
         "disk": _disk_level(hardware.disk_free_bytes),
@@ -159,7 +159,7 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
 
 
 def _disk_wanted(free_bytes: int | None) -> str:
-    """What is said of a run's checkpoints; what one takes, its own forecast says."""
+    """Return what a run's checkpoints need; a run's own forecast gives the size of one."""
     if _disk_level(free_bytes) == "fail":
         return phrase(
             "testing.disk_below_minimum",
@@ -175,7 +175,7 @@ def _disk_level(free_bytes: int | None) -> Level:
 
 
 def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
-    """The packages that nothing works without: there, and inside the declared bounds."""
+    """Check that required packages are installed, within the declared bounds."""
     needed = installation.requirements(DISTRIBUTION)
     if not needed:
         text = phrase("testing.temper_not_a_package")
@@ -200,8 +200,10 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
 
 
 def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator[Diagnosis]:
-    """The installed versions against the tested column that is nearer (`tested` or `colab`). A
-    package that only some features need is no warning where it is missing."""
+    """Check the installed versions against the closer tested column (`tested` or `colab`).
+
+    A missing package that only some features need is not a warning.
+    """
     columns = {c: installation.requirements(DISTRIBUTION, extra=c) for c in ("tested", "colab")}
     same = {c: [r for r in rs if _as_tested(r, installation)] for c, rs in columns.items()}
     column = max(columns, key=lambda c: len(same[c]))
@@ -252,7 +254,7 @@ def _pip_line(requirement: Requirement) -> str:
 
 
 def check_torch_build(hardware: Hardware, installation: Installation) -> Iterator[Diagnosis]:
-    """Whether PyTorch was built for what the machine has."""
+    """Check whether PyTorch was built for the machine's hardware."""
     version, cuda = installation.version("torch"), installation.torch_cuda()
     if version is None:
         return
@@ -270,7 +272,7 @@ def check_torch_build(hardware: Hardware, installation: Installation) -> Iterato
 
 
 def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Diagnosis]:
-    """Combinations of packages that are known to fail."""
+    """Check for combinations of packages that are known to fail."""
     torchao, peft = installation.version("torchao"), installation.version("peft")
     if torchao and peft and torchao < Version(OLDEST_TORCHAO_FOR_PEFT) and peft >= Version("0.19"):
         text = phrase("testing.torchao_too_old", peft=peft, torchao=torchao)
@@ -286,7 +288,7 @@ def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Diag
 
 
 def check_unsloth(installation: Installation) -> Iterator[Diagnosis]:
-    """Whether what is installed lies inside unsloth's bounds; silent without unsloth."""
+    """Check whether the installed packages are within unsloth's bounds; silent without unsloth."""
     for package in ("unsloth", "unsloth_zoo"):
         version = installation.version(package)
         if version is None:
@@ -304,7 +306,7 @@ def check_unsloth(installation: Installation) -> Iterator[Diagnosis]:
 def unmet_requirements(
     package: str, installation: Installation
 ) -> list[tuple[Requirement, Version | None]]:
-    """What `package` asks for and has not got, but for what unsloth can do without."""
+    """Return the unmet requirements of `package`, except those that unsloth can do without."""
     requirements = installation.requirements(package)
     installed = [(r, installation.version(r.name)) for r in requirements]
     return [
@@ -315,7 +317,7 @@ def unmet_requirements(
 
 
 def main() -> int:
-    """Look at this machine and print what there is to say."""
+    """Check this machine and print the findings."""
     findings = examine()
     print(render(findings))
     return exit_code(findings)

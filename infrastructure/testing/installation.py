@@ -18,13 +18,13 @@ CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"](?P<version>[^'\"]+)['\"]", re.MUL
 
 
 class Installation:
-    """What is installed on `search_path` (default: this interpreter's)."""
+    """The packages that are installed on `search_path` (default: this interpreter's)."""
 
     def __init__(self, search_path: Sequence[str] | None = None) -> None:
         self._search_path = list(sys.path if search_path is None else search_path)
 
     def version(self, package: str) -> Version | None:
-        """The installed version; None when the package is missing or its metadata is broken."""
+        """Return the installed version; None: the package is missing or its metadata is broken."""
         distribution = self._distribution(package)
         if distribution is None or "Version" not in distribution.metadata:
             return None
@@ -34,7 +34,7 @@ class Installation:
             return None
 
     def requirements(self, package: str, extra: str = "") -> list[Requirement]:
-        """What `package` asks for on this platform; with `extra`, what that adds."""
+        """Return the requirements of `package` on this platform; with `extra`, what that adds."""
         distribution = self._distribution(package)
         requirements = [_parsed(line) for line in (distribution and distribution.requires) or []]
         return [
@@ -42,7 +42,7 @@ class Installation:
         ]
 
     def torch_cuda(self) -> str | None:
-        """The CUDA version that the installed PyTorch was built for; None for a CPU build."""
+        """Return the CUDA version that the installed PyTorch was built for; None: a CPU build."""
         distribution = self._distribution("torch")
         if distribution is None:
             return None
@@ -61,7 +61,7 @@ class Installation:
 def _parsed(line: str) -> Requirement | None:
     try:
         return Requirement(line)
-    except InvalidRequirement:  # a stranger's old metadata; not ours to mend
+    except InvalidRequirement:  # outdated metadata of another package; not Temper's to fix
         return None
 
 
@@ -70,5 +70,5 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def accepts(requirement: Requirement, version: Version) -> bool:
-    """Whether `version` is inside the requirement's bounds; pre-releases count as what they are."""
+    """Return whether `version` is within the requirement's bounds; pre-releases are allowed."""
     return requirement.specifier.contains(version, prereleases=True)

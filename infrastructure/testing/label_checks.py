@@ -1,4 +1,4 @@
-"""Is what the model learns what it is meant to learn? Looks at tokens, runs no model."""
+"""Checks whether the model learns what it should. They look at tokens and run no model."""
 
 import contextlib
 import itertools
@@ -51,7 +51,7 @@ LONGEST_PROBE = 4096  # tokens; templates write long preambles
 
 
 def check_labels(subject: Subject) -> CheckResult:
-    """Every example has tokens that are learnt, they reach the loss, and the model knows them."""
+    """Check that every example has trained tokens, which reach the loss and the model knows."""
     if not subject.reads_text:
         return CheckResult("labels", "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
@@ -103,8 +103,10 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
 
 
 def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
-    """With a masked objective, what the model is to predict is learnt, hidden from it, and no
-    control token."""
+    """Return what is wrong with a masked objective's hidden tokens; empty if nothing is.
+
+    What the model predicts must be trained, hidden from the model, and not a control token.
+    """
     assert subject.objective is not None
     for number, example in enumerate(examples, 1):
         batch = subject.adapter.prepare_batch([example])
@@ -122,7 +124,7 @@ def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str
 def _targets(
     subject: Subject, examples: Sequence[TokenizedExample]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The tokens that the examples want learnt, and those that the batch asks for; sorted."""
+    """Return the tokens that the examples train, and the targets of their batch; sorted."""
     wanted = np.concatenate([example.input_ids[example.supervised] for example in examples])
     batch = subject.adapter.prepare_batch(examples)
     targets = batch.get("targets")
@@ -133,19 +135,19 @@ def _targets(
 
 
 def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
-    """With `train_on: answers` an example that learns everything has lost its mask."""
+    """Return an error if all tokens train without `train_on: all`: the mask is lost."""
     if subject.adapter.data_config.train_on == "all":
         return ""
     pipeline = subject.data
     if not isinstance(pipeline, DataPipeline) or not pipeline.evaluation_rows(1):
-        return ""  # plain text, or nothing to tell it by
+        return ""  # plain text, or no rows to compare with
     if all(bool(example.supervised[1:].all()) for example in examples):
         return phrase("testing.prompts_trained")
     return ""
 
 
 def check_ends(subject: Subject) -> CheckResult:
-    """The model learns to stop: the last token that is learnt is one that ends generation."""
+    """Check that the model learns to stop: the last trained token is one that ends generation."""
     if not subject.reads_text:
         return CheckResult(END_OF_ANSWERS, "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
@@ -190,8 +192,10 @@ def check_ends(subject: Subject) -> CheckResult:
 
 
 def _none_ends(subject: Subject) -> bool:
-    """Whether of all the data no answer has its end left. Plain text, and what is learnt as if it
-    were, need none."""
+    """Return whether no answer in all the data has its end left.
+
+    Plain text, and what is trained like plain text, needs no ends.
+    """
     data = subject.data
     return (
         isinstance(data, DataPipeline)
@@ -212,8 +216,10 @@ def _all_end(num_answers: int) -> str:
 
 
 def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
-    """Whether a stop token is the last word that is learnt; where all are, templates may go on a
-    bit."""
+    """Return whether a stop token is the last trained word.
+
+    If all tokens are trained, templates may add a few more after it.
+    """
     last = ROOM_FOR_END if subject.adapter.data_config.train_on == "all" else 1
     learnt = example.input_ids[example.supervised][-ROOM_FOR_END:]
     tokenizer = subject.tokenizer
@@ -228,11 +234,11 @@ def _stop_tokens(subject: Subject) -> dict[int, str]:
 
 
 def check_answers(subject: Subject) -> CheckResult:
-    """Between the end of an answer and the next answer nothing is learnt but white space, and each
-    end is learnt once; an answer that was cut has none.
+    """Check that only white space is trained between answers, and that each end is trained once.
 
-    What belongs to an answer is found by transformers' own `return_assistant_tokens_mask`, or by
-    where the text of a known answer stands; it does not ask what made the examples.
+    An answer that was cut has no end. What belongs to an answer is found by transformers' own
+    `return_assistant_tokens_mask`, or by the position of a known answer's text; the check does not
+    use the code that made the examples.
     """
     if not subject.reads_text:
         return CheckResult("answers", "skipped", phrase("testing.model_without_text"))
@@ -284,15 +290,15 @@ def check_answers(subject: Subject) -> CheckResult:
 
 
 class AnswerMarks:
-    """What belongs to an answer, found without what made the examples.
+    """Marks of answers, found without the code that made the examples.
 
     Args:
         template: the chat template of the training; None: the tokenizer's.
 
     Attributes:
         names: special tokens, as text.
-        ends: those that stand in answers: they end them.
-        around: those that stand around messages and in no answer.
+        ends: special tokens inside answers: they end them.
+        around: special tokens around messages and in no answer.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
@@ -300,7 +306,7 @@ class AnswerMarks:
         own = tokenizer.get_chat_template() if tokenizer.chat_template else None
         self.template = template or own
         self.names = special_tokens(tokenizer)
-        self._end = -1  # one that the template writes after answers and does not mark
+        self._end = -1  # an end that the template writes after answers and does not mark
         self._end = self._end_of_last(*self._answered(PROBES[0]))
         inside: set[int] = {tokenizer.eos_token_id, self._end} & self.names.keys()
         outside: set[int] = set()
@@ -311,25 +317,33 @@ class AnswerMarks:
         self.around = frozenset(outside - inside)
 
     def _answered(self, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
-        """The tokens of a conversation, and of each whether an answer holds it: by transformers
-        where the template marks answers, else where the texts of the answers stand; nothing where
-        there is no template, or it refuses."""
+        """Return the tokens of a conversation, and whether each belongs to an answer.
+
+        This is found by transformers if the template marks answers, otherwise by the positions of
+        the answers' texts. Both are empty if there is no template, or if it rejects the
+        conversation.
+        """
         ids, answered = _independently(self.tokenizer, self.template, turns)
         for position in range(1, len(ids)):
             answered[position] |= answered[position - 1] and ids[position] == self._end
         return ids, answered
 
     def _end_of_last(self, ids: list[int], answered: list[bool]) -> int:
-        """The special token after a last answer that has no end in it: no message follows that it
-        could begin."""
+        """Return the special token after a last answer that contains no end, or -1.
+
+        No message follows that it could begin.
+        """
         spoken = [n for n in range(len(ids)) if answered[n] and self._words([ids[n]])]
         if not spoken or ids[spoken[-1]] in self.names:
             return -1
         return next((token for token in ids[spoken[-1] + 1 :] if token in self.names), -1)
 
     def wrong_in(self, example: TokenizedExample, name: str) -> str:
-        """What is learnt in an example that nobody said, or not learnt that ends an answer; empty
-        where nothing is."""
+        """Return what is wrongly trained in an example; empty if nothing is.
+
+        That is a token outside of answers, an end that is trained twice, or an end that is not
+        trained.
+        """
         ids = [int(token) for token in example.input_ids]
         for start, end in runs_of(example):
             words = self._words(ids[start:end])
@@ -354,16 +368,16 @@ class AnswerMarks:
         return ""
 
     def has_end(self, example: TokenizedExample) -> bool:
-        """Whether the last answer ends with a special token."""
+        """Return whether the last answer ends with a special token."""
         words = self._words(example.input_ids[example.supervised].tolist()[-ROOM_FOR_END:])
         return bool(words) and words[-1] in self.names
 
     def wrong_in_known(self, encoder: ConversationEncoder) -> str:
-        """What is wrong where known conversations are made into examples."""
+        """Return what is wrong in examples made from known conversations."""
         for turns in PROBES:
             (encoded,) = encoder.encode([Conversation(turns)])
             if not isinstance(encoded, Encoded):
-                continue  # the template refuses it
+                continue  # the template rejects it
             example, name = encoded.example, "a test conversation"
             runs = [example.input_ids[start:end] for start, end in runs_of(example)]
             learnt = [self.tokenizer.decode(run) for run in runs]
@@ -388,7 +402,7 @@ class AnswerMarks:
         return ""
 
     def _unlike_marks(self, example: TokenizedExample, turns: Sequence[Turn], name: str) -> str:
-        """What is learnt and not marked by the template, or marked and not learnt."""
+        """Return what is trained but not marked by the template, or marked but not trained."""
         if not self.template or not _has_marks(self.tokenizer, self.template):
             return ""
         ids, answered = self._answered(turns)
@@ -415,12 +429,12 @@ class AnswerMarks:
         return ""
 
     def _lacking(self) -> str:
-        """The usual reason: marks that are special tokens of another tokenizer."""
+        """Return the usual reason: marks that are special tokens of another tokenizer."""
         lacking = marks_without_token(self.template or "", self.tokenizer)
         return phrase("testing.template_marks_unknown", marks=", ".join(lacking)) if lacking else ""
 
     def _words(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens without white space."""
+        """Return the tokens without white space."""
         decode = self.tokenizer.decode
         return [token for token in tokens if token in self.names or decode([token]).strip()]
 
@@ -428,14 +442,14 @@ class AnswerMarks:
 def _independently(
     tokenizer: Any, template: str | None, turns: Sequence[Turn]
 ) -> tuple[list[int], list[bool]]:
-    """The tokens of a conversation, and which of them stand in answers."""
+    """Return the tokens of a conversation, and which of them are in answers."""
     if not template:
         return [], []
     answers = [turn.text for turn in turns if turn.role == "assistant"]
     options = {"tokenize": True, "return_dict": True, "strftime_now": TEMPLATE_DATE.strftime}
     has_marks = _has_marks(tokenizer, template)
     marks = {"return_assistant_tokens_mask": has_marks, "chat_template": template}
-    for in_parts in (False, True):  # some templates read the one, some the other
+    for in_parts in (False, True):  # some templates read one form, some the other
         messages: list[dict[str, object]] = [turn.message() for turn in turns]
         for message in messages if in_parts else ():
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -458,7 +472,7 @@ def _has_marks(tokenizer: Any, template: str) -> bool:
 
 
 def _where(tokenizer: Any, ids: list[int], text: str) -> list[bool]:
-    """Which tokens the text stands in: those without which it could not be read."""
+    """Return which tokens contain the text: those without which it could not be read."""
     places = range(len(ids) + 1)
     start = bisect_left(places, True, key=lambda n: text not in tokenizer.decode(ids[n:])) - 1
     end = bisect_left(places, True, key=lambda n: text in tokenizer.decode(ids[:n]))
@@ -466,17 +480,17 @@ def _where(tokenizer: Any, ids: list[int], text: str) -> list[bool]:
 
 
 def runs_of(example: TokenizedExample) -> list[tuple[int, int]]:
-    """Where stretches of learnt tokens begin and end."""
+    """Return where runs of trained tokens begin and end."""
     padded = np.concatenate([[0], example.supervised.astype(np.int8), [0]])
     edges = np.flatnonzero(np.diff(padded)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def check_template(subject: Subject) -> CheckResult:
-    """What stands before an answer is the same in training and where the model will be used.
+    """Check that the text before an answer is the same in training and at inference.
 
-    Used means: the tokenizer's own chat template with its generation prompt; without a template,
-    what Temper's generation gives to the model.
+    At inference means: the tokenizer's own chat template with its generation prompt; without a
+    template, what Temper's generation passes to the model.
     """
     pipeline = subject.data
     if not subject.reads_text or not isinstance(pipeline, DataPipeline):
@@ -490,7 +504,7 @@ def check_template(subject: Subject) -> CheckResult:
 
 
 def _remedy_for_bos(pipeline: DataPipeline) -> str:
-    """Where the second one comes from."""
+    """Return the advice to remove the second BOS from where it comes from."""
     encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
     bos = pipeline.tokenizer.bos_token_id
     try:
@@ -502,7 +516,7 @@ def _remedy_for_bos(pipeline: DataPipeline) -> str:
 
 
 def check_prompts(pipeline: DataPipeline) -> CheckResult:
-    """What stands before an answer, as `check_template` compares it."""
+    """Check the text before an answer, as `check_template` compares it."""
     prompts = _prompts_in_use(pipeline)
     if not prompts:
         return _check_invented(pipeline)
@@ -517,7 +531,7 @@ def check_prompts(pipeline: DataPipeline) -> CheckResult:
 
 
 def _check_invented(pipeline: DataPipeline) -> CheckResult:
-    """Nothing is held out, so a known conversation goes the same two ways."""
+    """Check a known conversation in the same two ways, as nothing is held out."""
     turns = (Turn("user", "How much is 2 + 3?"), Turn("assistant", "5"))
     encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
     (encoded,) = encoder.encode([Conversation(turns)])
@@ -533,7 +547,7 @@ def _check_invented(pipeline: DataPipeline) -> CheckResult:
 
 
 def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> CheckResult:
-    """What differs between a prompt in use and the nearest example that is trained on."""
+    """Return how a prompt at inference differs from the nearest training example."""
     decode, common = pipeline.tokenizer.decode, num_common(taught, ids)
     used, trained = (list(map(int, one[common : common + 5])) for one in (ids, taught))
     before = decode(list(ids[max(0, common - SHOWN_BEFORE) : common]))
@@ -548,7 +562,7 @@ def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> Che
 
 
 def _ends_with_space(pipeline: DataPipeline) -> bool:
-    """Whether the template's generation prompt does."""
+    """Return whether the template's generation prompt ends with a space."""
     write = partial(pipeline.tokenizer.apply_chat_template, [{"role": "user", "content": "a"}])
     if pipeline.tokenizer.chat_template is None:
         return False
@@ -561,7 +575,7 @@ def _ends_with_space(pipeline: DataPipeline) -> bool:
 
 
 def _nearest_examples(pipeline: DataPipeline, prompts: list[list[int]]) -> list[TokenIds]:
-    """Of each prompt the held-out example that agrees with it longest."""
+    """Return, for each prompt, the held-out example with the longest common beginning."""
     nearest: list[TokenIds] = [[] for _ in prompts]
     most = [-1] * len(prompts)
     with contextlib.closing(pipeline.evaluation_batches(64)) as batches:
@@ -576,7 +590,7 @@ def _nearest_examples(pipeline: DataPipeline, prompts: list[list[int]]) -> list[
 
 
 def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
-    """The prompts of some held-out rows, of those that were not cut for training."""
+    """Return the prompts of some held-out rows that were not cut for training."""
     prompts = []
     data = pipeline.config
     encoder = ConversationEncoder(
@@ -586,7 +600,7 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
         template = encoder.template_for(row.inputs)
         writes_history_anew = template is not None and template.origin
         if writes_history_anew and any(message["role"] == "assistant" for message in row.messages):
-            continue  # the report of the data says so
+            continue  # the data report mentions it
         ids = _prompt_in_use(pipeline, row.messages, row.inputs) or question.prompt_ids
         if len(ids) + question.expected_length + ROOM_FOR_END < data.max_length:
             prompts.append(ids)
@@ -596,8 +610,10 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
 def _prompt_in_use(
     pipeline: DataPipeline, messages: list[dict[str, Any]], inputs: str = ""
 ) -> list[int] | None:
-    """What a chat with these messages, tools and options would be given; None where the tokenizer
-    has no template, or this one wants them in a form of its own."""
+    """Return the prompt that a chat with these messages, tools and options would have.
+
+    None if the tokenizer has no template, or if it requires the messages in another form.
+    """
     tokenizer = pipeline.tokenizer
     if not tokenizer.chat_template:
         return None

@@ -1,4 +1,4 @@
-"""Is the loss the right one, whatever way a batch is made and split? Changes no weight."""
+"""Checks whether the loss is right, however a batch is made and split. No weight is changed."""
 
 import math
 from dataclasses import replace
@@ -13,16 +13,16 @@ from infrastructure.training.models.model_inputs import inner_model, relative_di
 from infrastructure.training.models.packing_check import leak_tolerance
 from infrastructure.training.models.token_functions import cross_entropy, own_loss
 
-# A model that knows nothing has the logarithm of its vocabulary; far above is a mistake.
+# A model that knows nothing has the logarithm of its vocabulary; far above that is an error.
 MAX_LOSS_FACTOR = 3.0
 
 
 def check_loss(subject: Subject) -> CheckResult:
-    """The loss is finite, and the one that the logits and the labels say.
+    """Check that the loss is finite and matches the logits and labels.
 
-    The reference is the plain definition: at each learnt token the cross-entropy (or what
-    `training.loss` names), in fp32, of the logits one place before it; with a masked objective at
-    each hidden token that of the logits at its own place, as often as it counts.
+    The reference is the plain definition: at each trained token the cross-entropy (or what
+    `training.loss` names), in fp32, of the logits one position before it; with a masked objective,
+    at each hidden token that of the logits at its own position, with its weight.
     """
     with preserve_subject(subject), torch.no_grad():
         if subject.reads_text:
@@ -79,15 +79,15 @@ def _against_reference(subject: Subject, value: float, num_items: int) -> CheckR
 
 
 def _balances(subject: Subject) -> bool:
-    """Whether a mixture of experts adds a loss of its own, which is of the micro-batch."""
+    """Return whether a mixture of experts adds its own loss, which depends on the micro-batch."""
     config = getattr(inner_model(subject.model), "config", None)
     return bool(getattr(config, "output_router_logits", False))
 
 
 def check_causality(subject: Subject) -> CheckResult:
-    """No token sees those after it: other tokens at the end leave the logits before them alone.
+    """Check that no token sees later ones: changed tokens at the end keep the logits before them.
 
-    With a masked objective each token has to see them.
+    With a masked objective each token must see them.
     """
     name = "causality"
     if not subject.reads_text:
@@ -117,7 +117,7 @@ def check_causality(subject: Subject) -> CheckResult:
 
 
 def check_isolation(subject: Subject) -> CheckResult:
-    """The examples of a batch do not see each other: together as alone, packed or padded."""
+    """Check that examples of a batch do not see each other: together as alone, packed or padded."""
     name = "isolation"
     if not subject.reads_text:
         return CheckResult(name, "skipped", phrase("testing.model_without_text"))
@@ -145,15 +145,15 @@ def check_isolation(subject: Subject) -> CheckResult:
 
 
 def _other_first(subject: Subject) -> TokenizedExample:
-    """The first example with its tokens in another order."""
+    """Return the first example with its tokens in another order."""
     first: TokenizedExample = subject.sample[0]
     return replace(first, input_ids=first.input_ids[::-1].copy())
 
 
 def check_accumulation(subject: Subject) -> CheckResult:
-    """One batch and the same in micro-batches of one give the same gradient, and all of it.
+    """Check that a batch and its micro-batches of one give the same, complete gradient.
 
-    The examples have unequally many things to learn, so that a mean of means shows.
+    The examples have different numbers of trained tokens, so that a mean of means is detected.
     """
     with preserve_subject(subject):
         disable_randomness(subject)
@@ -196,8 +196,10 @@ def _unusable(actual: Gradients) -> CheckResult | None:
 
 
 def gradient_difference(actual: Gradients, expected: Gradients) -> float:
-    """Length of the difference in units of the expected gradient's; infinite where one is missing
-    a parameter that the other has."""
+    """Return the norm of the difference, relative to that of the expected gradient.
+
+    It is infinite if one lacks a parameter that the other has.
+    """
     if actual.values.keys() != expected.values.keys():
         return math.inf
     pairs = [(actual.values[name], expected.values[name]) for name in expected.values]

@@ -1,5 +1,7 @@
-"""Parts of somebody's own, tried before the run as the run will call them: an error in one is told
-with its place, before there is a run directory. Whatever they do is undone.
+"""Checks of user-defined parts before the run, which call them as the run will.
+
+An error in one is reported with its location, before there is a run directory. Whatever they do is
+undone.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from infrastructure.training.strategies.trial import first_step, is_own
 
 
 def own_checks(subject: Subject) -> tuple[Callable[[Subject], CheckResult], ...]:
-    """Those of the parts that this training has."""
+    """Return the checks for the user-defined parts of this training."""
     training = subject.trainer.training_config
     checks: list[Callable[[Subject], CheckResult]] = []
     if training.loss != CROSS_ENTROPY:
@@ -30,7 +32,7 @@ def own_checks(subject: Subject) -> tuple[Callable[[Subject], CheckResult], ...]
 
 
 def check_own_loss(subject: Subject) -> CheckResult:
-    """`training.loss` gives a number for each learnt token, with a gradient."""
+    """Check that `training.loss` gives a number with a gradient for each trained token."""
     with preserve_subject(subject):
         loss_sum, _ = subject.loss(subject.sample)
         loss_sum.backward()
@@ -39,7 +41,7 @@ def check_own_loss(subject: Subject) -> CheckResult:
 
 
 def check_own_metrics(subject: Subject) -> CheckResult:
-    """Each of `training.metrics` gives a number for each held-out token."""
+    """Check that each of `training.metrics` gives a number for each held-out token."""
     model, adapter = subject.model, subject.adapter
     with preserve_subject(subject), torch.no_grad():
         model.eval()
@@ -51,7 +53,7 @@ def check_own_metrics(subject: Subject) -> CheckResult:
 
 
 def check_own_strategy(subject: Subject) -> CheckResult:
-    """What the loop calls of the strategy, from its phases to the end of a step."""
+    """Check what the loop calls on the strategy, from its phases to the end of a step."""
     model, strategy, examples = subject.model, subject.bound_strategy(), subject.sample
     total_steps = subject.trainer.check_length()
     with undone(subject):
@@ -75,7 +77,7 @@ def check_own_strategy(subject: Subject) -> CheckResult:
             with trial.evaluating(), torch.no_grad():
                 subject.loss(examples)
             trial.begin_step(1, examples)
-            trial.take_form(model, optimizer, NOT_ENTERED)  # as going back to the start does
+            trial.take_form(model, optimizer, NOT_ENTERED)  # as returning to the start does
     text = phrase(
         "testing.own_strategy_works", strategy=type(strategy).__name__, total_steps=total_steps
     )

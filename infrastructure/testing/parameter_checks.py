@@ -1,4 +1,4 @@
-"""Does a step move what should train, all of it and nothing else? Every weight is put back."""
+"""Checks whether a step changes all that should train, and nothing else. Weights are restored."""
 
 import math
 from typing import Any
@@ -20,16 +20,16 @@ from infrastructure.training.models.model_inputs import inner_model, relative_di
 from infrastructure.training.models.packing_check import leak_tolerance
 from infrastructure.training.strategies.trial import first_step, is_own
 
-# Large enough that no update is lost to rounding; the weights are put back afterwards.
+# Large enough that no update is lost to rounding; the weights are restored afterwards.
 VISIBLE_LEARNING_RATE = 0.05
 MAX_LEARNING_RATE = 2e-4
 NUM_STEPS = 2
 NUM_LEARNING_STEPS = 4
-VISIBLE = 2e-3  # a change of the loss, as a share of what rounding may do to it: 2e-7 in fp32
+VISIBLE = 2e-3  # a change of the loss relative to its rounding error: 2e-7 in fp32
 
 
 def check_weights(subject: Subject) -> CheckResult:
-    """Every weight is a finite number, those that the first examples do not reach too."""
+    """Check that every weight is finite, including those that the first examples do not reach."""
     named = [(n, p) for n, p in subject.model.named_parameters() if p.is_floating_point()]
     wrong = sorted(name for name, p in named if not bool(p.detach().isfinite().all()))
     if wrong:
@@ -41,7 +41,7 @@ def check_weights(subject: Subject) -> CheckResult:
 
 
 def check_trainable(subject: Subject) -> CheckResult:
-    """What may train is what the configuration asks for: LoRA and nothing of its base, or all."""
+    """Check that what trains is as configured: only LoRA and nothing of its base, or everything."""
     named = dict(subject.model.named_parameters())
     trained = {name for name, parameter in named.items() if parameter.requires_grad}
     counts = count_parameters(subject.model)
@@ -61,12 +61,12 @@ def check_trainable(subject: Subject) -> CheckResult:
 
 
 def has_lora(model: torch.nn.Module) -> bool:
-    """Whether the model is a base with LoRA beside it."""
+    """Return whether the model is a base with LoRA."""
     return hasattr(model, "peft_config")
 
 
 def is_lora(name: str) -> bool:
-    """Whether a parameter belongs to what PEFT adds."""
+    """Return whether a parameter belongs to what PEFT adds."""
     return "lora_" in name or "modules_to_save" in name
 
 
@@ -96,7 +96,7 @@ def _some(names: list[str]) -> str:
 
 
 def check_start(subject: Subject) -> CheckResult:
-    """A new LoRA changes nothing until it is trained: the model begins as its base."""
+    """Check that a new LoRA changes nothing until it is trained: the model begins as its base."""
     name = "start of LoRA"
     model: Any = subject.model
     if not has_lora(model) or not subject.reads_text:
@@ -124,7 +124,7 @@ def check_start(subject: Subject) -> CheckResult:
 
 
 def check_optimizer(subject: Subject) -> CheckResult:
-    """The optimizer holds each parameter that trains once, and no other."""
+    """Check that the optimizer holds each parameter that trains once, and no other."""
     try:
         optimizer = subject.optimizer()
     except ValueError as error:
@@ -155,7 +155,7 @@ def check_optimizer(subject: Subject) -> CheckResult:
 
 
 def check_steps(subject: Subject) -> CheckResult:
-    """Two real steps move every tensor that trains, and none that does not."""
+    """Check that two real steps change every tensor that trains, and none that does not."""
     model = subject.model
     with undone(subject):
         before = fingerprints(model.named_parameters())
@@ -185,9 +185,9 @@ def check_steps(subject: Subject) -> CheckResult:
 
 
 def check_learning(subject: Subject) -> CheckResult:
-    """A few steps on the same examples lower their loss.
+    """Check that a few steps on the same examples lower their loss.
 
-    Near a minimum large steps go too far, so smaller ones are tried before it is called a failure.
+    Near a minimum large steps go too far, so smaller ones are tried before the check fails.
     """
     if not subject.reads_text:
         text = phrase("testing.learning_only_language_models")
@@ -214,7 +214,7 @@ def check_learning(subject: Subject) -> CheckResult:
 
 
 def _loss_around(subject: Subject, rate: float) -> tuple[float, float]:
-    """The mean loss of the sample before and after a few steps on it."""
+    """Return the mean loss of the sample before and after a few steps on it."""
     with undone(subject):
         disable_randomness(subject)
         before = _mean_loss(subject)
@@ -229,10 +229,10 @@ def _mean_loss(subject: Subject) -> float:
 
 
 def take_steps(subject: Subject, num_steps: int, learning_rate: float) -> set[str]:
-    """Optimizer steps on the sample by the training's strategy, at this highest learning rate.
+    """Take optimizer steps on the sample by the training's strategy, at this peak learning rate.
 
     Returns:
-        The parameters that got a gradient that is not zero.
+        The parameters that got a nonzero gradient.
     """
     strategy, optimizer = subject.bound_strategy(), subject.optimizer()
     scaler = subject.scaler()

@@ -1,8 +1,8 @@
-"""The checks in their order, and what happens before a run: a run that cannot succeed does not
-start.
+"""The checks in their order, before a run: a run that cannot succeed does not start.
 
-The quick tier takes seconds and changes no weight. The full tier takes about a minute more: it does
-real steps, which are undone, goes on from a checkpoint, saves and loads the model, and measures.
+The quick tier takes seconds and changes no weight. The full tier takes about a minute more: it
+takes real steps, which are undone, resumes from a checkpoint, saves and loads the model, and
+measures.
 """
 
 import time
@@ -71,16 +71,15 @@ INTEGRATION: tuple[Check, ...] = (check_steps, check_learning, check_resume, che
 def run_checks(
     checks: Sequence[Check], subject: Subject, group: Group = "unit"
 ) -> list[CheckResult]:
-    """Each check in turn, timed. One that raises has failed: the training would raise too.
+    """Run each check in turn, timed. One that raises has failed: the training would raise, too.
 
-    One for which there is not enough memory is skipped: the training splits its batches, a check
-    does not.
+    A check that runs out of memory is skipped: the training splits its batches, a check does not.
     """
     return [run_check(check, subject, group) for check in checks]
 
 
 def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
-    """One check, timed."""
+    """Run one check, timed."""
     name = check.__name__.removeprefix("check_").replace("_", " ")
     started = time.perf_counter()
     gives_way = False
@@ -109,11 +108,11 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
 def preflight(
     trainer: EnhancedTrainer, output_dir: Path, has_begun: bool = False
 ) -> list[CheckResult]:
-    """The quick tier on a trainer that is about to train; it is left as it was.
+    """Run the quick tier on a trainer that is about to train; the trainer is left unchanged.
 
     Args:
-        has_begun: the run has trained before: how its answers end was judged then, and is a warning
-            now.
+        has_begun: whether the run has trained before: how its answers end was judged then, and is
+            only a warning now.
 
     Raises:
         PreflightError: a check failed; the text names each, and what to do.
@@ -121,7 +120,7 @@ def preflight(
     subject = Subject(trainer)
     own = run_checks(own_checks(subject), subject)
     results = [machine_check(output_dir), *own]
-    if not has_failed(own):  # the others would say the same again
+    if not has_failed(own):  # otherwise the others would report the same again
         results += run_checks(UNIT, subject)
     if has_begun:
         results = [_as_warning(r) if r.name == END_OF_ANSWERS else r for r in results]
@@ -135,14 +134,14 @@ def _as_warning(result: CheckResult) -> CheckResult:
 
 
 def machine_check(output_dir: Path) -> CheckResult:
-    """Whether there is free space on the disk, and memory to begin with."""
+    """Check for free disk space, and for enough memory to start."""
     started = time.perf_counter()
     result = _from_findings("machine", list(check_machine(detect(output_dir))))
     return replace(result, seconds=time.perf_counter() - started)
 
 
 def installation_check() -> CheckResult:
-    """What `temper doctor` says, in one line."""
+    """Return the result of `temper doctor` in one line."""
     started = time.perf_counter()
     result = _from_findings("installation", examine())
     return replace(result, seconds=time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""What a check found, what several found together, and how that is said."""
+"""Results of checks: of one, of several together, and as text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,11 +16,11 @@ MARKS: dict[Status, str] = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "ski
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was checked.
+    """The result of one check.
 
     Attributes:
         text: what was found, in one sentence.
-        remedy: what to do about it; empty where nothing is to be done.
+        remedy: what to do about it; empty if there is nothing to do.
         numbers: what was measured, by names that end in their unit.
         seconds: how long the check took.
     """
@@ -34,25 +34,25 @@ class CheckResult:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON values, without secrets; a number that is not finite is its name."""
+        """Return JSON values, without secrets; a number that is not finite becomes its name."""
         values = asdict(replace(self, text=redact(self.text), remedy=redact(self.remedy)))
         return dict(spell_numbers(values))
 
 
 def count(results: Iterable[CheckResult]) -> dict[Status, int]:
-    """How many passed, warned, failed and were skipped."""
+    """Return how many passed, warned, failed and were skipped."""
     statuses = [result.status for result in results]
     return {status: statuses.count(status) for status in MARKS}
 
 
 def has_failed(results: Iterable[CheckResult], *, strict: bool = False) -> bool:
-    """Whether one failed; when `strict`, whether one so much as warned."""
+    """Return whether a check failed; if `strict`, whether one failed or warned."""
     bad = ("fail", "warn") if strict else ("fail",)
     return any(result.status in bad for result in results)
 
 
 def verdict(results: Sequence[CheckResult]) -> str:
-    """The sum of it in one sentence."""
+    """Return a summary in one sentence."""
     counts = count(results)
     parts = [f"{counts['pass']} passed"]
     parts += [f"{counts[status]} {word}" for status, word in _OTHERS if counts[status]]
@@ -68,13 +68,13 @@ _OTHERS: tuple[tuple[Status, str], ...] = (
 
 
 def sentence(results: Iterable[CheckResult]) -> str:
-    """All of them in one line, each with what to do about it."""
+    """Return all of them in one line, each with its remedy."""
     parts = (f"{r.name}: {r.text}" + (f" ({r.remedy})" if r.remedy else "") for r in results)
     return redact("; ".join(parts))
 
 
 def lines_of(results: Sequence[CheckResult]) -> list[str]:
-    """A line for each check, its remedy below it, the groups apart, and the verdict at the end."""
+    """Return a line per check with its remedy below, grouped, and the verdict at the end."""
     lines = []
     for group in GROUPS:
         members = [result for result in results if result.group == group]

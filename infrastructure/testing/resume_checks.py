@@ -1,6 +1,6 @@
-"""Does a training that was broken off go on as if nothing had been, and is its model saved whole?
+"""Checks that a run resumes as if uninterrupted, and that its model is saved whole.
 
-Both are tried in a temporary folder, on small batches; what was there before is left alone.
+Both are tried in a temporary folder, on small batches; existing files are not touched.
 """
 
 import itertools
@@ -32,14 +32,14 @@ from infrastructure.training.models.trainable_state import trainable_state
 RESUME, SAVED = "save and resume", "saved model"
 STEPS_BEFORE, STEPS_AFTER = 2, 2
 MAX_BATCH = 2
-GPU_NOISE = 1e-3  # many CUDA kernels add in another order each time
+GPU_NOISE = 1e-3  # many CUDA kernels add in a different order each time
 COMPARED_VALUES = ("step", "position", "num_tokens", "loss", "scheduler", "scaler")
 
 End = tuple[dict[str, torch.Tensor], dict[str, object]]
 
 
 def check_resume(subject: Subject) -> CheckResult:
-    """Four steps at one go, and two, a checkpoint, a new trainer and two more, end at one place.
+    """Check that four steps in one go end like two, a checkpoint, a new trainer and two more.
 
     The new trainer has nothing from the old one but the checkpoint, as after a kill. Weights,
     optimizer, random state, schedule and loss are compared.
@@ -132,15 +132,15 @@ def _same(actual: torch.Tensor | None, expected: torch.Tensor) -> bool:
 
 
 def check_saved_model(subject: Subject) -> CheckResult:
-    """The model as the run will leave it, saved and loaded, is the one that was trained."""
+    """Check that the model as the run will leave it, saved and loaded, is the trained one."""
     with undone(subject), tempfile.TemporaryDirectory() as folder:
-        take_steps(subject, 1, VISIBLE_LEARNING_RATE)  # else it could be its source by chance
+        take_steps(subject, 1, VISIBLE_LEARNING_RATE)  # else it might equal its source
         try:
             subject.adapter.save(Path(folder) / "final")
         except NotImplementedError as error:
             return CheckResult(SAVED, "skipped", str(error), group="integration")
         config = subject.trainer.model_config
-        kind = config.quantization_aware  # it computes as what is written rounded beside it does
+        kind = config.quantization_aware  # computes like the rounded copy
         saved = Path(folder) / ("final" if kind is None else f"final-{kind}")
         loaded = load_saved(saved, device=subject.device, model_config=config)
         difference = _difference(subject, loaded.model)

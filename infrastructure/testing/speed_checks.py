@@ -1,4 +1,4 @@
-"""How fast this machine trains this model, and whether it was faster before."""
+"""Checks of how fast this machine trains this model, and whether it was faster before."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
     """Time a step, a forward pass and the data; compare with what they took before.
 
     The fastest of five counts, and what is slower than before is measured again: a busy moment is
-    no regression.
+    not a regression.
     """
     baselines, key = Baselines(_directory(subject)), work_of(subject)
     if rebaseline:
@@ -91,7 +91,7 @@ def _num_tokens(subject: Subject) -> int:
 
 
 def work_of(subject: Subject) -> dict[str, object]:
-    """What decides how long it takes, but for the versions: those are what may make it slower."""
+    """Return everything that affects the time, except the versions: they may make it slower."""
     described = subject.adapter.describe()
     keys = ("name", "num_parameters", "num_trainable", "dtype", "quantization", "packing")
     return {
@@ -106,7 +106,7 @@ def work_of(subject: Subject) -> dict[str, object]:
 
 
 def measure_times(subject: Subject) -> dict[str, float]:
-    """The fastest of a few repeats, in seconds, by name; the weights are put back."""
+    """Return the fastest of a few repeats, in seconds, by name; the weights are restored."""
     strategy, optimizer = subject.bound_strategy(), subject.optimizer()
     begun = first_step(strategy, subject.model, optimizer, subject.sample)
     with undone(subject), begun as strategy:
@@ -135,7 +135,7 @@ def _read_data(subject: Subject) -> None:
 
 
 def _fastest(subject: Subject, work: Callable[[], object]) -> float:
-    """Seconds of the fastest of some repeats, with what a GPU still had to do."""
+    """Return the seconds of the fastest of some repeats, including pending work of a GPU."""
     times = []
     for repeat in range(NUM_WARM_UPS + NUM_REPEATS):
         started = time.perf_counter()

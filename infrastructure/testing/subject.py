@@ -1,7 +1,7 @@
-"""What the checks look at: a trainer with its model and data, and a few of its examples.
+"""The subject of the checks: a trainer with its model and data, and a few of its examples.
 
-A check is given a `Subject` and leaves the trainer as it found it: weights, gradients, random
-state, modes. So the same checks run before a training, in the middle of one, and on request.
+A check receives a `Subject` and leaves the trainer unchanged: weights, gradients, random state,
+modes. So the same checks run before a training, in the middle of one, and on request.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 NUM_CANDIDATES = 32
 NUM_EXAMPLES = 4
 MAX_TOKENS = 512
-# Of a large gradient or weight every so-many-th element is compared.
+# Only every n-th element of a large gradient or weight is compared.
 MAX_COMPARED = 20_000_000
-# Of fp16: high enough that gradients do not vanish, low enough that they do not overflow.
+# For fp16: high enough that gradients do not vanish, low enough that they do not overflow.
 GRADIENT_SCALE = 256.0
 
 
@@ -52,8 +52,8 @@ class Gradients:
 
     Attributes:
         values: by parameter name, a sample of the elements, fp32 on the CPU.
-        missing: parameters that should train and got none.
-        not_finite: parameters whose gradient holds NaN or infinity.
+        missing: parameters that should train but got none.
+        not_finite: parameters whose gradient contains NaN or infinity.
     """
 
     values: dict[str, torch.Tensor]
@@ -62,12 +62,12 @@ class Gradients:
 
 
 class Subject:
-    """A trainer to look at.
+    """A trainer to check.
 
     Args:
-        trainer: its model and its data are made if they are not there yet.
-        make_trainer: makes another trainer of the same configuration, with a model of its own;
-            None: checks that need one are skipped.
+        trainer: its model and its data are created if they do not exist yet.
+        make_trainer: creates another trainer of the same configuration, with its own model; None:
+            checks that need one are skipped.
     """
 
     def __init__(
@@ -84,30 +84,30 @@ class Subject:
 
     @property
     def reads_text(self) -> bool:
-        """Whether this is a language model on tokenised examples."""
+        """Whether this is a language model on tokenized examples."""
         return self.adapter.tokenizer is not None and all(
             isinstance(example, TokenizedExample) for example in self.candidates
         )
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """Of a model that `reads_text`."""
+        """The tokenizer of a model that `reads_text`."""
         assert self.adapter.tokenizer is not None
         return self.adapter.tokenizer
 
     @property
     def objective(self) -> MaskedObjective | None:
-        """What hides tokens in this training; None: it predicts the next token."""
+        """The objective that hides tokens in this training; None: it predicts the next token."""
         return getattr(self.adapter, "objective", None)
 
     def masked(self, example: TokenizedExample) -> MaskedExample:
-        """An example as a masked objective gives it to the model now."""
+        """Return an example as a masked objective passes it to the model now."""
         assert self.objective is not None
         return self.objective.mask(example, held_out=not self.model.training)
 
     @property
     def tolerance(self) -> float:
-        """What two orders of the same arithmetic may differ by, in this training's precision."""
+        """The difference allowed between two orders of the same arithmetic, in this precision."""
         with self.trainer.precision.autocast():
             return tolerance(compute_dtype(self.model))
 
@@ -120,13 +120,13 @@ class Subject:
 
     @cached_property
     def candidates(self) -> list[Any]:
-        """The first examples of the training, as they are."""
+        """The first examples of the training, unchanged."""
         with contextlib.closing(self.data.train_batches(0, 0, NUM_CANDIDATES)) as batches:
             return list(next(batches, []))
 
     @cached_property
     def sample(self) -> list[Any]:
-        """Some of them to calculate with: short, of different lengths, a few tokens in all."""
+        """Some candidates for computations: short, of different lengths, few tokens in total."""
         if not self.reads_text:
             return self.candidates[:NUM_EXAMPLES]
         by_length = sorted(self.candidates, key=lambda example: len(example.input_ids))
@@ -136,38 +136,38 @@ class Subject:
 
     @property
     def uneven_sample(self) -> list[Any]:
-        """The same, but no two with equally many things to learn: a wrong weighting shows."""
+        """The same, but with different numbers of trained tokens, to reveal wrong weighting."""
         if not self.reads_text:
             return self.sample
         return [unsupervised(example, index) for index, example in enumerate(self.sample)]
 
     def bound_strategy(self) -> TrainingStrategy:
-        """The training's strategy, with what it needs to do a step."""
+        """Return the training's strategy, with what it needs for a step."""
         return self.trainer.bind_strategy()
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """A fresh optimizer as the training makes it, over what trains now."""
+        """Return a new optimizer as the training creates it, over what trains now."""
         return self.bound_strategy().create_optimizer(self.model, self.learning_rate)
 
     def scaler(self) -> torch.amp.GradScaler | None:
-        """What fp16 needs; None for other formats."""
+        """Return the gradient scaler that fp16 needs; None for other formats."""
         if self.trainer.precision.name != "fp16":
             return None
         return torch.amp.GradScaler(self.device.type, init_scale=GRADIENT_SCALE)
 
     def loss(self, examples: Sequence[Any]) -> tuple[torch.Tensor, int]:
-        """The sum of the losses (scalar) and the number of items, as the training computes it."""
+        """Return the sum of the losses (scalar) and the number of items, as in training."""
         with self.trainer.precision.autocast():
             output = self.adapter.compute_loss(self.model, self.adapter.prepare_batch(examples))
         return output.loss_sum, output.num_items
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """What the model gives for a prepared batch, (B, L, V)."""
+        """Return the model's logits for a prepared batch, (B, L, V)."""
         with self.trainer.precision.autocast(), torch.no_grad():
             return logits_of(call_model(self.model, model_arguments(self.model, batch)))
 
     def logits_by_row(self, examples: Sequence[Any]) -> list[torch.Tensor]:
-        """The logits of a batch, (n, V) for each example, without padding."""
+        """Return the logits of a batch, (n, V) for each example, without padding."""
         batch = self.adapter.prepare_batch(examples)
         logits = self.logits(batch)
         lengths = [len(example.input_ids) for example in examples]
@@ -176,7 +176,7 @@ class Subject:
         return [row[:length] for row, length in zip(logits, lengths, strict=True)]
 
     def gradients(self, examples: Sequence[Any], micro_batch_size: int) -> Gradients:
-        """The gradients of a batch that is split into micro-batches, by the training's own step."""
+        """Return the gradients of a batch in micro-batches, by the training's own step."""
         strategy, optimizer = self.bound_strategy(), self.optimizer()
         scaler = self.scaler()
         self.model.zero_grad()
@@ -207,18 +207,20 @@ class Subject:
 
 
 def stride_for(sizes: Iterator[int] | Sequence[int]) -> int:
-    """Every how-many-th element to compare, so that it is not too many."""
+    """Return the stride of the elements to compare, so that there are not too many."""
     return ceil_div(max(1, sum(sizes)), MAX_COMPARED)
 
 
 def kept_values(tensor: torch.Tensor, stride: int) -> torch.Tensor:
-    """A copy of some elements of a tensor, on the CPU."""
+    """Return a copy of some elements of a tensor, on the CPU."""
     return tensor.detach().flatten()[::stride].cpu().clone()
 
 
 def shortened(example: TokenizedExample, max_length: int) -> TokenizedExample:
-    """The last `max_length` tokens up to the last one that is learnt; one with pictures as it is,
-    of whose tokens none may be missing."""
+    """Return the last `max_length` tokens up to the last trained one.
+
+    An example with images is returned unchanged, because none of its tokens may be missing.
+    """
     is_short = len(example.input_ids) <= max_length
     if is_short or example.pictures or not example.supervised.any():
         return example
@@ -230,7 +232,7 @@ def shortened(example: TokenizedExample, max_length: int) -> TokenizedExample:
 
 
 def unsupervised(example: TokenizedExample, number: int) -> TokenizedExample:
-    """The example without its first `number` learnt tokens; at least one stays."""
+    """Return the example without its first `number` trained tokens; at least one stays."""
     mask = example.supervised.copy()
     learnt = np.flatnonzero(mask)
     mask[learnt[: min(number, len(learnt) - 1)]] = False
@@ -239,9 +241,9 @@ def unsupervised(example: TokenizedExample, number: int) -> TokenizedExample:
 
 @contextlib.contextmanager
 def undone(subject: Subject) -> Iterator[None]:
-    """Whatever happens inside, model and random state are afterwards what they were, bit for bit.
+    """Restore model and random state after the block, bit for bit, whatever happens inside.
 
-    Copies what trains and every buffer. What is frozen is not copied: see `fingerprints`.
+    Copies what trains and every buffer. Frozen weights are not copied: see `fingerprints`.
     """
     with preserve_subject(subject), preserve(subject.model, weights=True, buffers=True):
         yield
@@ -249,17 +251,17 @@ def undone(subject: Subject) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_subject(subject: Subject) -> Iterator[None]:
-    """Modes, random state and gradients are afterwards what they were; nothing is compiled."""
+    """Restore modes, random state and gradients after the block; nothing is compiled inside."""
     kept = preserve(subject.model, random=subject.device, modes=True, gradients=True)
     with kept, torch.compiler.set_stance("force_eager"):
         yield
 
 
 def disable_randomness(subject: Subject) -> None:
-    """Switch off what draws random numbers.
+    """Switch off everything that draws random numbers.
 
     A language model is switched to evaluation; another kind of model may compute something else
-    there, so only its dropout is.
+    there, so only its dropout is switched off.
     """
     for module in subject.model.modules():
         if subject.reads_text or isinstance(module, torch.nn.modules.dropout._DropoutNd):
@@ -267,6 +269,6 @@ def disable_randomness(subject: Subject) -> None:
 
 
 def fingerprints(tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, int]:
-    """A number for each tensor that changes when a value in it does."""
+    """Return a number for each tensor that changes if a value in it does."""
     hashes = {name: torch.hash_tensor(tensor.detach()) for name, tensor in tensors}
     return {name: int(value.view(torch.int64)) for name, value in hashes.items()}

@@ -4,7 +4,7 @@
     results = pipeline.run_all_tests()
     report = pipeline.generate_test_report()
 
-Nothing is trained and no run is begun: what the checks change is undone, in a model of their own.
+Nothing is trained and no run is started: what the checks change is undone, in a separate model.
 """
 
 import time
@@ -42,13 +42,15 @@ Results = dict[Group, list[CheckResult]]
 
 
 class CheckPipeline:
-    """All checks, by group: unit (seconds, no weight changes), integration (real steps, a
-    checkpoint, a saved model), performance (times, compared with earlier ones).
+    """All checks, by group.
+
+    The groups are unit (seconds, no weight changes), integration (real steps, a checkpoint, a saved
+    model) and performance (times, compared with earlier ones).
 
     Args:
         config: machine, model and data to check.
-        report: shown each result as soon as it is there.
-        rebaseline: take the times measured now as the measure for later ones.
+        report: receives each result as soon as it is available.
+        rebaseline: use the times measured now as the baseline for later ones.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class CheckPipeline:
         self.about: dict[str, object] = {}
 
     def run_all_tests(self) -> Results:
-        """Every check of every group; about a minute for a small model.
+        """Run every check of every group; takes about a minute for a small model.
 
         Raises:
             ValueError, TemperError: model or data cannot be read; nothing was checked.
@@ -73,7 +75,7 @@ class CheckPipeline:
         return self.run_tests(*GROUPS)
 
     def run_tests(self, *groups: Group) -> Results:
-        """The checks of some groups, by group.
+        """Run the checks of some groups, and return the results by group.
 
         Raises:
             ValueError, TemperError: model or data cannot be read; nothing was checked.
@@ -93,13 +95,13 @@ class CheckPipeline:
         return [result for group in self.results.values() for result in group]
 
     def generate_test_report(self, folder: Path | None = None) -> dict[str, Any]:
-        """Write `report.html` and `report.json`; where nothing was checked yet, check first.
+        """Write `report.html` and `report.json`; run the checks first if there are no results yet.
 
         Args:
-            folder: where to; None: `checks/` and the time, in the output folder.
+            folder: the target; None: `checks/` and the time, in the output folder.
 
         Returns:
-            What report.json holds, and the paths of both.
+            The content of report.json, and the paths of both files.
 
         Raises:
             OSError: they cannot be written.
@@ -112,7 +114,7 @@ class CheckPipeline:
         )
 
     def _subject(self, folder: Path) -> Subject:
-        """A trainer to look at, and a way to others with the same tokenizer."""
+        """Return a trainer to check, which can create others with the same tokenizer."""
         trainer = TrainerFactory().for_run(self.config)
         subject = Subject(trainer, lambda: self._another(folder))
         if trainer.adapter.tokenizer is not None:
@@ -146,12 +148,12 @@ class CheckPipeline:
             self.report(line)
 
     def has_failed(self, *, strict: bool = False) -> bool:
-        """Whether a check failed; when `strict`, whether one so much as warned."""
+        """Return whether a check failed; if `strict`, whether one failed or warned."""
         return has_failed(self.all_results, strict=strict)
 
 
 def doubts_about(data: DataConfig) -> list[CheckResult]:
-    """Data that a training asks about before it begins: one failure where there is a doubt."""
+    """Return one failure if the data is so small that a training would ask about it."""
     try:
         check_meant(data)
     except UnconfirmedDataError as error:
@@ -160,8 +162,10 @@ def doubts_about(data: DataConfig) -> list[CheckResult]:
 
 
 def create_test_pipeline(config: DeploymentConfig | None = None, **options: Any) -> CheckPipeline:
-    """The checks for `config`; None: what the configuration file and the environment say, and the
-    embedded model on the sample data where they say nothing.
+    """Create the checks for `config`.
+
+    None: the configuration of the configuration file and the environment, with the embedded model
+    on the sample data as the default.
 
     Args:
         options: keywords of `CheckPipeline`.

@@ -1,6 +1,7 @@
-"""Layer 4: the training system. One loop (loop/loop.py), its trainers, folders of parts.
+"""Layer 4: the training system. It consists of one loop (loop/loop.py), its trainers, and folders
+of parts.
 
-The names below can be imported from here; what is behind them is loaded when it is asked for.
+The names below can be imported from here. Each is loaded on first use.
 """
 
 from infrastructure.core.lazy_exports import lazy_names

@@ -1,4 +1,4 @@
-"""A training as plain functions, for people who write their own loop.
+"""Training as plain functions, for users who write their own loop.
 
     context = initialize_training(config)
     for epoch in range(config.num_epochs):
@@ -9,14 +9,14 @@
                 context.save_state()
         context.end_epoch()
 
-The parts may be made one by one, too, from one whole configuration:
+The parts can also be built one by one from one whole configuration:
 
     trainer, pipeline, manager = UnslothTrainer(config), DataPipeline(config), ModelManager(config)
     trainer.prepare()
     context = TrainingContext(trainer, pipeline, manager)
 
-A batch is one optimizer step, whatever `gradient_accumulation` splits it into; the batches end
-where `max_steps` says. `context.run()` is the whole training in the real loop, with its hooks.
+A batch is one optimizer step, no matter how `gradient_accumulation` splits it. The batches end at
+`max_steps`. `context.run()` runs the whole training in the regular loop, with its hooks.
 """
 
 import logging
@@ -44,7 +44,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class EpochBatches:
-    """Iterating gives the batches that are left of the current epoch, up to the last step."""
+    """The batches of the current epoch.
+
+    Iterating yields the remaining batches of the epoch, up to the last step of the training.
+    """
 
     loop: TrainingLoop
     state: TrainingState
@@ -63,7 +66,7 @@ class EpochBatches:
 
     @property
     def data(self) -> DataSource:
-        """Where the batches come from."""
+        """The source of the batches."""
         return self.loop.data
 
     def _is_over(self) -> bool:
@@ -74,16 +77,17 @@ class TrainingContext:
     """The parts of one training.
 
     Args:
-        trainer: has or makes the model, the data and the optimizer; all steps are its.
-        pipeline: the data of the same configuration; in its place come the trainer's own batches.
-        manager: the model's adapter, or a `ModelManager` of the same configuration, which is given
+        trainer: has or creates the model, the data and the optimizer, and performs all steps.
+        pipeline: the data of the same configuration. The context replaces it with the trainer's own
+            batches.
+        manager: the model's adapter, or a `ModelManager` of the same configuration, which receives
             the trainer's model.
 
     Attributes:
-        pipeline: iterating gives the batches that are left of the current epoch.
+        pipeline: yields the remaining batches of the current epoch.
 
     Raises:
-        ValueError: the parts are not of one configuration.
+        ValueError: the parts come from different configurations.
     """
 
     def __init__(
@@ -114,11 +118,11 @@ class TrainingContext:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """One's own settings: `training.settings`, with the defaults that parts declare."""
+        """User-defined settings: `training.settings`, with the defaults that parts declare."""
         return self.trainer.training_config.own_settings
 
     def start_epoch(self) -> None:
-        """Make ready to train what this epoch's phase trains; the position stays where it is."""
+        """Prepare to train the parameters of this epoch's phase. The position does not change."""
         state, loop = self.state, self.pipeline.loop
         state.model.train()
         if state.position.phase < len(loop.phases):
@@ -132,7 +136,7 @@ class TrainingContext:
             quantum_step.carry_out(state)
 
     def end_epoch(self) -> None:
-        """Go to the beginning of the next epoch, and of the next phase where one is over."""
+        """Move to the start of the next epoch, and to the next phase if the current one is over."""
         position = self.state.position
         position.epoch += 1
         position.example = 0
@@ -140,7 +144,7 @@ class TrainingContext:
             position.phase += 1
 
     def save_state(self) -> Path:
-        """Write a checkpoint of this moment and return where it is."""
+        """Write a checkpoint of the current state and return its path."""
         return self.trainer.save_checkpoint(self.state)
 
     def run(self) -> TrainingState:
@@ -154,12 +158,13 @@ def initialize_training(
     """Build everything that `config` names.
 
     Args:
-        config: None: what the configuration file and the environment say.
-        options: EnhancedTrainer's keywords; without `checkpoint_directory`, checkpoints go to a
-            folder of their own in the configuration's `output_dir`, made by the first one.
+        config: None: the configuration from the configuration file and the environment.
+        options: keyword arguments of EnhancedTrainer. Without `checkpoint_directory`, checkpoints
+            go to a separate folder in the configuration's `output_dir`, which the first checkpoint
+            creates.
 
     Raises:
-        ValueError: something in the configuration cannot be; says what and what to do.
+        ValueError: the configuration is invalid. The message says what is wrong and what to do.
     """
     config = load_config() if config is None else config
     for note in config.notes():
@@ -171,8 +176,9 @@ def initialize_training(
 
 
 def should_checkpoint(context: TrainingContext | None = None) -> bool:
-    """Whether a checkpoint is due after the last step: as the configuration says, by steps, epochs
-    or time, and after the last step of all.
+    """Return whether a checkpoint is due after the last step.
+
+    The configuration decides: by steps, epochs or time, and after the final step.
 
     Args:
         context: None: the only training that was prepared in this process.

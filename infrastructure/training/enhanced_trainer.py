@@ -1,4 +1,4 @@
-"""EnhancedTrainer puts adapter, data, strategy, hooks and loop together; it trains nothing."""
+"""EnhancedTrainer combines adapter, data, strategy, hooks and loop; it does not train by itself."""
 
 import os
 import sys
@@ -151,7 +151,7 @@ from infrastructure.training.strategies.curriculum_strategy import CurriculumStr
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 Poll = Callable[[], None]
-# Further held-out numbers, of what the model writes; which of them the configuration says.
+# Measures further held-out metrics of the model's outputs; the configuration says which.
 MeasureAnswers = Callable[["EnhancedTrainer", Poll], Mapping[str, float]]
 
 
@@ -162,26 +162,29 @@ def _no_reserve() -> float:
 class EnhancedTrainer:
     """The coordinator of one training.
 
-    `prepare()` builds everything and may be called on its own; `train()` prepares if needed.
+    `prepare()` builds everything and may be called separately. `train()` prepares if needed.
 
     Args:
         model_config, training_config, data_config: three sections of the configuration.
-        model_adapter, training_strategy: given, or made from the configuration.
+        model_adapter, training_strategy: given, or created from the configuration.
         device: "auto", "cpu", "cuda" or "cuda:n".
-        saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.
-        cache_config: where prepared data is kept, and how much of it.
-        memory_config: limits of memory for whatever prepares the data.
-        memory_budget: what `batch_size: auto` may take.
+        saved_tokenizer: folder of the tokenizer that the run began with, if it is resumed.
+        cache_config: where prepared data is cached, and how much of it.
+        memory_config: memory limits for the preparation of data.
+        memory_budget: the memory that `batch_size: auto` may use.
         quantum_config: what a quantum step decides, and which sampler solves it.
-        checkpoint_directory: where checkpoints go; None saves none.
-        hooks: observers and extensions besides `training_config.enabled_extensions`.
+        checkpoint_directory: where checkpoints go. None: no checkpoints are saved.
+        hooks: observers and extensions in addition to `training_config.enabled_extensions`.
 
     Attributes:
-        answering: measures what the model writes, in each evaluation of the loop; None: nothing.
-        ranks: of this training, whose rank 0 is this process; None: it is alone, or another rank.
-        group: what this process has joined already as another rank than 0.
-        sharding: how the model is spread over the ranks while they train; None: each has all of it.
-        before: held-out numbers before the first step of a model that no process holds whole.
+        answering: measures the model's outputs in each evaluation of the loop. None: not measured.
+        ranks: the ranks of this training if this process is rank 0. None: this process trains alone
+            or is another rank.
+        group: the group that this process has joined as a rank other than 0.
+        sharding: how the model is sharded over the ranks during training. None: each rank has the
+            whole model.
+        before: held-out metrics before the first step, for a model that no process holds as a
+            whole.
     """
 
     def __init__(  # noqa: PLR0913 (its first arguments are those of the specification)
@@ -212,9 +215,9 @@ class EnhancedTrainer:
         self.device = training_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         if self.precision.name == "fp32" and training_config.holds_half_weights:
-            self.precision = choose_precision("bf16", self.device)  # or no operation takes them
+            self.precision = choose_precision("bf16", self.device)  # otherwise dtypes mismatch
         own: dict[str, ExtensionFactory] = {
-            QUANTUM: lambda trainer: quantum.QuantumExtension(trainer),  # loaded where it is used
+            QUANTUM: lambda trainer: quantum.QuantumExtension(trainer),  # loaded on first use
             MULTIMODAL: MultimodalExtension,
         }
         self._declare_settings(model_adapter, training_strategy, own)
@@ -243,7 +246,7 @@ class EnhancedTrainer:
         self.ranks: Ranks | None = None
         self.group: Group = ALONE
         self.sharding: Sharding | None = None
-        self.sharding_sentence = ""  # why
+        self.sharding_sentence = ""  # the reason for it
         self._restore_spread: Callable[[Group], None] | None = None
         self.before: dict[str, float] = {}
         self.backend_sentence: str | None = None  # why this library loads the model
@@ -267,7 +270,7 @@ class EnhancedTrainer:
             self.cost_measurement,
         )
         self._identity: dict[str, Any] | None = None
-        self._run_key: str | None = new_key()  # None: of a run that was begun without one
+        self._run_key: str | None = new_key()  # None: a run that began without a key
 
     def _declare_settings(
         self,
@@ -275,7 +278,7 @@ class EnhancedTrainer:
         strategy: TrainingStrategy | None,
         own: Mapping[str, ExtensionFactory],
     ) -> None:
-        """Before the parts are made: what makes them may read settings that they declare."""
+        """Declare the settings of the parts before the parts are created, which may read them."""
         config, model_config = self.training_config, self.model_config
         parts = [
             type(adapter)
@@ -293,17 +296,17 @@ class EnhancedTrainer:
             raise ConfigurationError(sentence)
 
     def _refuse_saved_weights(self, model: torch.nn.Module) -> None:
-        """What the model was saved with works where its extension would."""
+        """Refuse a model whose saved added weights do not work with these settings."""
         names = added_modules(model)
         problems = saved_weights_refusals(names, self.model_config, self.training_config)
         if sentence := next(problems, None):
             raise ConfigurationError(sentence)
 
     def add_hooks(self, hooks: Iterable[Hook]) -> None:
-        """Add observers or extensions; before `prepare` only.
+        """Add observers or extensions; only before `prepare`.
 
         Raises:
-            ValueError: the loop has its hooks already, or a name is there twice.
+            ValueError: the loop already has its hooks, or a name occurs twice.
         """
         if self.loop is not None:
             raise InputError("training.hooks_added_too_late")
@@ -315,12 +318,12 @@ class EnhancedTrainer:
         run_files: Callable[[], Mapping[str, TensorBytes]] = dict,
         reserve_seconds: Callable[[], float] = _no_reserve,
     ) -> None:
-        """Write checkpoints into `directory`, which is made by the first one.
+        """Write checkpoints into `directory`, which the first one creates.
 
         Args:
-            run_files: gives what else is kept in every checkpoint.
-            reserve_seconds: gives the time that what comes after the last save takes, such as
-                copying it: a deadline leaves it.
+            run_files: returns the other files that every checkpoint keeps.
+            reserve_seconds: returns the time needed after the last save, such as for copying it. A
+                deadline reserves this time.
         """
         config = self.training_config
         self.checkpoints = CheckpointManager(
@@ -343,10 +346,10 @@ class EnhancedTrainer:
         return self.model
 
     def initialize_data(self) -> DataSource:
-        """Read, check and tokenise the data; needs the model's tokenizer.
+        """Read, check and tokenize the data. This needs the model's tokenizer.
 
         Raises:
-            ValueError, DataError: the data cannot be used; names file, line and remedy.
+            ValueError, DataError: the data cannot be used. The message names file, line and remedy.
         """
         self.initialize_model()
         if self.data is None:
@@ -365,7 +368,7 @@ class EnhancedTrainer:
         return self.data
 
     def cost_measurement(self) -> CostMeasurement:
-        """What measures this training's steps on this machine."""
+        """Return an object that measures this training's steps on this machine."""
         model, data = self.initialize_model(), self.initialize_data()
         optimizer = partial(self.create_optimizer, model)
         return CostMeasurement(
@@ -380,7 +383,7 @@ class EnhancedTrainer:
 
     @property
     def num_processes(self) -> int:
-        """Ranks of this training, this process included."""
+        """The number of ranks of this training, including this process."""
         return self.group.size if self.ranks is None else self.ranks.size
 
     def _may_spread(self) -> bool:
@@ -389,8 +392,10 @@ class EnhancedTrainer:
         return self.num_processes > 1 and wanted != "no" and not (why_not and wanted == "auto")
 
     def _is_too_large(self) -> bool:
-        """Whether this process lacks the memory for all weights and, beside them, its part of the
-        training, so that it reads its part alone."""
+        """Return whether this process should read only its own part of the weights.
+
+        That is so if its memory cannot hold all weights plus its part of the training.
+        """
         if self.ranks is None or not self._may_spread():
             return False
         weights = self.adapter.weight_bytes()
@@ -398,12 +403,12 @@ class EnhancedTrainer:
             return False
         size = self.num_processes
         there = self.memory_budget.limit_bytes(self.device, size)
-        # a gradient and two numbers of AdamW for each weight that trains
+        # a gradient and two AdamW values for each trained weight
         part = weights * (1 if self.model_config.lora_config else 4) // size
         return PeakMemory(self.device).now() + weights + part > there
 
     def _choose_sharding(self) -> str:
-        """Decide whether the model is spread over the ranks, once; why, in a sentence."""
+        """Decide once whether to shard the model over the ranks, and return why, as a sentence."""
         wanted, size = self.training_config.shard, self.num_processes
         if not self._may_spread():
             return ""
@@ -435,11 +440,11 @@ class EnhancedTrainer:
         )
 
     def batch_plan(self) -> BatchPlan:
-        """How a batch goes through the model; see `BatchPlanner.decide`."""
+        """Return how a batch goes through the model; see `BatchPlanner.decide`."""
         return self.planner.decide()
 
     def prepare(self) -> TrainingLoop:
-        """Build what is missing: model, data, optimizer, schedule, loop. Trains nothing."""
+        """Build what is missing: model, data, optimizer, schedule and loop, without training."""
         if self.loop is None:
             if self.training_config.best_needs_answers and self.answering is None:
                 raise ConfigurationError(
@@ -469,27 +474,27 @@ class EnhancedTrainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Of this training; prepares it if need be."""
+        """The optimizer. The training is prepared if necessary."""
         return self.prepare().optimizer_step.optimizer
 
     @property
     def scheduler(self) -> LambdaLR | None:
-        """Of the learning rate; prepares the training if need be."""
+        """The learning-rate scheduler. The training is prepared if necessary."""
         return self.prepare().optimizer_step.scheduler
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What trains in this phase, by name; see `trainable_parameters`."""
+        """The parameters that train in this phase, by name; see `trainable_parameters`."""
         loop, state = self.prepare(), self.state
         assert state is not None
         return trainable_parameters(loop, state)
 
     @property
     def gradients(self) -> TrainerGradients:
-        """Of the last batch at the weights as they are now, by parameter; see `last_gradients`.
+        """The last batch's gradients at the current weights, by parameter; see `last_gradients`.
 
         Raises:
-            ValueError: no batch was trained on yet.
+            ValueError: no batch has been trained on yet.
         """
         loop, state = self.prepare(), self.state
         assert state is not None
@@ -498,41 +503,48 @@ class EnhancedTrainer:
 
     @property
     def quantization(self) -> str | None:
-        """Bits of the base weights, "4bit" or "8bit"; None: they are as they were loaded."""
+        """The quantization of the base weights, "4bit" or "8bit"; None: they are as loaded."""
         return self.model_config.quantization
 
     def use_precision(self, name: str) -> None:
-        """Compute in this number format from now on; nothing has been trained yet."""
+        """Compute in this number format from now on; only before training starts."""
         precision = Precision(name, self.device.type)
         self.precision = self.planner.precision = self.adapter.precision = precision
         self.bind_strategy()
 
     def keep_precision(self, name: object) -> None:
-        """Go on in the format that a run began with, where nobody gives one and this CPU has both:
-        it was measured then. Another one is refused when all is compared."""
+        """Keep the number format that a run began with.
+
+        This applies if no format is configured and this CPU supports both: the format was then
+        measured. Another format is refused later, in the comparison with the checkpoint.
+        """
         is_open = self.training_config.mixed_precision is True and self.device.type == "cpu"
         if is_open and name in ("fp32", self.precision.name):
             self.use_precision(str(name))
 
     def use_num_threads(self, count: int) -> None:
-        """Compute with so many threads of the CPU from now on, in all of this process."""
+        """Compute with `count` CPU threads from now on, in the whole process."""
         torch.set_num_threads(count)
 
     @property
     def num_threads(self) -> int | None:
-        """That the CPU computes with, which decides the last digits; None: a GPU computes, or
-        several processes share the threads."""
+        """The number of CPU threads, which affects the last digits of the result.
+
+        None: a GPU computes, or several processes share the threads.
+        """
         is_alone = self.device.type == "cpu" and self.num_processes == 1
         return torch.get_num_threads() if is_alone else None
 
     def keep_num_threads(self, count: object) -> None:
-        """Go on with as many threads as a run began with, unless the environment gives a number, or
-        there are not as many cores for them."""
+        """Keep the number of threads that a run began with.
+
+        The environment variable takes precedence, and the number is limited to the available cores.
+        """
         if isinstance(count, int) and self.num_threads and not os.environ.get(THREADS_VARIABLE):
             self.use_num_threads(max(1, min(count, processor().num_cores)))
 
     def bind_strategy(self) -> TrainingStrategy:
-        """The strategy, with what it needs to do a step."""
+        """Return the strategy, with everything that it needs to do a step."""
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
         self.strategy.added_rate = added_learning_rate_for(
@@ -542,7 +554,7 @@ class EnhancedTrainer:
         return self.strategy
 
     def create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """A new optimizer of this training for the weights of `model`, or of samples of them."""
+        """Create an optimizer of this training for `model`'s weights, or for samples of them."""
         return self.bind_strategy().create_optimizer(model, self._learning_rate())
 
     def _learning_rate(self) -> float:
@@ -587,10 +599,10 @@ class EnhancedTrainer:
         )
 
     def _join(self) -> Group:
-        """All ranks, which have the model and the data of this training.
+        """Return the group of all ranks, which have the model and the data of this training.
 
         Raises:
-            ProcessLostError: a rank cannot be had.
+            ProcessLostError: a rank is unavailable.
         """
         group = self.group if self.ranks is None else self.ranks.join()
         if self.sharding is not None and isinstance(group, JoinedGroup):
@@ -606,14 +618,17 @@ class EnhancedTrainer:
             close(reason)
 
     def _spread(self, group: JoinedGroup, sharding: Sharding) -> None:
-        """From here on each rank has a part of the weights, of the gradients and of what the
-        optimizer remembers; all begin with rank 0's weights, or go on from its checkpoint."""
+        """Shard the model over the ranks.
+
+        From here on each rank has a part of the weights, the gradients and the optimizer state. All
+        ranks start from rank 0's weights, or resume from its checkpoint.
+        """
         loop, state = self.prepare(), self.state
         assert state is not None
         if is_sharded(state.model):
             return
         step, model = loop.optimizer_step, state.model
-        if not self.adapter.on_disk:  # of which each reads its part
+        if not self.adapter.on_disk:  # each rank reads its part
             group.broadcast(trainable_state(model).values())
         step.optimizer.param_groups.clear()  # it would keep the whole weights
         shard_model(model, mesh_of(group), offload=sharding is Sharding.OFFLOAD)
@@ -623,7 +638,7 @@ class EnhancedTrainer:
         restores = group.decide(lambda: self._restore_spread is not None)
         if restores and self._restore_spread is not None:
             self._restore_spread(group)
-            limit = self.planner.memory_limit()  # as a rank that ran out of memory has left it
+            limit = self.planner.memory_limit()  # lowered if a rank ran out of memory
             state.micro_batch_size = limit.at_most(state.micro_batch_size)
         elif restores:
             snapshot = load_together(group, None, model, step.optimizer)
@@ -634,7 +649,7 @@ class EnhancedTrainer:
                 self.before = self.evaluate()
 
     def _put_together(self) -> None:
-        """Give rank 0 a model of its own again, with the weights that were trained."""
+        """Give rank 0 a whole model again, with the trained weights."""
         group = self.group if self.ranks is None else self.ranks.group
         loop, state = self.loop, self.state
         assert loop is not None
@@ -663,7 +678,7 @@ class EnhancedTrainer:
         self.model = state.model = model
 
     def _folder(self) -> Path:
-        """Of this run, or of files that nobody needs afterwards."""
+        """Return the folder of this run, or a folder for temporary files."""
         run = self.checkpoints.store.root.parent if self.checkpoints is not None else None
         return run or Path(tempfile.gettempdir())
 
@@ -672,13 +687,13 @@ class EnhancedTrainer:
             self.planner.memory_limit().remember(micro_batch_size)
 
     def check_length(self) -> int:
-        """Look at the length of the training before anything of it is written down.
+        """Check the length of the training before any of it is recorded.
 
         Returns:
-            Its optimizer steps.
+            The number of its optimizer steps.
 
         Raises:
-            ValueError: it ends before its last phase begins.
+            ValueError: the training ends before its last phase begins.
         """
         global_batch_size = self.batch_plan().global_batch_size
         model, data = self.initialize_model(), self.initialize_data()
@@ -687,7 +702,7 @@ class EnhancedTrainer:
     def _length(
         self, model: torch.nn.Module, data: DataSource, global_batch_size: int
     ) -> tuple[list[Phase], int]:
-        """The phases of the training, and its optimizer steps."""
+        """Return the phases of the training and the number of its optimizer steps."""
         config = self.training_config
         steps_per_epoch = ceil_div(data.num_examples, global_batch_size)
         num_phases = sum(phase.num_epochs for phase in self.strategy.phases(model, 1))
@@ -718,7 +733,7 @@ class EnhancedTrainer:
         return self.multimodal.scheduler(optimizer, peak, first, scheduler)
 
     def _cache_source(self, data: DataSource) -> CacheSource:
-        """Where the activations of a frozen trunk are kept: in the run's folder, if nobody says."""
+        """Return the cache of a frozen trunk's activations, by default in the run's folder."""
         folder = self.training_config.cache_dir
         run = self.checkpoints.store.root.parent if self.checkpoints is not None else None
         root = Path(folder).expanduser() if folder else (run or self.planner.cache_directory)
@@ -732,11 +747,11 @@ class EnhancedTrainer:
         return CacheSource(data, self.adapter.prepare_batch, root / "activations", facts)
 
     def train(self) -> TrainingState:
-        """Train from where the state stands to the end.
+        """Train from the current state to the end.
 
         Raises:
             TrainingDivergedError: the loss is no longer finite.
-            Exception: whatever went wrong; the steps before it are in a checkpoint.
+            Exception: any other error; a checkpoint holds the steps before it.
         """
         loop = self.prepare()
         assert self.state is not None
@@ -753,11 +768,13 @@ class EnhancedTrainer:
         poll: Callable[[], None] = do_nothing,
         kind: Callable[..., EvaluationLoss] = EvaluationLoss,
     ) -> dict[str, float]:
-        """Held-out loss per supervised item, empty where nothing is held out; leaves no trace.
+        """Return the held-out loss per supervised item, without changing the training state.
+
+        The result is empty if nothing is held out.
 
         Args:
-            poll: is called between two batches, and may raise.
-            kind: makes what measures; another one may keep more than the sums.
+            poll: called between two batches. It may raise.
+            kind: creates the object that measures; another one may keep more than the sums.
         """
         model, data = self.initialize_model(), self.initialize_data()
         if self.adapter.on_disk and not is_sharded(model):
@@ -786,10 +803,10 @@ class EnhancedTrainer:
         return numbers
 
     def train_step(self, batch: Sequence[object]) -> float:
-        """One optimizer step on a batch of examples outside the loop; returns the mean loss.
+        """Perform one optimizer step on a batch outside the loop, and return the mean loss.
 
         Raises:
-            ConfigurationError: several processes are to train, which go through the loop.
+            ConfigurationError: the training has several processes, which requires the loop.
         """
         if self.num_processes > 1:
             raise ConfigurationError(
@@ -800,11 +817,11 @@ class EnhancedTrainer:
         return loop.single_step(self.state, batch)
 
     def save_checkpoint(self, state: TrainingState) -> Path:
-        """Write everything that decides how the training goes on.
+        """Write everything needed to resume the training, and return the path.
 
         Raises:
             ValueError: this trainer has no folder for checkpoints.
-            OSError: the disk refuses; earlier checkpoints are untouched.
+            OSError: the disk returns an error. Earlier checkpoints are untouched.
         """
         return self.prepare().checkpointer.save_now(state)
 
@@ -818,7 +835,7 @@ class EnhancedTrainer:
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides the result, to be compared when a run resumes: see
+        """Return what decides the result, for comparison when a run resumes; see
         `run.compatibility`."""
         loop = self.prepare()
         if self._identity is None:
@@ -849,12 +866,12 @@ class EnhancedTrainer:
         return {**self._identity, **of_now}
 
     def held_out_identity(self) -> str | None:
-        """Which rows are held out; None of a source that cannot tell."""
+        """Return which rows are held out; None if the data source does not know."""
         identity: str | None = getattr(self.initialize_data(), "held_out_identity", None)
         return identity
 
     def _parts(self, code: CodeOfParts) -> dict[str, JsonValue]:
-        """What is no setting and lies in no file of rows or weights."""
+        """Return the parts of the identity that are not settings, data files or weights."""
         assert self.data is not None
         contents = getattr(self.data, "contents", None)
         held_out = None if contents is None else contents(held_out=True)
@@ -870,16 +887,16 @@ class EnhancedTrainer:
         return {name: part for name, part in parts.items() if part is not None}
 
     def _keyed(self, rows: str) -> str:
-        """A hash of rows that says nothing to whoever has no key of the run."""
+        """Return a hash of rows that reveals nothing without the key of the run."""
         return rows if self._run_key is None else keyed(self._run_key, rows)
 
     def attention_form(self) -> str:
-        """How the model attends, as far as that decides the last digits."""
+        """Return how the model computes attention, as far as it affects the last digits."""
         step = self.adapter.size_grid.segment_step
         return attention_form(self.initialize_model(), self.device, self.precision.dtype, step)
 
     def last_mlp_form(self) -> str:
-        """At which tokens the last layer's MLP is computed, which decides the last digits, too."""
+        """Return at which tokens the last layer's MLP is computed; this affects the last digits."""
         narrows = (
             isinstance(self.adapter, StandardModelAdapter)
             and self.sharding is None
@@ -888,20 +905,21 @@ class EnhancedTrainer:
         return "learnt tokens" if narrows else "all tokens"
 
     def restore(self, checkpoint: Path, accept: Collection[str] = ()) -> list[Difference]:
-        """Go on from `checkpoint` when `train()` is called.
+        """Load `checkpoint`, so that `train()` resumes from it.
 
         Args:
-            accept: what may be different although it changes the result, such as
+            accept: names of things that may differ although they change the result, such as
                 `["learning_rate", "data"]`; see `configuration_judge.names`.
 
         Returns:
-            What differs and is harmless or accepted.
+            The differences that are harmless or accepted.
 
         Raises:
             ValueError: `accept` holds an unknown name.
-            CheckpointError: it is damaged, or something else that changes the result differs.
+            CheckpointError: the checkpoint is damaged, or something else that changes the result
+                differs.
         """
-        may_spread = self.ranks is not None  # which is known when model and data are
+        may_spread = self.ranks is not None  # known only after model and data are loaded
         snapshot = load_values(checkpoint) if may_spread else load_checkpoint(checkpoint)
         was = snapshot.values.get("identity", {})
         if was:
@@ -958,7 +976,7 @@ class EnhancedTrainer:
         return agreed
 
     def follow_length(self, total_steps: int) -> None:
-        """As another rank than 0: train for as many steps as rank 0 does."""
+        """Train for as many steps as rank 0. Called on ranks other than 0."""
         self._set_length(total_steps)
 
     def _set_length(self, total_steps: int) -> None:

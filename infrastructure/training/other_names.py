@@ -1,7 +1,7 @@
-"""Names that the specifications give to a role which something of another name plays here.
+"""Names that the specifications give to roles which objects with other names fill here.
 
 Importing one of them from `infrastructure.training` raises an ImportError with its line. A class of
-that name would be a second way to do what the object named here does already.
+that name would be a second way to do what the existing object already does.
 """
 
 ELSEWHERE = {

@@ -1,8 +1,8 @@
-"""Another rank than 0 of a training: `python -m infrastructure.training.rank_process`.
+"""Run a rank other than 0: `python -m infrastructure.training.rank_process`.
 
-It runs the same loop as rank 0, over the same data, and shows and keeps nothing. Told the port of
-rank 0's store and its own number where rank 0 started it; by a launcher's environment variables
-otherwise.
+The process runs the same loop as rank 0 over the same data. It shows nothing and stores nothing. If
+rank 0 started it, its arguments are the port of rank 0's store and its own rank. If a launcher
+started it, environment variables hold them.
 """
 
 import logging
@@ -37,17 +37,17 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 
 def train_as(member: Member) -> int:
-    """Train with rank 0 as long as it does; the exit code.
+    """Train together with rank 0 until rank 0 stops, and return the exit code.
 
-    It is DONE too where rank 0 never needed this process, or has ended by itself: how is its to
-    say.
+    The code is also DONE if rank 0 never needed this process or has ended by itself: the outcome is
+    then rank 0's to report.
     """
     _import_what_takes_long()
     call = member.called()
     if call is None:
         return ExitCode.DONE
     device_type, limit_seconds = call
-    logging.disable(logging.WARNING)  # rank 0 says the same
+    logging.disable(logging.WARNING)  # rank 0 logs the same warnings
     warnings.simplefilter("ignore")
     try:
         group = JoinedGroup(
@@ -82,7 +82,7 @@ def train_as(member: Member) -> int:
 
 
 def _import_what_takes_long() -> None:
-    """While rank 0 prepares model and data, nothing else is to be done here."""
+    """Import slow packages while rank 0 prepares model and data and this process is idle."""
     with suppress(ImportError):
         import peft  # noqa: F401
         import transformers.modeling_utils  # noqa: F401
@@ -96,8 +96,10 @@ def _lost(member: Member, error: ProcessLostError) -> int:
 def trainer_of(
     group: JoinedGroup, facts: Mapping[str, Any], tokenizer: Mapping[str, bytes]
 ) -> EnhancedTrainer:
-    """The same training as rank 0's, prepared on this rank's device; nothing of it is shown, saved
-    or decided here."""
+    """Return the same training as rank 0's, prepared on this rank's device.
+
+    It shows, saves and decides nothing.
+    """
     config = DeploymentConfig.from_dict(facts["configuration"])
     config.model.revision = facts["revision"] or config.model.revision
     if group.device.type == "cuda":
@@ -129,7 +131,7 @@ def trainer_of(
 
 
 def _stop_all_on_signals(group: JoinedGroup) -> None:
-    """A signal that asks this rank to stop asks all of them, after the step that they are at."""
+    """Make a signal that asks this rank to stop ask all ranks, after their current step."""
     if threading.current_thread() is not threading.main_thread():
         return
 
@@ -146,7 +148,7 @@ def _measured_by_rank_0(*_: Any) -> Mapping[str, float]:
 
 
 def main() -> int:
-    """Be the rank that this process was started as."""
+    """Run as the rank that this process was started as."""
     port, rank, size = map(int, sys.argv[1:])
     return train_as(started_by_rank_0(port, rank, size))
 

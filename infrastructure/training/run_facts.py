@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks of a training, and how they build the same trainer from it."""
+"""Facts that rank 0 sends to the other ranks, and comparison of the trainers built from them."""
 
 import tempfile
 from pathlib import Path
@@ -19,12 +19,14 @@ Facts = dict[str, Any]
 
 
 def welcome(trainer: EnhancedTrainer, group: Group) -> None:
-    """On rank 0, with a trainer that is prepared: have the others build what it has, and wait until
-    they have.
+    """Have the other ranks build what this prepared trainer has, and wait for them.
+
+    Called on rank 0.
 
     Raises:
         ConfigurationError: the training has parts that other processes cannot build.
-        ProcessLostError: a rank cannot train this, or has other weights or data; says which.
+        ProcessLostError: a rank cannot train this, or has other weights or data. The message names
+            it.
     """
     assert trainer.ranks is not None
     _refuse_own_extensions(trainer)
@@ -49,7 +51,10 @@ def welcome(trainer: EnhancedTrainer, group: Group) -> None:
 
 
 def facts_of_first(group: Group) -> tuple[Facts, dict[str, bytes]]:
-    """On another rank: what `welcome` says, and the files of the tokenizer."""
+    """Receive what `welcome` sends: the facts, and the files of the tokenizer.
+
+    Called on ranks other than 0.
+    """
     facts: Facts = group.decide(dict)
     sizes: dict[str, int] = facts["tokenizer"]
     device = getattr(group, "device", torch.device("cpu"))
@@ -61,11 +66,11 @@ def facts_of_first(group: Group) -> tuple[Facts, dict[str, bytes]]:
 
 
 def compare(group: Group, trainer: EnhancedTrainer) -> None:
-    """Whether this rank trains what rank 0 does: the weights that never change, and the data.
+    """Check that this rank trains what rank 0 trains: the same frozen weights and the same data.
 
     Raises:
-        ValueError: it does not.
-        ProcessLostError: another rank does not.
+        ValueError: this rank has other weights or data.
+        ProcessLostError: another rank has.
     """
     assert trainer.model is not None
     assert trainer.data is not None
@@ -91,7 +96,7 @@ def _refuse_own_extensions(trainer: EnhancedTrainer) -> None:
 
 
 def _tokenizer_files(tokenizer: "PreTrainedTokenizerBase | None") -> dict[str, torch.Tensor]:
-    """The files of a tokenizer as bytes, for machines that do not see this disk."""
+    """Return the files of a tokenizer as bytes, for machines that do not share this disk."""
     if tokenizer is None:
         return {}
     with tempfile.TemporaryDirectory() as folder:

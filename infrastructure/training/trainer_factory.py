@@ -1,4 +1,4 @@
-"""From three sections of the configuration to the right trainer with the right parts."""
+"""Build the right trainer with the right parts from the configuration."""
 
 import logging
 import os
@@ -30,23 +30,23 @@ from infrastructure.training.run_facts import welcome
 from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
-PACKAGE = "infrastructure"  # the logger above all of ours; what other libraries log is not our say
+PACKAGE = "infrastructure"  # the root of our loggers; those of other libraries are left alone
 
 
 class TrainerFactory:
-    """Makes trainers; holds nothing."""
+    """A stateless factory of trainers."""
 
     def for_run(
         self, config: DeploymentConfig, began_with: Backend | None = None, **options: object
     ) -> EnhancedTrainer:
-        """The trainer that a whole configuration asks for, on its device and with its cache.
+        """Return the trainer for a whole configuration, on its device and with its cache.
 
         Args:
-            began_with: what loads the model where `model.backend` is `auto`, because the run or the
-                model began with it; None: see `choose_backend`.
+            began_with: the library that loads the model if `model.backend` is `auto` and the run or
+                the model began with it. None: see `choose_backend`.
 
         Raises:
-            ConfigurationError: a sentence for each setting that cannot be carried out.
+            ConfigurationError: a setting cannot be used. The message has a sentence for each.
         """
         make_ready(config)
         config.know_models(MODELS)
@@ -70,10 +70,10 @@ class TrainerFactory:
     def for_one_process(
         self, config: DeploymentConfig, backend: Backend = "transformers", **options: object
     ) -> EnhancedTrainer:
-        """The same, without the other processes that the configuration may ask for.
+        """Return the same trainer without the other processes that the configuration may ask for.
 
         Args:
-            backend: what loads the model where `model.backend` is `auto`.
+            backend: the library that loads the model if `model.backend` is `auto`.
         """
         make_ready(config)
         config.know_models(MODELS)
@@ -98,7 +98,7 @@ class TrainerFactory:
     def _ranks(
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
     ) -> Ranks | None:
-        """The ranks that the configuration or a launcher asks for; None: this process alone."""
+        """Return the ranks that the configuration or a launcher asks for; None: one process."""
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
@@ -126,11 +126,12 @@ class TrainerFactory:
         backend: Backend = "transformers",
         **options: Any,
     ) -> EnhancedTrainer:
-        """The trainer for `model_config.backend`, or where that is `auto` for `backend`; `options`
-        are EnhancedTrainer's keywords.
+        """Return the trainer for `model_config.backend`, or for `backend` if that is `auto`.
+
+        `options` are keyword arguments of EnhancedTrainer.
 
         Raises:
-            ConfigurationError: a sentence for each setting that cannot be carried out.
+            ConfigurationError: a setting cannot be used. The message has a sentence for each.
         """
         if training_config.method != SFT:
             raise ConfigurationError(
@@ -145,10 +146,10 @@ class TrainerFactory:
 def num_processes_for(
     config: DeploymentConfig, device: torch.device, launch: LaunchedProcess | None = None
 ) -> int:
-    """How many processes train: as a launcher started them, or as `num_processes` says.
+    """Return how many processes train: as many as a launcher started, or `num_processes`.
 
     Raises:
-        ConfigurationError: there are not so many GPUs, or the launcher started another number.
+        ConfigurationError: there are fewer GPUs than that, or the launcher started another number.
     """
     requested = config.num_processes
     num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
@@ -168,10 +169,12 @@ def num_processes_for(
 
 
 def show_gpus(config: DeploymentConfig) -> None:
-    """Let this process see the GPUs that are named only; CUDA asks once, before it is used first.
+    """Restrict this process to the configured GPUs.
+
+    CUDA reads the variable only once, before its first use.
 
     Raises:
-        ConfigurationError: it is too late for that, or none of them is here.
+        ConfigurationError: CUDA is already in use, or none of the GPUs exists.
     """
     _set_visible(config.cuda_visible_devices)
     if wants_gpus_by_number(config) and torch.cuda.device_count() == 0:
@@ -190,5 +193,5 @@ def _set_visible(devices: str | None) -> None:
 
 
 def _num_gpus() -> int:
-    """What CUDA itself sees; `torch.cuda.device_count` believes the variable."""
+    """Return the number of GPUs that CUDA sees; `torch.cuda.device_count` trusts the variable."""
     return int(torch._C._cuda_getDeviceCount()) if torch.cuda.is_available() else 0

@@ -1,7 +1,7 @@
-"""UnifiedTrainer: stack-wise training of layers, or of a model, that one has already.
+"""UnifiedTrainer: stack-wise training of existing layers, or of an existing model.
 
-The same loop, checkpoints and phases as everything else; what is named in a `TrainingConfig` does
-here what it does in a run of `temper train`.
+It uses the same loop, checkpoints and phases as every other training. A setting of `TrainingConfig`
+means the same here as in a run of `temper train`.
 """
 
 import hashlib
@@ -58,28 +58,29 @@ log = logging.getLogger(__name__)
 
 
 class UnifiedTrainer:
-    """Trains layers a unit at a time, or all at once, as a `TrainingConfig` says.
+    """A trainer of layers, one unit at a time or all at once, as a `TrainingConfig` specifies.
 
-    The batches are the loader's: `batch_size` is not read. A learning rate of "auto" is that of
-    weights that have been trained before. What belongs to a run (held-out data, files of metrics,
-    backup, views) is `temper train`'s; hooks can do it here.
+    The batches come from the loader; `batch_size` is ignored. A learning rate of "auto" is the one
+    for pretrained weights. The features of a run (held-out data, metrics files, backup, views)
+    belong to `temper train`; hooks can provide them here.
 
     Args:
-        config: `mode`, `strategy` and what belongs to them; also epochs (of each phase), rates,
-            seed. Where it names neither mode nor strategy, the strategy is progressive.
-        output_dir: checkpoints go to `output_dir/checkpoints`; a training that was broken off goes
-            on from them when `train_all_layers` is called again with the same layers and data. The
-            plan goes to `stackwise.json`, finished stacks to `stacks/`, the whole to `rack/`, as
-            `save_stacks` and `save_rack` say. None: nothing is saved.
+        config: `mode`, `strategy` and the settings that belong to them; also epochs (of each
+            phase), rates and the seed. If it sets neither mode nor strategy, the strategy is
+            progressive.
+        output_dir: checkpoints go to `output_dir/checkpoints`. An interrupted training resumes from
+            them when `train_all_layers` is called again with the same layers and data. The plan
+            goes to `stackwise.json`, finished stacks to `stacks/` and the whole model to `rack/`,
+            as `save_stacks` and `save_rack` specify. None: nothing is saved.
         device: "auto", "cpu", "cuda" or "cuda:n".
         hooks: observers and extensions.
 
     Attributes:
-        trainer: what did the last training; None before.
+        trainer: the trainer of the last training; None before the first.
 
     Raises:
-        ValueError: the configuration asks for what is done with a model when it is loaded, or for
-            files without a folder.
+        ValueError: the configuration has a setting that takes effect when a model is loaded, or
+            asks for files without a folder.
     """
 
     def __init__(
@@ -110,26 +111,27 @@ class UnifiedTrainer:
         head: torch.nn.Module | None = None,
         loss: Loss | None = None,
     ) -> TrainingState:
-        """Train all of them, in the phases of the configuration.
+        """Train all layers, in the phases of the configuration.
 
         Args:
             dataloader: batches: a tensor (its own target), a pair of inputs and targets, or a
                 mapping with `input_ids` and `labels`. A `DataLoader` is read in the order of this
-                training's seed; any other iterable is read once, and kept.
+                training's seed. Any other iterable is read once and kept.
             model_layers: a causal language model of transformers, whose layers are found by their
-                structure; or a list of layers, each given what the one before gave. Quantization is
-                of the linear layers inside them: one that is a linear layer itself stays as it is.
-            embedding: of a list: from inputs to what the first layer is given; None: as they are.
-            head: of a list: from what any layer gives to what the loss is given; None: as it is.
-            loss: of a list: a mean over the batch; None: cross-entropy for targets that are whole
-                numbers (-100: not counted), else the mean squared error.
+                structure; or a list of layers, each of which receives the output of the one before.
+                Quantization applies to the linear layers inside them. A layer that is itself a
+                linear layer is not quantized.
+            embedding: for a list: maps inputs to the input of the first layer. None: identity.
+            head: for a list: maps the output of any layer to the input of the loss. None: identity.
+            loss: for a list: a mean over the batch. None: cross-entropy for integer targets (-100:
+                ignored), otherwise the mean squared error.
 
         Returns:
-            The state at the end; the layers have been trained in place. Which of their weights
-            collect gradients, and whether they are in training mode, is afterwards as it was.
+            The state at the end. The layers are trained in place. Afterwards their `requires_grad`
+            flags and training modes are as they were.
 
         Raises:
-            ValueError: layers, data and loss do not fit together; says how.
+            ValueError: layers, data and loss do not fit together. The message says how.
             CheckpointError: `output_dir` holds another training.
         """
         device = training_device(self.device)
@@ -150,7 +152,7 @@ class UnifiedTrainer:
             given = LayersModel(_layers_of(model_layers), embedding, head, inputs[:2])
             longest = DataConfig().max_length
             model_config, config = _sections(given, self.config, source.batch_size)
-            if config.cache_activations is None:  # only examples of token ids are known again
+            if config.cache_activations is None:  # only token ids can be recognized later
                 config = config.copy_with(cache_activations=False)
             adapter = LayersAdapter(given, source, loss, model_config, config, device)
             check_runs(adapter, given, inputs, targets)
@@ -167,7 +169,7 @@ class UnifiedTrainer:
             return self._train(trainer)
 
     def _train(self, trainer: EnhancedTrainer) -> TrainingState:
-        """From the beginning, or from where an earlier call was broken off."""
+        """Train from the beginning, or from where an earlier call was interrupted."""
         if self.output_dir is not None:
             trainer.add_hooks(stack_observers(trainer, self.output_dir))
         if trainer.checkpoints is not None and trainer.checkpoints.checkpoints():
@@ -183,7 +185,7 @@ class UnifiedTrainer:
 
 
 def refuse_settings_of_loading(config: TrainingConfig) -> None:
-    """Raise ValueError for settings that Temper carries out where it loads a model."""
+    """Raise ValueError for settings that take effect only when Temper loads a model."""
     settings = {
         Setting("training.gradient_checkpointing"): config.gradient_checkpointing,
         Setting("training.compile_mode"): config.compile_mode is not None,
@@ -200,7 +202,7 @@ def refuse_settings_of_loading(config: TrainingConfig) -> None:
 def _sections(
     model: torch.nn.Module, config: TrainingConfig, batch_size: int
 ) -> tuple[ModelConfig, TrainingConfig]:
-    """The sections of a training of this model, with the loader's batches."""
+    """Return the configuration sections for training this model with the loader's batches."""
     count = sum(parameter.numel() for parameter in model.parameters())
     name = f"{type(inner_model(model)).__name__} of {count:,} parameters"
     return ModelConfig(name=name), config.copy_with(batch_size=batch_size)
@@ -208,8 +210,11 @@ def _sections(
 
 @contextmanager
 def as_it_was(model: torch.nn.Module, trainer: EnhancedTrainer) -> Generator[None, None, None]:
-    """Afterwards, also where the training was broken off, the model has the parts, modes, attention
-    and trainable weights of before, and can be given to `train_all_layers` again."""
+    """Restore the model on exit, also after an interrupted training.
+
+    The model gets back its parts, modes, attention and trainable weights, and can be passed to
+    `train_all_layers` again.
+    """
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     modes = [(module, module.training) for module in model.modules()]
     attention = attention_implementation(model)
@@ -228,13 +233,13 @@ def as_it_was(model: torch.nn.Module, trainer: EnhancedTrainer) -> Generator[Non
 
 
 class TokenRows:
-    """The rows of a loader's batches, as examples of a language model. All of them are kept.
+    """The rows of a loader's batches, as examples for a language model. All of them are kept.
 
     Attributes:
         longest: tokens of the longest row.
 
     Raises:
-        ValueError: the loader gives no rows of token ids, or nothing in them is to be learnt.
+        ValueError: the loader yields no rows of token ids, or none of their tokens is trained.
     """
 
     def __init__(self, loader: Iterable[object], seed: int) -> None:
@@ -245,12 +250,12 @@ class TokenRows:
             raise InputError("training.loader_without_trained_tokens")
         self.batch_size = source.batch_size * max(1, *map(len, batches))
         self.longest = max(2, *(len(row.input_ids) for row in self.examples))
-        left_out = len(source.items) - source.num_examples  # by drop_last, of rows of one item each
+        left_out = len(source.items) - source.num_examples  # by drop_last, if each item is one row
         self.num_examples = len(self.examples) - left_out
         self.seed, self.shuffles = seed, source.shuffles
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each row: (num_examples,), of those of the first epoch."""
+        """Return the tokens of each row of the first epoch: (num_examples,)."""
         return np.array([len(row.input_ids) for row in self.examples[: self.num_examples]])
 
     @property
@@ -277,7 +282,7 @@ class TokenRows:
 
 
 class GivenModelAdapter(StandardModelAdapter):
-    """A causal language model that one has already, with rows of token ids."""
+    """An existing causal language model, with rows of token ids."""
 
     def __init__(
         self,
@@ -302,10 +307,11 @@ class GivenModelAdapter(StandardModelAdapter):
         return _token_of(self.model, "pad_token_id") or 0
 
     def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
-        """The last token of the vocabulary stands for a hidden one, unless the model names one.
+        """Return the masked objective; the last token of the vocabulary is the mask token unless
+        the model names one.
 
         Raises:
-            ValueError: that token is in the data.
+            ValueError: that token occurs in the data.
         """
         if not self.training_config.time_step_masking:
             return None
@@ -320,7 +326,8 @@ class GivenModelAdapter(StandardModelAdapter):
         return objective_of(self.training_config, mask, size, control)
 
     def describe(self) -> JsonObject:
-        """With a hash of what is in no checkpoint: the base of a LoRA."""
+        """Return the description with a hash of the weights that no checkpoint holds, such as the
+        base of a LoRA."""
         assert self.model is not None
         facts = {"lora": hasattr(self.model, "peft_config")}
         return {**super().describe(), **facts, "base_sha256": frozen_hash(self.model)}
@@ -330,17 +337,17 @@ class GivenModelAdapter(StandardModelAdapter):
 
 
 def _token_of(model: torch.nn.Module, name: str) -> int | None:
-    """A token that the configuration of a model names, and the model has."""
+    """Return a token that the model's configuration names, if the model has an embedding for it."""
     token = getattr(inner_model(model).config, name, None)
     is_there = isinstance(token, int) and 0 <= token < token_embeddings(model).num_embeddings
     return token if is_there else None
 
 
 def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
-    """Whether the model has an embedding for each token and position.
+    """Check that the model has an embedding for each token and position.
 
     Raises:
-        ValueError: it has not; names token or length.
+        ValueError: it does not. The message names the token or the length.
     """
     size = token_embeddings(model).num_embeddings
     for row in rows.examples:
@@ -356,11 +363,13 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
 
 
 def rows_of(batch: object) -> list[TokenizedExample]:
-    """The rows of a batch: `input_ids` (B, L), and where given `labels` (the same ids, or -100: not
-    learnt) and `attention_mask` (0: padding, of which nothing is left). Empty rows are left out.
+    """Return the rows of a batch; empty rows are left out.
+
+    The batch has `input_ids` (B, L), and optionally `labels` (the same ids, or -100: not trained)
+    and `attention_mask` (0: padding, which is removed).
 
     Raises:
-        ValueError: they are something else; says what.
+        ValueError: the batch has another form. The message says what is wrong.
     """
     ids, targets = inputs_and_targets(batch)
     if ids.is_floating_point() or ids.ndim != 2:
@@ -415,10 +424,10 @@ def _layers_of(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torc
 def check_runs(
     adapter: LayersAdapter, model: LayersModel, inputs: torch.Tensor, targets: object
 ) -> None:
-    """Run the layers on the first batch, and compute its loss.
+    """Run the layers on the first batch and compute its loss.
 
     Raises:
-        ValueError: they cannot be run on it, or do not give one shape; says what to give.
+        ValueError: they fail on it, or do not return one shape. The message says what to pass.
     """
     parameter = next(model.parameters(), None)
     if parameter is None:

@@ -1,7 +1,7 @@
 """UnslothTrainer: the same training, with a model that Unsloth loads and patches.
 
-Unsloth changes transformers when it is imported, so it comes first: make this trainer before
-anything else imports transformers.
+Unsloth patches transformers on import, so it must come first. Create this trainer before anything
+else imports transformers.
 """
 
 import secrets
@@ -30,12 +30,12 @@ class UnslothTrainer(EnhancedTrainer):
     """An `EnhancedTrainer` whose model comes from Unsloth.
 
     Args:
-        model_config: the model section, or a whole configuration, which brings everything else.
+        model_config: the model section, or a whole configuration, which supplies everything else.
 
     Raises:
         MissingPackageError: unsloth is not installed.
-        ValueError: a section is given beside a whole configuration, or the configuration cannot
-            be carried out.
+        ValueError: a section is given in addition to a whole configuration, or the configuration
+            cannot be used.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class UnslothTrainer(EnhancedTrainer):
 
 
 def parts_of(config: DeploymentConfig) -> dict[str, object]:
-    """Keywords of `EnhancedTrainer` for what a whole configuration holds besides its sections, with
-    a folder for checkpoints of one's own loop."""
+    """Return the `EnhancedTrainer` keyword arguments that a whole configuration holds besides its
+    sections, with a checkpoint folder for a custom loop."""
     return {
         "device": config.device,
         "memory_budget": MemoryBudget.of(config),
@@ -92,6 +92,6 @@ def parts_of(config: DeploymentConfig) -> dict[str, object]:
 
 
 def own_loop_checkpoints(config: DeploymentConfig) -> Path:
-    """Where nobody else's checkpoints lie: a place keeps the newest ones only."""
+    """Return a new folder that no other run uses; a store keeps only its newest checkpoints."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-own-loop-{secrets.token_hex(2)}"
     return Path(config.output_dir) / name / "checkpoints"

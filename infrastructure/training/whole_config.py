@@ -1,8 +1,7 @@
-"""Data and model of a training by one whole configuration, for people who put it together
-themselves: `DataPipeline(config)`, `ModelManager(config)`.
+"""Data and model of one whole configuration, for users who assemble a training themselves.
 
-Both are those of a run, which gives them its sections; nothing is read or loaded before it is
-needed.
+`DataPipeline(config)` and `ModelManager(config)` extend the classes that a run creates from its
+sections. They read and load nothing before it is needed.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -40,11 +39,11 @@ MODEL, OPTIMIZER = "model", "optimizer"  # keys of a state, and groups of a chec
 
 
 class ModelManager(model_manager.ModelManager):
-    """The model that a configuration names, by its model section or as a whole.
+    """The model that a configuration names, given as its model section or as a whole.
 
     Args:
-        config: a whole configuration brings the keywords of
-            `infrastructure.training.models.model_manager.ModelManager`, too.
+        config: a whole configuration also supplies the keyword arguments of
+            `infrastructure.training.models.model_manager.ModelManager`.
     """
 
     def __init__(self, config: DeploymentConfig | ModelConfig, **options: Any) -> None:
@@ -70,7 +69,7 @@ class ModelManager(model_manager.ModelManager):
 
     @property
     def base_model(self) -> torch.nn.Module:
-        """The model, with its LoRA matrices where there are any; loaded when first asked for."""
+        """The model, including its LoRA matrices if it has any; loaded on first access."""
         if self._trained is None:
             self._loaded = self.load()
             self._trained = self._loaded.model
@@ -82,7 +81,7 @@ class ModelManager(model_manager.ModelManager):
         return list(getattr(self.base_model, "peft_config", {}))
 
     def take_from(self, trainer: EnhancedTrainer) -> None:
-        """Let `base_model` be the one that a trainer trains, and checkpoints go to its folder.
+        """Use the model that a trainer trains as `base_model`, and its folder for checkpoints.
 
         Raises:
             ValueError: the trainer trains the model of another configuration.
@@ -95,16 +94,18 @@ class ModelManager(model_manager.ModelManager):
             self.checkpoint_dir = trainer.checkpoints.store.root
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> Path:
-        """Write a version: `state["step"]`, `state["model"]` (a state_dict), perhaps
-        `state["optimizer"]` (a state_dict), and any JSON values besides.
+        """Write a version.
+
+        Args:
+            state: `step`, `model` (a state_dict), optionally `optimizer` (a state_dict), and any
+                other JSON values.
 
         Returns:
             Its manifest, by which `load_checkpoint` finds it.
 
         Raises:
-            ValueError: something of it is neither a tensor nor JSON, or there is no folder to
-                write to.
-            StorageError: the disk refuses.
+            ValueError: a value is neither a tensor nor JSON, or there is no folder to write to.
+            StorageError: the disk returns an error.
         """
         if self.checkpoint_dir is None:
             raise InputError("training.manager_without_checkpoint_dir")
@@ -115,10 +116,10 @@ class ModelManager(model_manager.ModelManager):
         return CheckpointManager(self.checkpoint_dir).save(Snapshot(tensors, values))
 
     def load_checkpoint(self, path: Path | str) -> dict[str, Any]:
-        """The state that `save_checkpoint` wrote; its weights are in `base_model` then.
+        """Load the state that `save_checkpoint` wrote, and its weights into `base_model`.
 
         Raises:
-            CheckpointError: it is damaged, or of another model.
+            CheckpointError: it is damaged, or belongs to another model.
         """
         snapshot = load_checkpoint(Path(path))
         state = {**snapshot.values, MODEL: snapshot.tensors.get(MODEL, {})}
@@ -135,13 +136,13 @@ class ModelManager(model_manager.ModelManager):
 
 
 class DataPipeline(data_pipeline.DataPipeline):
-    """The data that a configuration names, by its data section and a tokenizer, or as a whole.
+    """The data that a configuration names, given as data section and tokenizer, or as a whole.
 
-    Iterating gives the batches of the first epoch.
+    Iterating yields the batches of the first epoch.
 
     Args:
-        config: a whole configuration brings the tokenizer of its model, and the keywords of
-            `infrastructure.training.data.data_pipeline.DataPipeline`.
+        config: a whole configuration supplies the tokenizer of its model and the keyword arguments
+            of `infrastructure.training.data.data_pipeline.DataPipeline`.
     """
 
     def __init__(
@@ -168,17 +169,17 @@ class DataPipeline(data_pipeline.DataPipeline):
 
     @property
     def dataset(self) -> TokenStore:
-        """The prepared examples; prepares them if need be."""
+        """The prepared examples. They are prepared on first access."""
         return self.store
 
     @property
     def cache(self) -> Path:
-        """The folder that holds the prepared examples."""
+        """The folder of the prepared examples."""
         return self.store.folder
 
     @property
     def dataloader(self) -> Generator[list[TokenizedExample], None, None]:
-        """The batches of the first epoch, anew each time; a training asks for each epoch's."""
+        """A new iterator over the batches of the first epoch; a training asks for each epoch's."""
         return self.train_batches(0, 0, self.batch_size)
 
     def __iter__(self) -> Iterator[list[TokenizedExample]]:
@@ -187,10 +188,10 @@ class DataPipeline(data_pipeline.DataPipeline):
     def process_batch(
         self, batch: Sequence[TokenizedExample] | Sequence[str]
     ) -> dict[str, torch.Tensor]:
-        """Examples of this pipeline, or texts, as tensors that a model takes.
+        """Convert examples of this pipeline, or texts, to tensors for a model.
 
         Returns:
-            int64 tensors (B, L): `input_ids`, `attention_mask`, and for examples `labels`.
+            int64 tensors (B, L): `input_ids`, `attention_mask`, and `labels` for examples.
         """
         if all(isinstance(one, str) for one in batch):
             encoded = self.tokenizer(list(batch), padding=True, return_tensors="pt")

@@ -35,13 +35,13 @@ def test_help_is_one_screen(command: str, capsys: pytest.CaptureFixture[str]) ->
     listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  --")}
     assert {key for key in familiar if flag_names(key)[0] in listed} == useful
     assert "{default}" not in shown
-    assert "--batch-size N|auto        rows in one pass (default: 32)" in shown
+    assert "--batch-size N|auto        examples per forward pass (default: 32)" in shown
 
 
 def test_the_help_of_a_measurement_names_its_own_defaults() -> None:
     shown = " ".join(parser_of("train-eval").format_help().split())
-    assert "longest row, in tokens (default: as in the model's run)" in shown
-    assert "rows in one pass (default: 32)" in shown
+    assert "longest example, in tokens (default: as in the model's run)" in shown
+    assert "examples per forward pass (default: 32)" in shown
 
 
 def test_the_help_of_an_action_begins_as_a_sentence() -> None:
@@ -74,7 +74,7 @@ def test_what_only_measures_speaks_of_no_training() -> None:
 
 
 def test_what_a_text_gives_as_a_value_is_one() -> None:
-    _, text = FAMILIAR["the training"]["training.deadline"]
+    _, text = FAMILIAR["training"]["training.deadline"]
     for value in text.rpartition("such as ")[2].split(" or "):
         load_config(None, flags={"--deadline": value})
 

@@ -1,1 +1,1 @@
-"""Which value holds: layers and presets become one configuration, and are checked."""
+"""Merging of layers and presets into one configuration, and the checks of the result."""

@@ -1,4 +1,4 @@
-"""What cannot be together with an extension that adds weights to the model."""
+"""Settings that cannot be combined with an extension that adds weights to the model."""
 
 from collections.abc import Collection, Iterator
 
@@ -11,7 +11,7 @@ from infrastructure.core.messages import Setting, phrase
 def added_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """A sentence, with the remedy, for each setting that weights of extensions cannot go with.
+    """Yield a message, with the remedy, for each setting that added weights do not work with.
 
     Args:
         names: the enabled extensions that add weights.
@@ -27,14 +27,14 @@ def added_weights_refusals(
 
 
 def on_several_processes(names: Collection[str], num_processes: object) -> str:
-    """Why extensions of these names, which add weights, train in one process only."""
+    """Return why extensions of these names, which add weights, train in one process only."""
     return phrase("config.added_weights_on_processes", count=num_processes, names=", ".join(names))
 
 
 def saved_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """The same for weights that the model was saved with, whose extensions are not enabled.
+    """Yield the same for weights that the model was saved with, whose extensions are not enabled.
 
     Args:
         names: the kinds of those weights.

@@ -1,4 +1,4 @@
-"""Settings that are right by themselves and cannot hold together. Checked when a run starts."""
+"""Settings that are valid by themselves but contradict each other. Checked when a run starts."""
 
 import os
 import re
@@ -43,7 +43,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
 class HasSections(Protocol):
-    """What is looked at: some sections and switches of a configuration."""
+    """The sections and switches of a configuration that are checked."""
 
     model: ModelConfig
     data: DataConfig
@@ -53,7 +53,7 @@ class HasSections(Protocol):
 
 
 def contradictions(config: HasSections) -> Iterator[str]:
-    """A sentence, with the remedy, for each contradiction between sections."""
+    """Yield a message, with the remedy, for each contradiction between sections."""
     yield from _attention(config.model, config.training)
     yield from _longer_than_the_model_sees(config.model, config.data)
     yield from _balance_of_a_stream(config.data)
@@ -74,8 +74,11 @@ def contradictions(config: HasSections) -> Iterator[str]:
 def several_processes(
     num_processes: int | str, device: str, cuda_visible_devices: str | None, adding: Sequence[str]
 ) -> Iterator[str]:
-    """A sentence where there cannot be a GPU for each of several processes, or for extensions that
-    add weights, `adding`."""
+    """Yield messages about several processes: too few GPUs, or extensions that add weights.
+
+    Args:
+        adding: the enabled extensions that add weights.
+    """
     if adding and num_processes not in (1, "auto"):
         yield on_several_processes(adding, num_processes)
     if num_processes in (1, "auto") or device == "cpu":
@@ -96,7 +99,7 @@ def several_processes(
 
 
 def place_among_runs(place: str | None, output_dir: str) -> Iterator[str]:
-    """A sentence where copies would lie in the folder that they are copies of."""
+    """Yield a message if backups would be inside the directory of the runs that they copy."""
     if place is None or ("://" in place and not place.startswith("file://")):
         return
     folder = Path(place.removeprefix("file://").removeprefix("drive:")).expanduser().absolute()
@@ -112,11 +115,11 @@ def place_among_runs(place: str | None, output_dir: str) -> Iterator[str]:
 
 
 def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -> Iterator[str]:
-    """A sentence where a setting of LoRA switches it on beside new weights, which stay random.
+    """Yield a message if a LoRA setting enables LoRA on new weights, which would stay random.
 
     Args:
         settings: canonical keys that were given.
-        place: where the one of LoRA was.
+        place: where the LoRA setting was given.
     """
     is_new = model.name == "embedded" and model.lora_config is not None
     if is_new and "model.lora_config" not in settings:
@@ -124,13 +127,13 @@ def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -
 
 
 def lora_beside_new_weights(model: ModelConfig, is_model_named: bool) -> Iterator[str]:
-    """A sentence where LoRA is to train beside weights that are new because no model was named."""
+    """Yield a message if LoRA would train on weights that are new because no model was named."""
     if model.name == "embedded" and model.lora_config is not None and not is_model_named:
         yield (phrase("config.lora_without_trained_model"))
 
 
 def testing_off(enable_testing: bool, testing_interval: float | None) -> Iterator[str]:
-    """A sentence where checks are asked for again and again, and switched off."""
+    """Yield a message if repeated checks are requested while checks are switched off."""
     if testing_interval is not None and not enable_testing:
         yield (
             phrase(
@@ -157,7 +160,7 @@ def _unmeasured(config: HasSections) -> Iterator[str]:
 
 
 def _no_best(training: TrainingConfig) -> Iterator[str]:
-    """A sentence where `training.best_metric` is nothing that an evaluation gives."""
+    """Yield a message for each reason why `training.best_metric` cannot be used."""
     name, own = training.best_metric, training.metrics
     if name not in MEASURES and name not in own:
         known = [*MEASURES, *own]
@@ -176,7 +179,7 @@ def _no_best(training: TrainingConfig) -> Iterator[str]:
 
 
 def _nothing_to_decide(config: HasSections) -> Iterator[str]:
-    """A sentence where the quantum step has nothing that it could choose from."""
+    """Yield a message for each reason why the quantum step has nothing to choose from."""
     if not _has_quantum_step(config):
         return
     if config.quantum.problem == DATA_SELECTION and config.data.streaming:
@@ -197,7 +200,7 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
 
 
 def _curriculum(config: HasSections) -> Iterator[str]:
-    """A sentence for what a curriculum cannot be put together with."""
+    """Yield a message for each setting that cannot be combined with a curriculum."""
     training = config.training
     if training.strategy != CURRICULUM:
         return
@@ -212,7 +215,7 @@ def _curriculum(config: HasSections) -> Iterator[str]:
 
 
 def _quantization_aware(config: HasSections) -> Iterator[str]:
-    """A sentence for what cannot train with weights that are rounded in each forward pass."""
+    """Yield a message for each setting that is incompatible with quantization-aware training."""
     model, training = config.model, config.training
     if model.quantization_aware is None:
         return
@@ -228,7 +231,7 @@ def _quantization_aware(config: HasSections) -> Iterator[str]:
 
 
 def _lora_variants(config: HasSections) -> Iterator[str]:
-    """A sentence for each variant of LoRA that PEFT, or another setting, does not allow."""
+    """Yield a message for each LoRA variant that PEFT, or another setting, does not allow."""
     lora, quantization = config.model.lora_config, config.model.quantization
     if lora is None:
         return
@@ -257,7 +260,7 @@ def _lora_variants(config: HasSections) -> Iterator[str]:
 
 
 def _missing_samplers(config: HasSections) -> Iterator[str]:
-    """A sentence for each sampler that this machine cannot use."""
+    """Yield a message for each sampler that this machine cannot use."""
     if not _has_quantum_step(config) or config.quantum.answer != SAMPLER:
         return
     for key, name in config.quantum.samplers():

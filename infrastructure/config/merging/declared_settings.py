@@ -1,5 +1,7 @@
-"""Settings that parts of somebody's own declare: `settings = {"stages": 3}` on the class, from name
-to default. What is given has to be one of them, and of the default's type."""
+"""Settings that user-defined parts declare: `settings = {"stages": 3}`, from name to default.
+
+A class declares them as an attribute. A given setting must be declared, and of the default's type.
+"""
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -21,13 +23,13 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def declare_settings(training: TrainingConfig, parts: Iterable[object]) -> None:
-    """Fill in the defaults of all parts, and look at what is given for them.
+    """Fill in the defaults of all parts, and check what is given for them.
 
-    A name that no part declares is refused where each of them declares what it reads; where one
-    declares nothing, only a name that is nearly a declared one.
+    If every part declares what it reads, a name that no part declares is refused. If a part
+    declares nothing, only a name that is nearly a declared one is refused.
 
     Args:
-        parts: the classes, or the functions that make what a class would; ours do not count.
+        parts: the classes, or the functions that stand in for a class; Temper's own are ignored.
 
     Raises:
         ConfigurationError: names the setting, and the part that declares it.

@@ -1,7 +1,7 @@
-"""Settings that have no effect where they stand: the marks `UsedWhen` of the fields say when.
+"""Settings that have no effect in a configuration; the `UsedWhen` marks of fields decide.
 
-One is refused where it is not the default, and noted where somebody wrote the default down: files
-are shared between runs, and nobody is misled by it.
+Such a setting is refused if it is not the default. It is noted if the user wrote the default down:
+files are shared between runs, and this misleads nobody.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -17,7 +17,7 @@ SourceOf = Callable[[str], Source]
 
 
 def conditions_of(spec: FieldSpec) -> list[UsedWhen]:
-    """What has to hold for a field to have an effect: of its section first, then its own."""
+    """Return the conditions for a field to have an effect: those of its section, then its own."""
     own = [item for item in spec.info.metadata if isinstance(item, UsedWhen)]
     return [*spec.section.used_when, *own]
 
@@ -25,10 +25,10 @@ def conditions_of(spec: FieldSpec) -> list[UsedWhen]:
 def refused_without_effect(
     config: ConfigSection, source_of: SourceOf, keys: Collection[str] | None = None
 ) -> Iterator[str]:
-    """A sentence, with the remedy, for each setting that somebody gave in vain.
+    """Yield a message, with the remedy, for each setting that was given without effect.
 
     Args:
-        keys: of the settings that are looked at; None: all.
+        keys: the keys of the settings to check; None: all.
     """
     for spec, condition, value in _without_effect(config):
         if value != spec.default and (keys is None or spec.key in keys):
@@ -36,9 +36,9 @@ def refused_without_effect(
 
 
 def noted_without_effect(config: ConfigSection, source_of: SourceOf) -> Iterator[str]:
-    """A sentence for each default that somebody wrote down where it has no effect.
+    """Yield a message for each default that was given explicitly and has no effect.
 
-    None where the default is that nothing happens.
+    A default that switches something off is not reported.
     """
     for spec, condition, value in _without_effect(config):
         is_given = source_of(spec.key).layer is not Layer.DEFAULT
@@ -47,7 +47,7 @@ def noted_without_effect(config: ConfigSection, source_of: SourceOf) -> Iterator
 
 
 def has_effect(config: ConfigSection, spec: FieldSpec) -> bool:
-    """Whether a field has an effect in this configuration."""
+    """Return whether a field has an effect in this configuration."""
     return _unmet(config, spec) is None
 
 

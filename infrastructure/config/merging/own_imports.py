@@ -1,4 +1,4 @@
-"""The files of somebody's own that a module imports, found in its source; nothing is imported."""
+"""User-defined files that a module imports, found in its source; nothing is imported."""
 
 import ast
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from infrastructure.core.named_object import source_file
 
 
 def own_imports(module: str, ours: tuple[str, ...]) -> dict[str, Path]:
-    """What a module imports from its own folder or package, directly or by way of another one of
-    them: path from that folder → file. The module's own file is not among them.
+    """Return what a module imports from its own folder or package, directly or indirectly.
 
-    Imports that a function makes count, those that are computed while it runs cannot be seen.
+    The result maps the path relative to that folder → the file. The module's own file is left out.
+    Imports inside a function count; imports that are computed at run time cannot be seen.
 
     Args:
         ours: packages that are left out.
@@ -35,7 +35,7 @@ def own_imports(module: str, ours: tuple[str, ...]) -> dict[str, Path]:
 
 
 def _file_below(root: Path, module: str) -> Path | None:
-    """Its source, where Python takes it from this folder and from nowhere else."""
+    """Return the source of a module if Python takes it from this folder and nowhere else."""
     path = root.joinpath(*module.split("."))
     for file in (path / "__init__.py", path.with_suffix(".py")):
         if file.is_file():
@@ -44,10 +44,10 @@ def _file_below(root: Path, module: str) -> Path | None:
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:
-    """Names of modules, and of what may be one, with the packages that they lie in."""
+    """Yield the names of imported modules, and of what may be one, with their parent packages."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # importing it says so
+    except (OSError, SyntaxError, ValueError):  # importing it reports the error
         return
     parts = module.split(".")
     package = parts if file.name == "__init__.py" else parts[:-1]

@@ -1,7 +1,7 @@
-"""Plug-ins that a configuration names: where they come from, and those that are nowhere, which are
-told before any work is done.
+"""Plug-ins that a configuration names: where they come from, and which are missing.
 
-Nothing is imported for it: whether a module is there is asked, not whether it is any good.
+Missing ones are reported before any work is done. Nothing is imported for this: it is checked
+whether a module exists, not whether it works.
 """
 
 import hashlib
@@ -39,11 +39,11 @@ from infrastructure.core.named_object import (
 )
 from infrastructure.core.registry import Origin, Registry, package_of
 
-Origins = Mapping[str, Mapping[str, Origin]]  # group → name → where it comes from
+Origins = Mapping[str, Mapping[str, Origin]]  # group → name → origin
 
 PLACE = "backup.place"
-# What one's own parts of these kinds do decides the result; what the others do is only watched,
-# written or copied.
+# User-defined parts of these kinds decide the result; parts of other kinds only watch, write or
+# copy it.
 DECIDING = (
     *(STRATEGIES, ADAPTERS, LOSSES, EXTENSIONS, FORMATS, AUGMENTATIONS),
     *(CORRUPTIONS, QUANTIZATIONS),
@@ -53,12 +53,12 @@ SAMPLER_GROUP = "temper.samplers"
 
 
 class PartCode(TypedDict):
-    """The code of a part of somebody's own.
+    """The code of a user-defined part.
 
     Attributes:
         file: the name of its module's source file.
-        sha256: of that file.
-        imports: of the files beside it that it imports; not in checkpoints of before.
+        sha256: the hash of that file.
+        imports: the hashes of the files next to it that it imports; not in older checkpoints.
     """
 
     address: str
@@ -71,7 +71,7 @@ CodeOfParts = dict[str, dict[str, PartCode]]  # group → name → its code
 
 
 def plugins_in(config: ConfigSection) -> Iterator[tuple[str, Registry[object], str]]:
-    """(setting, registry, name or address) of each name that a configuration chooses."""
+    """Yield (setting, registry, name or address) for each name that a configuration chooses."""
     for spec in schema_of(type(config)).fields.values():
         named: RegisteredName | None = metadata_of(spec.info, RegisteredName)
         for name in names_in(value_at(config, spec.key)) if named else ():
@@ -85,11 +85,13 @@ def plugins_in(config: ConfigSection) -> Iterator[tuple[str, Registry[object], s
 def unknown_plugins(
     config: ConfigSection, source_of: Callable[[str], Source], recorded: Origins
 ) -> Iterator[str]:
-    """A sentence for each name that no registry has, each address whose module is nowhere, and each
-    package that the run began with.
+    """Yield a message for each plug-in that is missing.
+
+    That is a name that no registry has, an address whose module does not exist, or a package that
+    the run began with.
 
     Args:
-        recorded: where they came from when the run began that goes on now.
+        recorded: the origins from when the resumed run began.
     """
     of_package: dict[str, list[str]] = {}
     for key, registry, name in plugins_in(config):
@@ -120,7 +122,7 @@ def unknown_plugins(
 
 
 def origins_of(config: ConfigSection, recorded: Origins) -> dict[str, dict[str, Origin]]:
-    """Where the plug-ins of a configuration come from, those left out that are built in."""
+    """Return where the plug-ins of a configuration come from, without those that are built in."""
     by_group: dict[str, dict[str, Origin]] = {}
     for _, registry, name in plugins_in(config):
         was, origin = recorded.get(registry.group, {}).get(name), registry.origin(name)
@@ -132,8 +134,11 @@ def origins_of(config: ConfigSection, recorded: Origins) -> dict[str, dict[str, 
 
 
 def code_of(config: ConfigSection) -> CodeOfParts:
-    """The source of those parts of somebody's own that decide the result. Nothing is imported; of
-    what an installed package holds its version says which code it is."""
+    """Return the source of the user-defined parts that decide the result.
+
+    Nothing is imported. Parts of an installed package are left out: its version identifies the
+    code.
+    """
     by_group: CodeOfParts = {}
     for _, registry, name in plugins_in(config):
         origin = registry.origin(name) if registry in DECIDING else None
@@ -148,14 +153,14 @@ def code_of(config: ConfigSection) -> CodeOfParts:
 
 
 def _samplers_in(config: ConfigSection) -> Iterator[str]:
-    """The addresses of samplers that a quantum step asks."""
-    sections: Any = config  # of a whole configuration, which is made above this
+    """Yield the addresses of user-defined samplers that a quantum step uses."""
+    sections: Any = config  # a whole configuration, whose class is in a higher module
     if QUANTUM in sections.training.extensions:
         yield from (name for _, name in sections.quantum.samplers() if is_address(name))
 
 
 def code_at(address: str) -> PartCode | None:
-    """The source of what has an address; None: it is ours, or has no source file."""
+    """Return the source at an address; None: it is Temper's, or has no source file."""
     module = address.partition(":")[0]
     file = None if module.partition(".")[0] in OUR_PACKAGES else source_file(module)
     if file is None:
@@ -174,7 +179,7 @@ def require_shareable(config: ConfigSection) -> None:
     """Refuse a plug-in that another process would need and cannot import.
 
     Raises:
-        ValueError: names the setting; says where to put it.
+        ValueError: names the setting; says where to put the plug-in.
     """
     for key, registry, name in plugins_in(config):
         try:
@@ -184,8 +189,10 @@ def require_shareable(config: ConfigSection) -> None:
 
 
 def find_where_they_were(recorded: Origins) -> list[str]:
-    """Have Python look for parts that are not found from here where they lay when the run began,
-    if they are there as they were; a sentence for each file."""
+    """Make Python find missing parts in the folders where they were when the run began.
+
+    Only files that exist unchanged are used. Return a sentence for each of them.
+    """
     sentences = []
     for origin in _origins_of_files(recorded):
         if missing_module("part", str(origin.address)) and _lost_file(origin) is None:
@@ -206,7 +213,7 @@ def _origins_of_files(recorded: Origins) -> Iterator[Origin]:
 
 
 def _lost_file(origin: Origin) -> str | None:
-    """Why the file of a part that the run began with cannot be taken; None: it can."""
+    """Return why the file of a part that the run began with cannot be used; None: it can."""
     file = Path(str(origin.file))
     try:
         if file_sha256(file) == origin.sha256:
@@ -217,7 +224,7 @@ def _lost_file(origin: Origin) -> str | None:
 
 
 def as_json(origins: Origins) -> dict[str, object]:
-    """As `run.json` holds them."""
+    """Return origins as `run.json` holds them."""
     return {
         group: {name: _origin_as_json(origin) for name, origin in named.items()}
         for group, named in origins.items()
@@ -231,13 +238,13 @@ def _origin_as_json(origin: Origin) -> dict[str, object]:
         file = source_file(origin.address.partition(":")[0])
         if file is not None:
             code = {"file": str(file.absolute()), "sha256": file_sha256(file)}
-        elif origin.file is not None:  # it is not here, and was where the run began
+        elif origin.file is not None:  # not found here, but where the run began
             code = {"file": origin.file, "sha256": origin.sha256}
     return saved | code
 
 
 def from_json(saved: Mapping[str, Any]) -> dict[str, dict[str, Origin]]:
-    """What `as_json` gave."""
+    """Return the origins that `as_json` wrote."""
     return {
         group: {name: Origin(**origin) for name, origin in named.items()}
         for group, named in saved.items()

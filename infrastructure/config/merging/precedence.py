@@ -1,9 +1,9 @@
-"""Layers of settings and how they become one configuration, in one pass.
+"""Layers of settings, and how they become one configuration in a single pass.
 
-`flatten` makes a layer: a list of settings under canonical keys, each with the place it comes from.
-`merge` checks each value once and says which of them hold: a higher layer wins, whatever the
-spelling; inside one layer two values for one key must agree. `nested` makes the sections of them.
-Nothing here knows files, the environment or the command line.
+`flatten` makes a layer: a list of settings under canonical keys, each with its source. `merge`
+checks each value once and decides which of them hold: a higher layer wins, whatever the spelling;
+inside one layer, two values for one key must agree. `nested` builds the sections from them. Nothing
+here knows about files, the environment or the command line.
 """
 
 import shlex
@@ -28,14 +28,14 @@ from infrastructure.core.messages import Setting as Named
 from infrastructure.core.messages import Speller, as_key, phrase, spelled_by, speller
 
 _RHYTHMS = {f"training.{a}": f"training.{b}" for a, b in EPOCHS_OR_STEPS.items()}
-# Of each setting the one that it switches off, by key.
+# Maps each of these settings to the one that it switches off, by key.
 EXCLUDING = _RHYTHMS | {b: a for a, b in _RHYTHMS.items()}
-_ARGUMENTS = {"data.path": "DATA", "model.name": "MODEL"}  # of a command line, without a flag
+_ARGUMENTS = {"data.path": "DATA", "model.name": "MODEL"}  # positional arguments of a command line
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class Layer(StrEnum):
-    """Where settings come from, lowest first; a preset lies just under whatever names it."""
+    """The origin of settings, lowest first; a preset is just below the layer that names it."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -47,31 +47,31 @@ class Layer(StrEnum):
     FORM = "form"
 
 
-# Of these the place says more than the name of a setting: file and line, the preset.
+# For these, the source says more than the name of a setting: file and line, the preset.
 _PLACED = (Layer.FILE, Layer.PRESET, Layer.CELL, Layer.FORM)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value was set, in words that a user can act on."""
+    """The place where a value was set, in words that a user can act on."""
 
     layer: Layer
     place: str
 
 
 def where(source: Source) -> str:
-    """The place of a value behind what is said of it, if its setting's own name does not say it."""
+    """Return the source of a value as a suffix, unless the spelling of its setting shows it."""
     return f" ({source.place})" if source.layer in _PLACED else ""
 
 
 def place_of(source: Source, key: str) -> str:
-    """The place of a value as the subject of a sentence."""
+    """Return the source of a value as the subject of a sentence."""
     return source.place if source.layer in _PLACED else spelled_as(source, key)
 
 
 @contextmanager
 def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
-    """Spell each setting as its value was given; one that nobody gave, as before."""
+    """Spell each setting as its value was given; one that was not given is spelled as before."""
     door = speller()
     with spelled_by(lambda key, value: spelled_as(source_of(key), key, value, door)):
         yield
@@ -81,7 +81,7 @@ def spelled_as(source: Source, key: str, value: str = "", door: Speller | None =
     """Spell a setting as its value was given.
 
     Args:
-        door: how one is spelled that nobody gave.
+        door: the spelling of a setting that was not given.
     """
     match source.layer, source.place:
         case Layer.FLAG, place if place.startswith("--"):
@@ -106,10 +106,10 @@ class Setting:
 
 
 def parse_truth(text: str) -> bool:
-    """`true`, `yes`, `1`, `false`, `no`, `0`, in any case.
+    """Parse `true`, `yes`, `1`, `false`, `no` or `0`, in any case.
 
     Raises:
-        ValueError: anything else.
+        ValueError: the text is anything else.
     """
     if text.strip().lower() not in _TRUTH:
         raise InputError("config.not_a_boolean", value=format_value(text))
@@ -119,7 +119,7 @@ def parse_truth(text: str) -> bool:
 def flatten(
     values: Mapping[Any, Any], schema: Schema, source: Callable[[str], Source], prefix: str = ""
 ) -> Iterator[Setting]:
-    """Settings of nested sections; `source` tells the place of a path as it was written.
+    """Yield the settings of nested sections; `source` returns the source of a path as written.
 
     Raises:
         ConfigurationError: a section is given something that has no keys.
@@ -139,7 +139,7 @@ def flatten(
 def _open(
     section: str, value: object, schema: Schema, source: Source
 ) -> tuple[Mapping[object, object], Setting | None]:
-    """The keys inside a section's value, and for a section that may be absent its switch."""
+    """Return the keys inside a section's value and, for an optional section, its switch."""
     if isinstance(value, ConfigSection):
         value = {name: getattr(value, name) for name in value.model_fields_set}
     elif isinstance(value, QLoRA):
@@ -160,7 +160,7 @@ def _open(
 
 
 def _meant(section: str) -> str:
-    """What somebody means who gives a section a value, where other tools call a setting so."""
+    """Return a hint if the section has the name of a setting in other tools, else an empty text."""
     name = plain_name(section.rstrip("_"))
     return f"; {known_elsewhere(name)}" if name in SAME else ""
 
@@ -181,14 +181,14 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
 def merge(
     layers: list[list[Setting]], schema: Schema, not_by_preset: Collection[str] = ()
 ) -> dict[str, Setting]:
-    """What holds in the end, by canonical key, checked; lowest layer first in `layers`.
+    """Return what holds in the end, by canonical key, checked; `layers` is lowest first.
 
     Args:
         not_by_preset: keys that no preset sets.
 
     Raises:
-        ConfigurationError: unknown keys, wrong values, disagreement inside a layer; all at once.
-            Or there is no such preset.
+        ConfigurationError: unknown keys, wrong values and disagreement inside a layer, all at once;
+            or an unknown preset.
     """
     problems: list[ConfigurationError] = []
     merged: dict[str, Setting] = {}
@@ -205,12 +205,12 @@ def merge(
 
 
 def is_of_preset(setting: Setting) -> bool:
-    """Whether a preset has set it."""
+    """Return whether a preset set this setting."""
     return setting.source.layer is Layer.PRESET
 
 
 def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setting]) -> list[str]:
-    """A sentence where a preset holds instead of other values that somebody has written."""
+    """Return a sentence for each preset that overrides other values that the user gave."""
     places: dict[str, list[str]] = {}
     for setting in (setting for layer in layers for setting in layer):
         holds = merged.get(setting.key)
@@ -225,19 +225,19 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
 
 
 def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
-    """The layers, lowest first, with the settings of the preset that the highest of them names."""
+    """Return the layers, lowest first, with the settings of the highest preset named."""
     levels = [level for level, one in enumerate(layers) if any(s.key == PRESET for s in one)]
     if not levels:
         return layers
     plain = [[s for s in layer if s.key != PRESET] for layer in layers]
-    # of a configuration that was made before: what its own preset has set
+    # of a configuration that was made before: without what its own preset set
     below = [[s for s in one if not is_of_preset(s)] for one in plain[: levels[-1]]]
     named = [s for s in layers[levels[-1]] if s.key == PRESET]
     return [*below, _settings_of(named), *plain[levels[-1] :]]
 
 
 def _settings_of(named: list[Setting]) -> list[Setting]:
-    """The settings of the preset that a layer names."""
+    """Return the settings of the preset that a layer names."""
     first, *others = named
     for other in others:
         if other.value != first.value:
@@ -294,7 +294,7 @@ def _checked(setting: Setting, schema: Schema) -> Setting:
 
 
 def _switch_partners_off(settings: dict[str, Setting], problems: list[ConfigurationError]) -> None:
-    """A rhythm in epochs and in steps is one thing: giving one switches the other off."""
+    """Switch off the other unit of an interval: epochs and steps exclude each other."""
     for key in [key for key in EXCLUDING if key in settings]:
         if settings[key].value is None:
             continue
@@ -327,18 +327,18 @@ def _inside(key: str, switch: str) -> bool:
 
 
 def _switched_off(settings: dict[str, Setting]) -> tuple[str, ...]:
-    """How the keys begin of what is inside a section that is off."""
+    """Return the key prefixes of everything inside a section that is off."""
     return tuple(f"{s.key}." for s in settings.values() if s.value is False)
 
 
 def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:
-    """The merged settings as values of the root section, inner sections built."""
+    """Return the merged settings as values of the root section, with inner sections built."""
     keywords: dict[str, object] = {}
     inside: dict[str, dict[str, object]] = {path: {} for path in schema.sections}
     for setting in merged.values():
         if not schema.fields[setting.key].is_switch:
             section, _, name = setting.key.rpartition(".")
-            value = deepcopy(setting.value)  # a list that is changed later was not set so
+            value = deepcopy(setting.value)  # a later change of a list must not change the setting
             (inside[section] if section else keywords)[name] = value
     for path in sorted(schema.sections, key=lambda path: -path.count(".")):
         outer, _, name = path.rpartition(".")

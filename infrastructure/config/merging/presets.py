@@ -1,12 +1,12 @@
-"""Settings that go together, under one name.
+"""Presets: settings that go together, under one name.
 
-A preset proposes: what does not apply to the model or the method, or contradicts what somebody has
-given, it leaves at its default.
+A preset proposes values: what does not apply to the model or the method, or contradicts what the
+user gave, stays at its default.
 
 `preset` may be given wherever settings are: in a file, a notebook's cell, the environment
 (`TEMPER_PRESET`), on the command line, as a keyword, in a form. One preset holds, that of the
-highest layer that names one; its settings lie just under that layer, so whoever names a preset may
-still give single settings of it another value.
+highest layer that names one. Its settings are just below that layer, so single settings of a preset
+can be overridden where it is named.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PRESET = "preset"
-NO_PRESET = "none"  # switches off what a lower layer names
-# What no trainer of TRL's carries out: a setting, and its values; none: any.
+NO_PRESET = "none"  # switches off the preset that a lower layer names
+# Settings that no TRL trainer supports, with their values; an empty tuple: any value.
 OWN_LOOP_ONLY: Mapping[str, tuple[object, ...]] = {
     "training.validation_prompts": (),
     "training.batch_size": ("auto",),
@@ -27,7 +27,7 @@ class Preset:
     """Settings by canonical key.
 
     Attributes:
-        purpose: what it is for, in a few words.
+        purpose: what the preset is for, in a few words.
     """
 
     purpose: str

@@ -1,4 +1,4 @@
-"""What cannot be together with a model that is spread over processes (`training.shard`)."""
+"""Settings that cannot be combined with a model sharded over processes (`training.shard`)."""
 
 from collections.abc import Iterator
 
@@ -19,10 +19,10 @@ def sharding_refusals(
     has_others: bool,
     testing_interval: float | None = None,
 ) -> Iterator[str]:
-    """A sentence for each setting that a spread model cannot take, where one was asked for.
+    """Yield a message for each setting that a sharded model does not support, if one was requested.
 
     Args:
-        has_others: several processes train.
+        has_others: whether several processes train.
     """
     if training.shard not in SPREADS:
         return
@@ -44,7 +44,7 @@ def sharding_refusals(
 
 
 def why_not_spread(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """Why this training keeps all of the model in each process, and what to do instead."""
+    """Yield each reason why this run keeps the whole model in each process, with a remedy."""
     yield from _formats(model, training)
     yield from _optimizers(training)
     strategy = training.strategy_for(model)

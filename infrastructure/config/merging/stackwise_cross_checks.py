@@ -1,4 +1,4 @@
-"""Settings of stack-wise training that are right by themselves and cannot hold together."""
+"""Settings of block-wise training that are valid by themselves but contradict each other."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from infrastructure.core.messages import phrase
 def stackwise_contradictions(
     model: ModelConfig, data: DataConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """A sentence, with the remedy, for each contradiction."""
+    """Yield a message, with the remedy, for each contradiction."""
     strategy = training.strategy_for(model)
     if training.mode is not None and strategy not in ("progressive", "auto"):
         yield (phrase("config.mode_with_strategy", mode=training.mode, strategy=strategy))
@@ -45,7 +45,7 @@ def stackwise_contradictions(
 
 
 def stackwise_costs(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """A sentence for what does what it says, and costs more than it may seem to."""
+    """Yield a message for each setting that works, but costs more than it may seem to."""
     if training.strategy_for(model) not in STACKWISE or training.local_loss != "reconstruct":
         return
     if training.trains_units_in_turn:

@@ -1,1 +1,1 @@
-"""The fields, one file a section, each beside what may be said about it."""
+"""The fields, one file per section, each next to its description and its checks."""

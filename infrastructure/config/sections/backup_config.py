@@ -1,4 +1,4 @@
-"""Where checkpoints are copied to, and what that may cost."""
+"""The settings of backups: where checkpoints are copied to, and at what cost."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,7 +10,7 @@ from infrastructure.config.types import LARGEST, NotNegative, PathText, Positive
 
 
 class BackupConfig(ConfigSection):
-    """The copy of a run that this machine's death cannot reach."""
+    """The settings of a run's backup, which survives the loss of this machine."""
 
     prefix: ClassVar[str] = "backup"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
@@ -23,25 +23,30 @@ class BackupConfig(ConfigSection):
 
     place: PathText | None = Field(
         default=None,
-        description="Folder, Drive, fsspec URL, hf:// bucket or repository, module:Class://…;"
+        description="Backup destination: folder, Drive, fsspec URL, hf://…, module:Class://…;"
         " none: no backups.",
     )
     keep: Annotated[int, Ge(2), Le(LARGEST)] = Field(
-        default=2, description="Confirmed versions kept there; older ones are removed."
+        default=2,
+        description="Confirmed checkpoints to keep at the backup destination; older ones are"
+        " removed.",
     )
     compression: Literal["auto", "zstd", "off"] = Field(
-        default="auto", description="Compress what is copied; auto: on Drive and remote places."
+        default="auto",
+        description="Compression of backups; auto: on for Drive and remote destinations.",
     )
     megabytes_per_second: Positive | None = Field(
-        default=None, description="Bandwidth that copying may take; none: all there is."
+        default=None, description="Bandwidth limit for backups, in MB per second; none: unlimited."
     )
     finish_seconds: NotNegative = Field(
-        default=900.0, description="Longest wait at the end for the last version to be confirmed."
+        default=900.0,
+        description="Longest wait at the end for the last backup to be confirmed, in seconds.",
     )
     allow_missing_place: bool = Field(
         default=False,
-        description="Train although the place cannot be reached at the start; copy when it comes.",
+        description="Start even if the backup destination is unreachable; back up when it"
+        " becomes reachable.",
     )
     emergency_seconds: NotNegative = Field(
-        default=20.0, description="As finish_seconds, where a signal stopped the training."
+        default=20.0, description="Like finish_seconds, for a run that was stopped by a signal."
     )

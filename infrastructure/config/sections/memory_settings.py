@@ -1,4 +1,4 @@
-"""The key-value memory that the extension `memory` adds to a model."""
+"""The settings of the key-value memory that the extension `memory` adds to a model."""
 
 from typing import Annotated, ClassVar
 
@@ -8,11 +8,11 @@ from pydantic import Field
 from infrastructure.config.base import ConfigSection
 from infrastructure.config.types import Allowed, Auto, Count, CountOrZero, UsedWhen
 
-MEMORY = "memory"  # the extension
+MEMORY = "memory"  # name of the extension
 
 
 class MemorySettings(ConfigSection):
-    """Its place in the model, and its size."""
+    """The position of the memory in the model, and its size."""
 
     prefix: ClassVar[str] = "training.memory"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
@@ -28,14 +28,18 @@ class MemorySettings(ConfigSection):
         Allowed('a whole number from 0, or "auto"'),
     ] = Field(
         default="auto",
-        description="Layer after which the memory is read, from 0; auto: the one in the middle.",
+        description="Layer after which the key-value memory is read, from 0; auto: the middle one.",
     )
-    slots: Count = Field(default=64, description="Keys and values that are weights, and trained.")
-    heads: Count = Field(default=2, description="Heads of the attention that reads the memory.")
+    slots: Count = Field(
+        default=64, description="Keys and values in the key-value memory that are trained weights."
+    )
+    heads: Count = Field(default=2, description="Attention heads that read the key-value memory.")
     width: Count | Auto = Field(
-        default="auto", description="Width of its keys and values; auto: the model's, at most 128."
+        default="auto",
+        description="Width of the memory's keys and values; auto: the model's, at most 128.",
     )
     store: CountOrZero = Field(
         default=1024,
-        description="Learnt tokens of rows seen that it keeps and reads; 0: slots alone.",
+        description="Trained tokens of seen rows that the memory stores and reads; 0: only the"
+        " slots.",
     )

@@ -1,4 +1,4 @@
-"""Which model is trained and how it is loaded. Does not load anything."""
+"""The settings of the model: which one is trained and how it is loaded. Loads nothing."""
 
 import re
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ _ALL_LINEAR = UsedWhen(
 
 
 def _modules(value: object) -> object:
-    """A text other than "all-linear" is a list of module names."""
+    """Split a text other than "all-linear" into a list of module names."""
     if not isinstance(value, str) or value == "all-linear":
         return value
     return split_items(value)
 
 
 def _text_keys(value: object) -> object:
-    """A layer's number may be written as one."""
+    """Convert integer keys to text: a layer may be given by its number."""
     if not isinstance(value, Mapping):
         return value
     return {str(k) if isinstance(k, int) else k: rank for k, rank in value.items()}
@@ -62,7 +62,7 @@ def _patterns(value: dict[str, int]) -> dict[str, int]:
 
 
 class LoraConfig(ConfigSection):
-    """Low-rank adaptation (PEFT): small matrices train, the base model stays as it is."""
+    """The settings of low-rank adaptation (PEFT): small matrices train, the model is frozen."""
 
     prefix: ClassVar[str] = "model.lora_config"
 
@@ -75,22 +75,23 @@ class LoraConfig(ConfigSection):
         Literal["all-linear"] | list[str],
         BeforeValidator(_modules),
         Allowed('"all-linear" or a list of module names such as "q_proj,v_proj"'),
-    ] = Field(default="all-linear", description="Which linear layers get LoRA matrices.")
+    ] = Field(default="all-linear", description="Linear layers that get LoRA matrices.")
     use_dora: bool = Field(
-        default=False, description="DoRA: lengths of the weights' rows train beside the matrices."
+        default=False, description="Use DoRA: the lengths of the weights' rows train, too."
     )
     use_rslora: bool = Field(
-        default=False, description="rsLoRA: scale by alpha / sqrt(r), for high ranks."
+        default=False, description="Use rsLoRA: scale by alpha / sqrt(r), for high ranks."
     )
     init_lora_weights: Literal["default", "pissa", "loftq"] = Field(
         default="default",
-        description="First values: no change; pissa: largest part of the weights; loftq: of 4-bit.",
+        description="Initial LoRA weights: no change; pissa: principal components; loftq: 4-bit"
+        " error.",
     )
     experts: Annotated[bool, _ALL_LINEAR] = Field(
-        default=True, description="all-linear reaches the experts of a mixture of experts, too."
+        default=True, description="Let all-linear include the experts of a mixture of experts."
     )
     router: bool = Field(
-        default=False, description="The routers of a mixture of experts train, in full."
+        default=False, description="Train the routers of a mixture of experts in full."
     )
     rank_pattern: Annotated[
         dict[str, Count],
@@ -100,12 +101,12 @@ class LoraConfig(ConfigSection):
         Allowed('a mapping from layer to rank, such as {"0": 4, "q_proj": 8}'),
     ] = Field(
         default={},
-        description="Ranks of some layers, by block number or PEFT's pattern; the others have r.",
+        description="Ranks of some layers, by block number or PEFT pattern; the others use r.",
     )
 
 
 def variants_of(lora: LoraConfig) -> dict[str, bool]:
-    """By field, whether each variant of LoRA that only PEFT has is on."""
+    """Return, by field, whether each LoRA variant that only PEFT supports is on."""
     return {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
@@ -116,21 +117,32 @@ def variants_of(lora: LoraConfig) -> dict[str, bool]:
 
 
 class EmbeddedModelConfig(ConfigSection):
-    """Shape of the Llama-style model that is built from scratch, without a download."""
+    """The shape of the Llama-style model that is built from scratch, without a download."""
 
     prefix: ClassVar[str] = "model.embedded"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (_EMBEDDED,)
 
-    hidden_size: Count = Field(default=128, description="Width of the residual stream.")
-    num_layers: Count = Field(default=4, description="Number of decoder layers.")
-    num_heads: Count = Field(default=4, description="Attention heads; divides hidden_size.")
-    num_kv_heads: Count = Field(default=4, description="Key/value heads; divides num_heads.")
-    intermediate_size: Count = Field(default=336, description="Width of the gated MLP.")
+    hidden_size: Count = Field(
+        default=128, description="Width of the embedded model's residual stream."
+    )
+    num_layers: Count = Field(
+        default=4, description="Number of decoder layers of the embedded model."
+    )
+    num_heads: Count = Field(
+        default=4, description="Attention heads of the embedded model; divides hidden_size."
+    )
+    num_kv_heads: Count = Field(
+        default=4, description="Key/value heads of the embedded model; divides num_heads."
+    )
+    intermediate_size: Count = Field(
+        default=336, description="Width of the embedded model's gated MLP."
+    )
     vocab_size: Count = Field(
-        default=1024, description="Size of the tokenizer trained from the data."
+        default=1024,
+        description="Size of the tokenizer that is trained on the data for the embedded model.",
     )
     max_positions: Count = Field(
-        default=512, description="Longest sequence the model can see, in tokens."
+        default=512, description="Longest sequence that the embedded model supports, in tokens."
     )
 
     def check_together(self) -> None:
@@ -149,17 +161,17 @@ class EmbeddedModelConfig(ConfigSection):
 
 
 class ModelConfig(ConfigSection):
-    """What `ModelManager` needs to know."""
+    """The settings of `ModelManager`."""
 
     prefix: ClassVar[str] = "model"
 
     name: PathText = Field(
         default="embedded",
-        description='Model to train: "embedded", a registered name, a hub name or a folder.',
+        description='Model to train: "embedded", a registered name, a Hub name or a folder.',
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto",
-        description="Library that loads the model; auto: Unsloth on a GPU where it fits, else"
+        description="Library that loads the model; auto: Unsloth on a GPU if it fits, else"
         " transformers.",
     )
     adapter: Annotated[
@@ -167,34 +179,35 @@ class ModelConfig(ConfigSection):
         RegisteredName(ADAPTERS, ("auto",), is_late=True),
     ] = Field(
         default="auto",
-        description="How to talk to the model; auto: multimodal where rows hold pictures, else"
-        " standard.",
+        description="Model adapter; auto: multimodal if rows contain images, else standard.",
     )
     train_vision: bool = Field(
         default=False,
-        description="Of a model of image and text, train the part that sees too.",
+        description="Also train the vision encoder of a vision-language model.",
     )
     quantization: Literal["4bit", "8bit"] | None = Field(
         default=None, description="Load the base weights in 4 or 8 bits (bitsandbytes)."
     )
     quantization_aware: Literal["int4", "int8_int4"] | None = Field(
         default=None,
-        description="Train with weights rounded to 4 bits, int8: and what flows; none: do not.",
+        description="Quantization-aware training: int4 weights; int8_int4: int8 activations,"
+        " too; none: off.",
     )
     lora_config: LoraConfig | None = Field(
-        default=None, description="Train LoRA matrices instead of all weights; none: all weights."
+        default=None,
+        description="Train LoRA adapters instead of all weights; none: full fine-tuning.",
     )
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="Precision in which the weights are held."
+        default="auto", description="Precision in which the weights are stored in memory."
     )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
-        default="auto", description="Attention implementation; auto: the fastest that is there."
+        default="auto", description="Attention implementation; auto: the fastest one available."
     )
     trust_remote_code: Annotated[bool, _NOT_EMBEDDED] = Field(
         default=False,
-        description="Run Python code that comes with a model. Off for good reason.",
+        description="Run Python code that comes with a model; only for models that you trust.",
     )
-    revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a Hub model.")
     embedded: EmbeddedModelConfig = Field(
         default=EmbeddedModelConfig(), description="Shape of the embedded model."
     )

@@ -1,4 +1,4 @@
-"""The vision tower that the extension `multimodal` puts on a model of text."""
+"""The settings of the extension `multimodal`, which puts a vision tower on a text model."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from pydantic import Field
 from infrastructure.config.base import ConfigSection
 from infrastructure.config.types import CountOrZero, PathText, UsedWhen
 
-MULTIMODAL = "multimodal"  # the extension
+MULTIMODAL = "multimodal"  # name of the extension
 _IS_ENABLED = UsedWhen(
     lambda config: config.training.enables(MULTIMODAL),
     "config.unused_no_multimodal_extension",
@@ -16,19 +16,20 @@ _IS_ENABLED = UsedWhen(
 
 
 class MultimodalConfig(ConfigSection):
-    """Llava's parts and its two stages (Liu et al. 2023, arXiv 2304.08485)."""
+    """The parts and the two stages of LLaVA (Liu et al. 2023, arXiv 2304.08485)."""
 
     prefix: ClassVar[str] = "training.multimodal"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (_IS_ENABLED,)
 
     vision_tower: PathText | None = Field(
         default=None,
-        description="Model that sees, such as a CLIP or SigLIP: a folder or a hub name.",
+        description="Vision encoder to add, such as CLIP or SigLIP: a folder or a Hub name.",
     )
     projector_epochs: CountOrZero = Field(
         default=1,
-        description="Passes over the data, before num_epochs, that train the projector alone.",
+        description="Epochs before num_epochs in which only the projector trains.",
     )
     image_token: str = Field(
-        default="<image>", description="Token that stands for a picture; added where it is none."
+        default="<image>",
+        description="Token that stands for an image; added to the tokenizer if missing.",
     )

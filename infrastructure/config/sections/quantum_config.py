@@ -1,4 +1,4 @@
-"""The quantum step: what it decides, which sampler solves it, and what that may cost."""
+"""The settings of the quantum step: what it decides, which sampler solves it, and at what cost."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -24,8 +24,8 @@ DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
     "block_selection",
     "rank_allocation",
 )
-AT_ANY_COST = 1e6  # percent of max_overhead_percent: no bound at all
-SAMPLER = "sampler"  # what answers, where no baseline was chosen
+AT_ANY_COST = 1e6  # percent, for max_overhead_percent: no limit
+SAMPLER = "sampler"  # the answer comes from a sampler and not from a baseline
 # What solves each problem without a sampler.
 BASELINES = {
     DATA_SELECTION: (
@@ -52,7 +52,7 @@ _SAMPLED = UsedWhen(
 
 
 class QuantumConfig(ConfigSection):
-    """One decision of the training as a binary problem, made again and again."""
+    """One decision of the run as a binary problem, solved repeatedly."""
 
     prefix: ClassVar[str] = "quantum"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
@@ -65,49 +65,52 @@ class QuantumConfig(ConfigSection):
 
     problem: Literal["data_selection", "block_selection", "rank_allocation"] = Field(
         default="data_selection",
-        description="What is decided: which examples, which blocks, or which LoRA components stay.",
+        description="What the quantum step decides: which examples, blocks or LoRA components"
+        " to keep.",
     )
     answer: str = Field(
         default=SAMPLER,
-        description="What solves it: sampler, or a baseline such as greedy or random.",
+        description="Solver of the quantum step's problem: sampler, or a baseline such as"
+        " greedy or random.",
     )
     data_budget: Annotated[ShareAboveZero | Auto, _DATA] = Field(
         default="auto",
-        description="Share of the examples that is trained on;"
-        " auto: all but a tenth of those looked at.",
+        description="Share of examples to train on; auto: all but a tenth of the candidates.",
     )
     target: Annotated[Literal["pool", "validation"], _DATA] = Field(
         default="pool",
-        description="What the chosen examples stand for: all of them, or the held-out rows.",
+        description="What the selected examples represent: all examples, or the held-out rows.",
     )
     candidates: Annotated[Count | Auto, _DATA] = Field(
         default="auto",
-        description="Examples that are looked at;"
-        " auto: as many as max_qubits, the solver and the cost allow.",
+        description="Candidate examples; auto: as many as max_qubits, the solver and the cost"
+        " limit allow.",
     )
     num_blocks: Annotated[Count | None, _BLOCKS] = Field(
-        default=None, description="Blocks that train at a time; none: half of them."
+        default=None, description="Number of blocks that train at a time; none: half of them."
     )
     rank_budget: Annotated[ShareAboveZero, _RANKS] = Field(
-        default=0.5, description="Share of the LoRA components that stays, from 0 to 1."
+        default=0.5, description="Share of LoRA components to keep, from 0 to 1."
     )
     max_overhead_percent: (
         Annotated[float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")] | Auto
     ) = Field(
         default="auto",
-        description="Time for quantum steps in percent;"
-        " auto: 1, or 10 and none skipped with a frequency.",
+        description="Time for quantum steps, in percent; auto: 1, or 10 and none skipped with a"
+        " frequency.",
     )
     background: Annotated[bool, _SAMPLED] = Field(
         default=False,
-        description="Solve in another process while the training goes on with the last answer.",
+        description="Solve in another process while training continues with the previous answer.",
     )
     solver: Annotated[str, _SAMPLED] = Field(
-        default="auto", description="Name of the sampler; auto: by size, density and time."
+        default="auto", description="QUBO solver (sampler); auto: chosen by size, density and time."
     )
-    max_qubits: Count = Field(default=5000, description="Largest problem, in variables.")
+    max_qubits: Count = Field(
+        default=5000, description="Largest problem of the quantum step, in variables."
+    )
     timeout: Annotated[Positive, _SAMPLED] = Field(
-        default=300, description="Hard bound on the wall time of one answer, in seconds."
+        default=300, description="Hard wall-time limit for one answer of the solver, in seconds."
     )
     fallback: Annotated[
         list[str],
@@ -115,21 +118,19 @@ class QuantumConfig(ConfigSection):
         EachOnce,
         Allowed('a list of names, each once, such as "tabu,exact"'),
         _SAMPLED,
-    ] = Field(
-        default=[], description="Samplers that are tried when the solver fails, in this order."
-    )
+    ] = Field(default=[], description="Samplers to try if the solver fails, in this order.")
 
     def samplers(self) -> list[tuple[str, str]]:
-        """Setting and name of each sampler that may solve it, the preferred one first."""
+        """Return setting and name of each sampler that may solve it, the preferred one first."""
         return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
 
     @property
     def most_candidates(self) -> int:
-        """Variables of the largest problem that is worth making: the solver takes no larger one."""
+        """The variables of the largest problem worth building: the solver takes no larger one."""
         return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
 
     @property
     def largest_problem(self) -> int:
-        """Variables of the largest problem that any of the samplers takes."""
+        """The variables of the largest problem that any of the samplers takes."""
         limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
         return min(self.max_qubits, max(limits))

@@ -1,4 +1,4 @@
-"""Cache, memory, monitoring and machine limits. Looks at no machine."""
+"""The settings of cache, memory, monitoring and machine limits. Does not look at the machine."""
 
 import re
 from typing import Annotated, ClassVar
@@ -37,7 +37,7 @@ OPTIMIZES_MEMORY = UsedWhen(
 
 
 def _host_and_port(value: object) -> object:
-    """`HOST:PORT`; a port alone is loopback's."""
+    """Return `HOST:PORT`; a port alone gets the loopback address."""
     if value is None:
         return None
     match = _HOST_AND_PORT.fullmatch(str(value).strip())
@@ -47,30 +47,30 @@ def _host_and_port(value: object) -> object:
 
 
 class CacheConfig(ConfigSection):
-    """The cache of tokenised data on this machine's disk."""
+    """The settings of the cache of tokenized data on this machine's disk."""
 
     prefix: ClassVar[str] = "cache"
 
     directory: PathText | None = Field(
         default=None,
-        description="Folder of the cache; none: ~/.cache/temper, without a home folder a temporary"
-        " one.",
+        description="Cache folder; none: ~/.cache/temper, or a temporary folder if there is no"
+        " home folder.",
     )
     memory_size: Megabytes = Field(
         default=1000,
-        description="Memory that cached data may take, in MB; larger data is memory-mapped.",
+        description="Memory limit for cached data, in MB; larger data is memory-mapped.",
     )
-    disk_size: Megabytes = Field(default=10000, description="Disk that the cache may take, in MB.")
+    disk_size: Megabytes = Field(default=10000, description="Disk limit for the cache, in MB.")
     cleanup_interval: CountOrZero = Field(
         default=3600, description="Seconds between two clean-ups of the cache."
     )
     max_age_days: Positive = Field(
-        default=7, description="Cached data unused for longer is removed."
+        default=7, description="Days after which unused cached data is removed."
     )
 
 
 class MemoryConfig(ConfigSection):
-    """Limits that the memory optimizer holds."""
+    """The limits that the memory optimizer enforces."""
 
     prefix: ClassVar[str] = "memory"
 
@@ -81,13 +81,13 @@ class MemoryConfig(ConfigSection):
         default=None, description="Memory that the GPU allocator may keep cached."
     )
     cpu_memory_limit: Annotated[MemoryAmount | None, OPTIMIZES_MEMORY] = Field(
-        default=None, description="Main memory that the whole training may take."
+        default=None, description="Main memory that the whole run may use."
     )
     worker_memory: MemoryAmount | None = Field(
-        default=None, description="Main memory that each data worker may take."
+        default=None, description="Main memory that each data worker may use."
     )
     cache_size: MemoryAmount | None = Field(
-        default=None, description="Memory and disk that all caches together may take."
+        default=None, description="Memory and disk that all caches together may use."
     )
     cache_ttl: Annotated[Count | None, OPTIMIZES_MEMORY] = Field(
         default=None, description="Seconds after which an entry of a memory cache is dropped."
@@ -95,93 +95,107 @@ class MemoryConfig(ConfigSection):
 
 
 class AlertThresholds(ConfigSection):
-    """Values at which the monitor raises an alert."""
+    """The values at which the monitor raises an alert."""
 
     prefix: ClassVar[str] = "monitor.thresholds"
 
-    cpu_percent: Percent = Field(default=90.0, description="CPU load, in percent.")
-    memory_percent: Percent = Field(default=85.0, description="Main memory, in percent.")
-    gpu_utilization: Percent = Field(default=95.0, description="GPU load, in percent.")
-    gpu_memory_percent: Percent = Field(default=90.0, description="GPU memory, in percent.")
-    gpu_temperature: Positive = Field(default=85.0, description="GPU temperature, in °C.")
+    cpu_percent: Percent = Field(default=90.0, description="Alert at this CPU load, in percent.")
+    memory_percent: Percent = Field(
+        default=85.0, description="Alert at this main memory usage, in percent."
+    )
+    gpu_utilization: Percent = Field(
+        default=95.0, description="Alert at this GPU load, in percent."
+    )
+    gpu_memory_percent: Percent = Field(
+        default=90.0, description="Alert at this GPU memory usage, in percent."
+    )
+    gpu_temperature: Positive = Field(
+        default=85.0, description="Alert at this GPU temperature, in °C."
+    )
     training_time_per_step: Positive = Field(
-        default=10.0, description="Time of one optimizer step, in seconds."
+        default=10.0, description="Alert at this time of one optimizer step, in seconds."
     )
     gradient_norm: Positive = Field(
-        default=100.0, description="Norm of the gradient before clipping."
+        default=100.0, description="Alert at this gradient norm before clipping."
     )
     data_wait_percent: Percent = Field(
-        default=50.0, description="Share of a step spent waiting for data, in percent."
+        default=50.0,
+        description="Alert at this share of a step spent waiting for data, in percent.",
     )
     tied_steps: Count = Field(
-        default=20, description="Steps in a row whose answers to each prompt are rewarded alike."
+        default=20,
+        description="Alert after this many steps in a row with equal rewards for all answers to"
+        " each prompt.",
     )
     disk_free: Megabytes = Field(
-        default=1000, description="Free disk space below which there is an alert, in MB."
+        default=1000, description="Alert below this much free disk space, in MB."
     )
     checkpoint_age: Duration = Field(
-        default=7200.0, description="Age of the newest checkpoint, in seconds."
+        default=7200.0, description="Alert at this age of the newest checkpoint, in seconds."
     )
     backup_age: Duration = Field(
-        default=7200.0, description="Age of the newest confirmed backup, in seconds."
+        default=7200.0, description="Alert at this age of the newest confirmed backup, in seconds."
     )
     copier_failures: Count = Field(
-        default=2, description="Ends in a row of the process that copies backups."
+        default=2, description="Alert after the backup process has ended this many times in a row."
     )
 
 
 class MonitorConfig(ConfigSection):
-    """What the monitor watches, and whom it tells."""
+    """The settings of the monitor: what it watches, and who receives its alerts."""
 
     prefix: ClassVar[str] = "monitor"
 
-    interval: Duration = Field(default=2.0, description="Time between two looks at the machine.")
+    interval: Duration = Field(
+        default=2.0, description="Time between two measurements of the machine."
+    )
     alert_sinks: Annotated[
         list[str],
         SplitCommas,
         EachOnce,
         RegisteredName(ALERT_SINKS),
         Allowed(
-            "a list of console, log, notebook, webhook, apprise, or a name of one's own, each once"
+            "a list of console, log, notebook, webhook, apprise, or a name of your own, each once"
         ),
     ] = Field(
         default=["console", "log", "notebook"],
-        description="Who is told; addresses are in ALERT_WEBHOOK_URL and APPRISE_URLS.",
+        description="Where alerts are sent; addresses are in ALERT_WEBHOOK_URL and APPRISE_URLS.",
     )
     alert_cooldown: Duration = Field(
-        default=300.0, description="Least time between two alerts of one kind."
+        default=300.0, description="Minimum time between two alerts of the same kind."
     )
     prometheus: Annotated[
         str | None,
         BeforeValidator(_host_and_port),
         Allowed('a port such as 9400, or an address such as "0.0.0.0:9400"'),
     ] = Field(
-        default=None, description="Address of an endpoint for Prometheus; a port alone: loopback."
+        default=None,
+        description="Address of a Prometheus endpoint; a port alone: on the loopback address.",
     )
     profile_steps: CountOrZero = Field(
-        default=0, description="Steps that the PyTorch profiler records, after two of warm-up."
+        default=0, description="Steps that the PyTorch profiler records, after two warm-up steps."
     )
     thresholds: AlertThresholds = Field(
-        default=AlertThresholds(), description="When the monitor raises an alert."
+        default=AlertThresholds(), description="Values at which the monitor raises an alert."
     )
 
 
 class GpuResources(ConfigSection):
-    """What of a GPU may be used, and what it must be."""
+    """The limits on the use of a GPU, and the requirements that it must meet."""
 
     prefix: ClassVar[str] = "resources.gpu"
 
     memory_limit: MemoryAmount | None = Field(
-        default=None, description="GPU memory that the training may take."
+        default=None, description="GPU memory that the run may use."
     )
     compute_capability: Positive | None = Field(
         default=None,
-        description="Least CUDA compute capability that the GPU must have, such as 8.0.",
+        description="Minimum CUDA compute capability of the GPU, such as 8.0.",
     )
 
 
 class ResourcesConfig(ConfigSection):
-    """Machine limits."""
+    """The limits on this machine's resources."""
 
     prefix: ClassVar[str] = "resources"
 

@@ -1,4 +1,4 @@
-"""Stack-wise training: layers grouped into blocks, stacks and the whole rack.
+"""The settings of block-wise training: layers are grouped into blocks, stacks and the whole rack.
 
 The fields are flat in the training section; `QLoRA` is a read-only view of those named `qlora_*`.
 """
@@ -27,7 +27,7 @@ from infrastructure.config.types import (
     UsedWhen,
 )
 
-STACKWISE = ("progressive", "end_to_end")  # the strategies
+STACKWISE = ("progressive", "end_to_end")  # its strategies
 
 
 def _is_stackwise(config: Any) -> bool:
@@ -95,7 +95,7 @@ _VARIABLE = UsedWhen(
 
 @dataclass(frozen=True)
 class QLoRA:
-    """The `qlora_*` fields of a training configuration, read as one thing."""
+    """A view of the `qlora_*` fields of a training configuration as one object."""
 
     enabled: bool
     rank: int
@@ -107,65 +107,72 @@ class QLoRA:
 
 
 class ProgressiveConfig(ConfigSection):
-    """Progressive training: stacks are built and trained one by one."""
+    """The settings of progressive training: stacks are built and trained one by one."""
 
     prefix: ClassVar[str] = "training.progressive"
 
     target_stacks: Annotated[Count, _MAKES_STACKS] = Field(
-        default=4, description="Stacks of the finished model."
+        default=4, description="Number of stacks of the finished model."
     )
     trunk_strategy: Annotated[Literal["frozen", "qlora"], _IN_TURN] = Field(
-        default="frozen", description="What the finished stacks do while the next one trains."
+        default="frozen", description="How finished stacks are treated while the next one trains."
     )
     new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _IN_TURN] = Field(
         default="full", description="Precision in which a new stack trains."
     )
     growth: Annotated[Literal["stages", "once"], _PROGRESSIVE] = Field(
         default="stages",
-        description="A stack after the other, or from the first to all of them in one step.",
+        description="Add one stack after another, or grow from the first stack to all of them"
+        " in one step.",
     )
     init: Annotated[Literal["keep", "zero", "copy", "middle"], _PROGRESSIVE] = Field(
         default="keep",
-        description="Weights of a new stack: as they are, silent, of the stack below, of the"
-        " middle one.",
+        description="Weights of a new stack: unchanged, silenced, or copied from the one below"
+        " or the middle.",
     )
 
 
 class StackwiseFields(ConfigSection):
-    """The fields of stack-wise training; `TrainingConfig` holds them flat."""
+    """The fields of block-wise training; `TrainingConfig` holds them flat."""
 
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None,
-        description="What trains at a time: a layer, a block, or a block and all below (fused).",
+        description="Unit that trains at a time: a layer, a block, or a block and all below it"
+        " (fused).",
     )
-    block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers of a block.")
+    block_size: Annotated[Count, _IN_BLOCKS] = Field(
+        default=4, description="Number of layers in a block."
+    )
     train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(
         default="first",
-        description="Final norm and untied head train with the first unit, or with each.",
+        description="Train the final norm and an untied head with the first unit, or with every"
+        " unit.",
     )
     with_top: Annotated[CountOrZero, _IN_TURN] = Field(
-        default=0, description="Last units that train in every phase, through the whole model."
+        default=0,
+        description="Number of last units that train in every phase, through the whole model.",
     )
     local_loss: Annotated[Literal["head", "reconstruct"], _STACKWISE] = Field(
         default="head",
-        description="What a unit below the top learns: the model's own loss, or to keep features.",
+        description="Loss of a unit below the top: the model's own loss, or feature"
+        " reconstruction.",
     )
     reconstruct_weight: Annotated[Positive, _RECONSTRUCTS] = Field(
-        default=10.0, description="Weight of the feature reconstruction beside the loss."
+        default=10.0, description="Weight of the feature reconstruction in addition to the loss."
     )
     cache_activations: bool | None = Field(
         default=None,
-        description="Keep what a frozen trunk makes of each example; none: where it pays.",
+        description="Cache what a frozen trunk computes for each example; none: if it pays off.",
     )
     cache_dtype: Annotated[Literal["fp32", "bf16"], _CACHED] = Field(
         default="bf16", description="Number format of cached activations."
     )
     cache_size: Annotated[Megabytes, SAME_RESULT, _CACHED] = Field(
-        default=10000, description="Disk that cached activations may take, in MB."
+        default=10000, description="Disk limit for cached activations, in MB."
     )
     end_to_end_scope: Annotated[Literal["stackwise", "rackwise"], _TOGETHER] = Field(
         default="rackwise",
-        description="End-to-end training: each stack by itself, or the whole rack.",
+        description="Scope of end-to-end training: each stack by itself, or the whole rack.",
     )
     progressive: ProgressiveConfig = Field(
         default=ProgressiveConfig(), description="Progressive training."
@@ -174,74 +181,78 @@ class StackwiseFields(ConfigSection):
         default=False, description="Mask a share of the tokens that grows with the time step."
     )
     num_time_steps: Annotated[Count, _MASKED] = Field(
-        default=10, description="Number of time steps."
+        default=10, description="Number of time steps for masking."
     )
     time_step_bins: Annotated[
         list[Annotated[int, Ge(0)]] | None,
         SplitCommas,
         Allowed('a list of time steps such as "0,1,2"'),
         _MASKED,
-    ] = Field(default=None, description="Time steps that are used; none: all.")
+    ] = Field(default=None, description="Time steps that are used for masking; none: all.")
     time_step_mask_fractions: Annotated[
         dict[Annotated[int, Ge(0)], Share] | None,
         FromJson,
         Allowed('a mapping from time step to a share from 0 to 1, such as {"0": 0.15}'),
         _MASKED,
     ] = Field(
-        default=None, description="Share of masked tokens at some time steps; linear between."
+        default=None, description="Share of masked tokens at some time steps; linear in between."
     )
     time_interpretation: Annotated[Literal["depth", "input"], _MASKED] = Field(
         default="depth",
-        description="Time steps are of the depth (each stack has one) or of the input (drawn).",
+        description="Time steps belong to the depth (one per stack) or to the input (drawn at"
+        " random).",
     )
     corruption: Annotated[str, RegisteredName(CORRUPTIONS), _MASKED] = Field(
         default="mask",
-        description="What replaces hidden tokens: mask, uniform (any other token) or a registered"
-        " name.",
+        description="Replacement of masked tokens: mask, uniform (any other token) or a"
+        " registered name.",
     )
     mask_weighting: Annotated[Literal["inverse", "none"], _MASKED] = Field(
         default="inverse",
-        description="Weight of a hidden token: 1 / the masked share, as in MDLM, or 1.",
+        description="Weight of a masked token: 1 / the masked share, as in MDLM, or 1.",
     )
     store_all_time_steps: Annotated[bool, _CACHED_STEPS] = Field(
         default=False, description="Keep the cached activations of every time step."
     )
     time_step_cache_size: Annotated[Count, _CACHED_STEPS] = Field(
-        default=1, description="Time steps whose activations are cached at once."
+        default=1, description="Number of time steps whose activations are cached at once."
     )
     quantization_enabled: bool = Field(
-        default=False, description="Store finished stacks quantised."
+        default=False, description="Store finished stacks quantized."
     )
     quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS), _QUANTIZED] = Field(
         default="nf_fp8",
-        description="How finished stacks are stored: nf_fp8, nf4, fp16, fp32 or a registered name.",
+        description="Storage of finished stacks: nf_fp8, nf4, fp16, fp32 or a registered name.",
     )
     backbone_quantized: bool | None = Field(
-        default=None, description="Another name for quantization_enabled; none: as that is."
+        default=None, description="Alias of quantization_enabled; none: use quantization_enabled."
     )
     adapters_full_precision: Annotated[bool, _QLORA] = Field(
-        default=True, description="Keep QLoRA matrices in full precision."
+        default=True,
+        description="Keep the QLoRA matrices of block-wise training in full precision.",
     )
     qlora_enabled: bool = Field(
-        default=False, description="Train QLoRA matrices on finished stacks."
+        default=False, description="Block-wise training: train QLoRA matrices on finished stacks."
     )
     qlora_rank: Annotated[Count, _QLORA] = Field(
-        default=16, description="Rank of the QLoRA matrices."
+        default=16, description="Rank of the QLoRA matrices of block-wise training."
     )
-    qlora_alpha: Annotated[Positive, _QLORA] = Field(default=32, description="QLoRA scaling.")
+    qlora_alpha: Annotated[Positive, _QLORA] = Field(
+        default=32, description="Scaling of the QLoRA matrices of block-wise training."
+    )
     qlora_dropout: Annotated[ShareBelowOne, _QLORA] = Field(
-        default=0.0, description="Dropout before the QLoRA matrices."
+        default=0.0, description="Dropout before the QLoRA matrices of block-wise training."
     )
     qlora_lr: Annotated[Positive | None, _QLORA] = Field(
-        default=None, description="Learning rate of the QLoRA matrices; none: the training's."
+        default=None, description="Learning rate of the QLoRA matrices; none: that of the training."
     )
     qlora_progressive_enabled: Annotated[bool | None, _QLORA_TRUNK] = Field(
         default=None,
-        description="Add QLoRA matrices to the trunk with each stack;"
-        " none: as qlora_strategy says.",
+        description="Add QLoRA matrices to the trunk with each new stack; none: as set by"
+        " qlora_strategy.",
     )
     qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
-        default="simplified", description="How QLoRA ranks are chosen over the stacks."
+        default="simplified", description="How QLoRA ranks are chosen across stacks."
     )
     qlora_ranks: Annotated[
         dict[Annotated[int, Ge(0)], Count] | None,
@@ -249,23 +260,23 @@ class StackwiseFields(ConfigSection):
         Allowed('a mapping from stack to rank, such as {"0": 4}'),
         _QLORA,
         _VARIABLE,
-    ] = Field(default=None, description="Ranks of some stacks, for qlora_strategy variable.")
+    ] = Field(default=None, description="QLoRA ranks of some stacks, for qlora_strategy variable.")
     cache_mode: Annotated[Literal["stack", "rack"], _CACHED] = Field(
         default="stack",
-        description="Which activations are cached: the last frozen stack's, or all.",
+        description="Which activations are cached: those of the last frozen stack, or all.",
     )
     cache_storage: Annotated[str, RegisteredName(CACHES), SAME_RESULT, _CACHED] = Field(
         default="disk",
-        description="What keeps cached activations: disk, or a registered name.",
+        description="Storage of cached activations: disk, or a registered name.",
     )
     cache_dir: Annotated[PathText | None, SAME_RESULT, _CACHED] = Field(
-        default=None, description="Where cached activations lie; none: in the run directory."
+        default=None, description="Folder for cached activations; none: in the run directory."
     )
     save_stacks: Annotated[bool, SAME_RESULT, _STACKWISE] = Field(
         default=True, description="Save each finished stack."
     )
     save_rack: Annotated[bool, SAME_RESULT, _STACKWISE] = Field(
-        default=False, description="Save the whole rack besides its stacks."
+        default=False, description="Save the whole rack in addition to its stacks."
     )
 
     @property

@@ -1,4 +1,4 @@
-"""How the model is trained. Intervals count epochs, frequencies count optimizer steps."""
+"""The settings of training. Intervals count epochs, frequencies count optimizer steps."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -42,12 +42,12 @@ from infrastructure.config.types import (
 )
 from infrastructure.core.messages import phrase
 
-SFT = "sft"  # the method that is Temper's own loop; every other one is a trainer of TRL
+SFT = "sft"  # the method of Temper's own loop; every other one is a trainer of TRL
 BY_REWARD = ("grpo", "rloo")
-GENERATING = (*BY_REWARD, "distillation")  # methods that learn from what the model itself writes
+GENERATING = (*BY_REWARD, "distillation")  # methods that learn from text that the model generates
 WITH_BETA = ("dpo", "kto", "orpo", *GENERATING)
-QUANTUM = "quantum"  # the extension that `optimization_frequency` switches on
-# One thing in two units: of each pair, giving one switches the other off.
+QUANTUM = "quantum"  # the extension that `optimization_frequency` enables
+# The same setting in two units: giving one of a pair switches the other off.
 EPOCHS_OR_STEPS = {
     "checkpoint_interval": "checkpoint_frequency",
     "validation_interval": "validation_frequency",
@@ -88,7 +88,7 @@ _OWN_METRIC = UsedWhen(
 
 
 def _method_is(names: tuple[str, ...], otherwise: str) -> UsedWhen:
-    """The condition of a setting that only some methods read."""
+    """Return the condition of a setting that only some methods read."""
     return UsedWhen(lambda config: config.training.method in names, otherwise)
 
 
@@ -107,7 +107,7 @@ _FINETUNES = UsedWhen(
 
 
 def _is_curriculum(config: Any) -> bool:
-    """One's own strategy may be a curriculum, too."""
+    """Return whether the strategy may be a curriculum, which a user-defined one may be, too."""
     return config.training.strategy not in ("auto", "standard", "finetune", *STACKWISE)
 
 
@@ -124,13 +124,13 @@ _BY_TASK = UsedWhen(
 
 
 class TrainingConfig(StackwiseFields):
-    """What the loop and the training strategies need to know."""
+    """The settings of the loop and of the training strategies."""
 
     prefix: ClassVar[str] = "training"
 
     method: Literal["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward", "distillation"] = Field(
         default="sft",
-        description="What is learnt, and how: sft by Temper's loop, all others by TRL's trainers.",
+        description="Training method: sft uses Temper's loop, all others use TRL's trainers.",
     )
     rewards: Annotated[
         list[str],
@@ -142,27 +142,30 @@ class TrainingConfig(StackwiseFields):
         _BY_REWARD,
     ] = Field(
         default=[],
-        description="What grpo and rloo reward: exact_answer, format=…, json_schema=…, one's own.",
+        description="Rewards of grpo and rloo: exact_answer, format=…, json_schema=…, or your own.",
     )
     teacher: Annotated[PathText | None, _HAS_TEACHER] = Field(
-        default=None, description="Model that distillation learns from: a folder or a hub name."
+        default=None, description="Teacher model for distillation: a folder or a Hub name."
     )
     beta: Annotated[NotNegative | Auto, _HAS_BETA] = Field(
         default="auto",
-        description="How strongly the start holds; distillation: KL from 0 to 1; auto: TRL's.",
+        description="Strength of the pull to the initial model; distillation: KL from 0 to 1;"
+        " auto: TRL's.",
     )
     num_generations: Annotated[
         Annotated[int, Ge(2), Le(1024)] | Auto,
         Allowed('a whole number from 2 to 1024, or "auto"'),
         _BY_REWARD,
     ] = Field(
-        default="auto", description="Answers to each prompt in grpo and rloo; auto: TRL's default."
+        default="auto",
+        description="Answers generated for each prompt in grpo and rloo; auto: TRL's default.",
     )
     max_completion_length: Annotated[Count, _GENERATES] = Field(
-        default=256, description="Longest answer that is generated in training, in tokens."
+        default=256, description="Longest answer that is generated during training, in tokens."
     )
     temperature: Annotated[Positive, _GENERATES] = Field(
-        default=1.0, description="Temperature of the answers that are generated in training."
+        default=1.0,
+        description="Sampling temperature of answers that are generated during training.",
     )
     method_settings: Annotated[
         dict[str, JsonValue],
@@ -171,41 +174,43 @@ class TrainingConfig(StackwiseFields):
         _BY_TRL,
     ] = Field(
         default={},
-        description="Further arguments of the method's configuration in TRL, by its names.",
+        description="Additional arguments of the method's configuration in TRL, by their TRL"
+        " names.",
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
-        description="auto, standard, finetune, progressive, end_to_end, curriculum or a registered"
-        " name.",
+        description="Strategy: auto, standard, finetune, progressive, end_to_end, curriculum or"
+        " registered.",
     )
     num_epochs: Count | Auto = Field(
         default="auto",
-        description="Passes over the data; auto: 4 for a new model, else 3, or as many as max_steps"
+        description="Passes over the data; auto: 3, 4 for a new model, or as many as max_steps"
         " needs.",
     )
     max_steps: Count | None = Field(
-        default=None, description="End after this many optimizer steps; none: after num_epochs."
+        default=None, description="Stop after this many optimizer steps; none: after num_epochs."
     )
     batch_size: Count | Auto = Field(
         default=32,
-        description="Examples in one forward pass; auto: the fastest number that fits, measured.",
+        description="Examples per forward pass; auto: the fastest number that fits, measured.",
     )
     gradient_accumulation: Count = Field(
-        default=1, description="Forward passes whose gradients make one optimizer step."
+        default=1,
+        description="Forward passes whose gradients are accumulated for one optimizer step.",
     )
     learning_rate: Annotated[float, Gt(0), Le(10)] | Auto = Field(
         default="auto",
-        description="Peak learning rate; auto: new weights by width, LoRA 2e-4, others 2e-5.",
+        description="Peak learning rate; auto: by width for new weights, 2e-4 for LoRA, else 2e-5.",
     )
     weight_decay: Share = Field(
-        default=0.01, description="Decoupled weight decay of matrices; none on biases and norms."
+        default=0.01, description="Decoupled weight decay of matrices; biases and norms have none."
     )
     warmup_steps: CountOrZero = Field(
         default=50,
-        description="Optimizer steps in which the learning rate rises from 0 to its peak.",
+        description="Optimizer steps over which the learning rate rises from 0 to its peak.",
     )
     scheduler_type: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="How the learning rate goes on after the warm-up."
+        default="cosine", description="Learning-rate schedule after the warm-up."
     )
     max_grad_norm: Positive | None = Field(
         default=1.0, description="Clip gradients to this norm; none: no clipping."
@@ -217,44 +222,48 @@ class TrainingConfig(StackwiseFields):
         description="Optimizer; 8bit and paged (both bitsandbytes) and offload save GPU memory.",
     )
     adam_beta1: Annotated[ShareBelowOne, _HAS_BETAS] = Field(
-        default=0.9, description="Decay of AdamW's mean of gradients."
+        default=0.9, description="AdamW's beta1: decay of the mean of gradients."
     )
     adam_beta2: Annotated[ShareBelowOne, _HAS_BETAS] = Field(
-        default=0.95, description="Decay of AdamW's mean of squares."
+        default=0.95, description="AdamW's beta2: decay of the mean of squared gradients."
     )
     mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
         default=True,
-        description="Precision of the forward pass; true: by the device, on some CPUs measured.",
+        description="Precision of the forward pass; true: by device, measured on some CPUs.",
     )
     gradient_checkpointing: bool = Field(
-        default=False, description="Recompute activations in backward: less memory, more time."
+        default=False,
+        description="Recompute activations in the backward pass: less memory, more time.",
     )
     gradient_checkpointing_mode: Annotated[
         Literal["all", "selective", "offload"], SAME_RESULT, _CHECKPOINTED, _TRANSFORMERS
     ] = Field(
         default="all",
-        description="Of all blocks, of every second, or of all and what is kept in main memory.",
+        description="Recompute all blocks, every second one, or all with their inputs kept in"
+        " main memory.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
         default=None,
-        description="Compile the model with torch.compile; auto: if it pays, none: do not.",
+        description="Compile the model with torch.compile; auto: if it pays off; none: never.",
     )
     shard: Annotated[Literal["auto", "no", "yes", "offload"], SAME_RESULT] = Field(
         default="auto",
-        description="Spread the model over the processes; auto: where one lacks the memory.",
+        description="Shard the model over the processes; auto: if one lacks the memory.",
     )
     memory_efficient_attention: bool | None = Field(
         default=None,
-        description="True: SDPA attention, false: eager; none: as model.attention says.",
+        description="Attention implementation: true: SDPA; false: eager; none: as set in"
+        " model.attention.",
     )
     seed: Annotated[int, Ge(0), Lt(1 << 32)] = Field(
-        default=0, description="Seed of everything random: order of data, dropout, new weights."
+        default=0, description="Random seed of everything: order of data, dropout, new weights."
     )
     checkpoint_interval: Annotated[Count | None, SAME_RESULT] = Field(
-        default=1, description="Epochs between two checkpoints; none: only at the end."
+        default=1, description="Save a checkpoint every N epochs; none: only at the end."
     )
     checkpoint_frequency: Annotated[Count | None, SAME_RESULT] = Field(
-        default=None, description="Steps between two checkpoints, instead of checkpoint_interval."
+        default=None,
+        description="Save a checkpoint every N optimizer steps, instead of checkpoint_interval.",
     )
     keep_checkpoints: Annotated[
         int,
@@ -262,25 +271,27 @@ class TrainingConfig(StackwiseFields):
         Le(LARGEST),
         Allowed("a whole number of at least 2 (the last may be in the process of being saved)"),
         SAME_RESULT,
-    ] = Field(default=2, description="Checkpoints kept; older ones are removed.")
+    ] = Field(default=2, description="Number of checkpoints to keep; older ones are removed.")
     checkpoint_seconds: Annotated[Duration | Auto | None, SAME_RESULT] = Field(
         default="auto",
-        description="Time between two checkpoints, besides those above; auto: by what one costs.",
+        description="Time between two checkpoints in addition to the others; auto: by the cost"
+        " of one.",
     )
     keep_best: Annotated[CountOrZero, SAME_RESULT, _HOLDS_OUT] = Field(
         default=1,
-        description="Checkpoints that are best by training.best_metric, kept besides.",
+        description="Number of best checkpoints by training.best_metric to keep in addition.",
     )
     best_metric: Annotated[str, _HOLDS_OUT] = Field(
         default=LOSS,
-        description="Held-out number that says which checkpoint is best and when to stop early.",
+        description="Held-out metric that decides which checkpoint is best and when to stop early.",
     )
     best_metric_mode: Annotated[Literal["auto", "min", "max"], _OWN_METRIC] = Field(
         default="auto",
-        description="Whether less or more of a best_metric of your own is better.",
+        description="Whether lower or higher values of a best_metric of your own are better.",
     )
     keep_every: Annotated[Count | None, SAME_RESULT] = Field(
-        default=None, description="Keep each checkpoint whose step is a multiple of this; none: no."
+        default=None,
+        description="Keep every checkpoint whose step is a multiple of this; none: off.",
     )
     compress_checkpoints: Annotated[bool, SAME_RESULT] = Field(
         default=False, description="Compress checkpoints on this machine's disk."
@@ -290,31 +301,34 @@ class TrainingConfig(StackwiseFields):
         description="Save and stop before this much time has passed since the start; none: never.",
     )
     validation_interval: Count | None = Field(
-        default=1, description="Epochs between two evaluations on held-out data; none: at the end."
+        default=1, description="Evaluate on held-out data every N epochs; none: only at the end."
     )
     validation_frequency: Count | None = Field(
-        default=None, description="Steps between two evaluations, instead of validation_interval."
+        default=None,
+        description="Evaluate on held-out data every N steps, instead of validation_interval.",
     )
     validation_prompts: CountOrZero = Field(
         default=320,
-        description="Held-out prompts answered before and after, for exact match; 0: none.",
+        description="Held-out prompts answered before and after training, for exact match; 0:"
+        " none.",
     )
     log_frequency: Annotated[Count, SAME_RESULT] = Field(
-        default=1, description="Steps that one line of metrics covers; each line reads the device."
+        default=1, description="Log metrics every N steps; each line reads from the device."
     )
     early_stopping_patience: Annotated[Count | None, _HOLDS_OUT] = Field(
         default=None,
-        description="Evaluations without improvement before it stops, at its best; none: never.",
+        description="Stop after N evaluations without improvement, with the best model; none:"
+        " never.",
     )
     early_stopping_min_delta: Annotated[NotNegative, _STOPS_EARLY] = Field(
-        default=0.0, description="Change for the better that counts as one."
+        default=0.0, description="Smallest improvement that counts as one for early stopping."
     )
     layerwise_lr_decay: Annotated[float, Gt(0), Le(1), _FINETUNES] = Field(
-        default=1.0, description="Learning rate of a layer relative to the one above; 1: equal."
+        default=1.0, description="Learning rate of a layer relative to the one above it; 1: equal."
     )
     unfreeze_interval: Annotated[Count | None, _FINETUNES] = Field(
         default=None,
-        description="Epochs after which the next layer from the top trains too; none: off.",
+        description="Unfreeze the next layer from the top every N epochs; none: off.",
     )
     curriculum_stages: Annotated[
         int,
@@ -324,11 +338,13 @@ class TrainingConfig(StackwiseFields):
         _BY_RANK,
     ] = Field(
         default=3,
-        description="Stages of a curriculum, equal parts of the data; num_epochs are of each.",
+        description="Number of curriculum stages, equal parts of the data; num_epochs applies"
+        " to each.",
     )
     curriculum_by: Annotated[Literal["length", "loss", "task"], _IN_STAGES] = Field(
         default="length",
-        description="What comes first: short rows, rows of low loss at the start, or named tasks.",
+        description="What a curriculum starts with: short rows, rows of low initial loss, or"
+        " named tasks.",
     )
     curriculum_order: Annotated[
         list[str],
@@ -338,23 +354,25 @@ class TrainingConfig(StackwiseFields):
         _BY_TASK,
     ] = Field(
         default=[],
-        description="Values of data.task_column from easy to hard; each is a stage.",
+        description="Values of data.task_column from easy to hard; each is a curriculum stage.",
     )
     curriculum_keeps_easier: Annotated[bool, _IN_STAGES] = Field(
-        default=True, description="A stage trains on the rows of the stages before it, too."
+        default=True, description="Train each curriculum stage on the rows of earlier stages, too."
     )
     enabled_extensions: Annotated[
         Names,
         RegisteredName(EXTENSIONS, is_late=True),
     ] = Field(
         default=[],
-        description="Extensions and observers by name, in their order, such as memory and quantum.",
+        description="Extensions and observers to enable by name, in order, such as memory and"
+        " quantum.",
     )
     multimodal: MultimodalConfig = Field(
-        default=MultimodalConfig(), description="The vision tower that multimodal puts on a model."
+        default=MultimodalConfig(),
+        description="The vision tower that the multimodal extension puts on a model.",
     )
     memory: MemorySettings = Field(
-        default=MemorySettings(), description="The key-value memory that extension memory adds."
+        default=MemorySettings(), description="The key-value memory that the memory extension adds."
     )
     extension_learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, _ADDS_WEIGHTS] = (
         Field(
@@ -364,11 +382,12 @@ class TrainingConfig(StackwiseFields):
     )
     train_extensions_only: Annotated[bool, _ADDS_WEIGHTS] = Field(
         default=False,
-        description="Train what extensions add alone; the model's own weights stay as they are.",
+        description="Train only what extensions add; the model's own weights are frozen.",
     )
     optimization_frequency: Count | None = Field(
         default=None,
-        description="Steps between two quantum steps, which it switches on; none: one, if at all.",
+        description="Enable the quantum step and run it every N steps; none: once, if it is"
+        " enabled.",
     )
     recovery: RecoveryConfig = Field(
         default=RecoveryConfig(), description="What is done about an error before giving up."
@@ -379,17 +398,18 @@ class TrainingConfig(StackwiseFields):
         EachOnce,
         RegisteredName(SINKS),
         Allowed(
-            "a list of console, jsonl, csv, tensorboard, trackio, wandb, or a name of one's own,"
-            " each once"
+            "a list of console, jsonl, csv, tensorboard, trackio, wandb, or a name of"
+            " your own, each once"
         ),
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics go besides metrics.jsonl; trackio and wandb are packages.",
+        description="Where metrics go besides metrics.jsonl; trackio and wandb are separate"
+        " packages.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",
-        description="Loss of a learnt token: cross_entropy, a registered name or module:function.",
+        description="Loss of a trained token: cross_entropy, a registered name or module:function.",
     )
     metrics: Annotated[
         list[str],
@@ -398,70 +418,75 @@ class TrainingConfig(StackwiseFields):
         RegisteredName(METRICS),
         Allowed("a list of registered names or module:function, each once"),
         SAME_RESULT,
-    ] = Field(default=[], description="Further means over held-out tokens, by name.")
+    ] = Field(default=[], description="Additional metrics averaged over held-out tokens, by name.")
     settings: Annotated[
         dict[str, JsonValue],
         FromJson,
         Allowed('a mapping from name to value, such as {"stages": 3}'),
     ] = Field(
         default={},
-        description="Settings of one's own strategy, adapter or extension, read by their name.",
+        description="Settings of your own strategy, adapter or extension, which reads them by"
+        " name.",
     )
     _defaults: dict[str, Any] = PrivateAttr(default={})
 
     def declare(self, defaults: dict[str, Any]) -> None:
-        """Take the defaults of one's own settings; what is given goes before them. They are the
-        code's, and neither recorded nor compared as settings."""
+        """Set the defaults of user-defined settings; given values take precedence.
+
+        The defaults belong to the code and are neither recorded nor compared as settings.
+        """
         self._defaults = defaults
 
     @property
     def best_metric_key(self) -> str:
-        """What `best_metric` is called among the numbers of an evaluation."""
+        """The name of `best_metric` among the numbers of an evaluation."""
         return f"eval_{self.best_metric.rpartition(':')[2]}"
 
     @property
     def best_is_greater(self) -> bool:
-        """Whether more of it is better."""
+        """Whether higher values of `best_metric` are better."""
         if self.best_metric in MEASURES:
             return is_greater_better(self.best_metric)
         return self.best_metric_mode == "max"
 
     @property
     def ends_with_best(self) -> bool:
-        """Whether the trained model is that of the best checkpoint: where it stops early, or where
-        a metric is named that says which is best."""
+        """Whether the trained model is that of the best checkpoint.
+
+        It is if the run stops early, or if a metric is named that decides which checkpoint is best.
+        """
         return self.early_stopping_patience is not None or self.best_metric != LOSS
 
     @property
     def num_best_kept(self) -> int:
-        """Checkpoints that are best, kept besides."""
+        """The number of best checkpoints that are kept in addition."""
         return max(self.keep_best, int(self.ends_with_best))
 
     @property
     def best_needs_answers(self) -> bool:
-        """Whether each evaluation answers prompts for it."""
+        """Whether each evaluation generates answers for `best_metric`."""
         return MEASURES.get(self.best_metric) is Of.ROWS
 
     @property
     def token_metrics(self) -> list[str]:
-        """The metrics of held-out tokens that are computed."""
+        """The metrics that are computed on held-out tokens."""
         is_further = self.best_metric == TOKEN_ACCURACY and TOKEN_ACCURACY not in self.metrics
         return [*self.metrics, *([TOKEN_ACCURACY] if is_further else [])]
 
     @property
     def own_settings(self) -> dict[str, Any]:
-        """One's own settings, with the defaults that are declared."""
+        """The user-defined settings, with their declared defaults."""
         return {**self._defaults, **self.settings}
 
     def warmup_within(self, num_steps: int) -> int:
-        """How many of the steps of one schedule warm up: at most half."""
+        """Return how many of the steps of one schedule warm up: at most half."""
         return min(self.warmup_steps, num_steps // 2)
 
     def strategy_for(self, model: ModelConfig) -> str:
-        """The strategy's name; "auto" is fine-tuning where something asks for what it adds."""
+        """Return the strategy's name; "auto" is the strategy that the other settings need."""
         if self.strategy != "auto":
             return self.strategy
-        if self.mode is not None:  # a unit after the other
+        if self.mode is not None:  # one unit after another
             return "progressive"
         if self.qlora_enabled or self.trunk_is_quantized:
             return "end_to_end"
@@ -470,7 +495,7 @@ class TrainingConfig(StackwiseFields):
 
     @property
     def trains_units_in_turn(self) -> bool:
-        """Whether stack-wise training goes from one unit of layers to the next."""
+        """Whether block-wise training trains one unit of layers after another."""
         return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
 
     @property
@@ -486,38 +511,38 @@ class TrainingConfig(StackwiseFields):
 
     @property
     def trunk_trains(self) -> bool:
-        """Whether what lies below a unit trains in full with it."""
+        """Whether the layers below a unit train in full with it."""
         return self.grows_once or self.mode == "fused"
 
     @property
     def trunk_is_quantized(self) -> bool:
-        """Whether finished layers are stored otherwise than they train."""
+        """Whether finished layers are stored in another format than they train in."""
         return self.quantization_enabled or self.backbone_quantized is True
 
     @property
     def trunk_is_adapted_again(self) -> bool:
-        """Whether the trunk is given further low-rank matrices with each new unit."""
+        """Whether the trunk gets additional low-rank matrices with each new unit."""
         return self.qlora_progressive_enabled is True or self.qlora_strategy == "progressive"
 
     @property
     def trunk_is_adapted(self) -> bool:
-        """Whether low-rank matrices train beside the frozen weights below a unit."""
+        """Whether low-rank matrices train next to the frozen weights below a unit."""
         adapts = self.qlora_enabled or self.progressive.trunk_strategy == "qlora"
         return self.trains_units_in_turn and adapts
 
     @property
     def trunk_can_be_cached(self) -> bool:
-        """Whether what lies below a unit is always the same, and not run with its gradients."""
+        """Whether the output below a unit never changes, and needs no gradients."""
         changes = self.trunk_trains or self.trunk_is_adapted
         return self.trains_units_in_turn and not changes
 
     def enables(self, name: str) -> bool:
-        """Whether Temper's extension of that name is enabled; somebody's own of it is another."""
+        """Return whether Temper's extension of that name is enabled, not a user-defined one."""
         return name in self.enabled_extensions and not EXTENSIONS.is_own(name)
 
     @property
     def extensions(self) -> list[str]:
-        """Those that take part: what is enabled, and `quantum` where it was given a rhythm."""
+        """The active extensions: the enabled ones, and `quantum` if it was given a frequency."""
         is_scheduled = (
             self.optimization_frequency is not None and QUANTUM not in self.enabled_extensions
         )
@@ -526,7 +551,7 @@ class TrainingConfig(StackwiseFields):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """One's own settings are read as ours are: `config.stages`."""
+        """Return a user-defined setting, which is read like a built-in one: `config.stages`."""
         if name.startswith("_"):  # pydantic's
             return super().__getattr__(name)  # type: ignore[misc]
         own = self.own_settings if "settings" in self.__dict__ else {}
@@ -539,7 +564,7 @@ class TrainingConfig(StackwiseFields):
 
     @classmethod
     def check_own_name(cls, name: str) -> None:
-        """Refuse a name of one's own that is ours.
+        """Refuse a name of a user-defined setting that Temper uses itself.
 
         Raises:
             ConfigurationError: names it.
@@ -548,8 +573,10 @@ class TrainingConfig(StackwiseFields):
             raise ConfigurationError("config.own_setting_name_taken", name=name)
 
     def check_together(self) -> None:
-        """Epochs and steps for the same thing: steps alone switch the default interval off. One's
-        own settings have names of their own."""
+        """Refuse one interval in epochs and in steps, and names that Temper uses itself.
+
+        An interval in steps alone switches the default interval in epochs off.
+        """
         for name in self.settings:
             self.check_own_name(name)
         for epochs, steps in EPOCHS_OR_STEPS.items():
@@ -561,7 +588,7 @@ class TrainingConfig(StackwiseFields):
 
 
 def both_units(epochs: str, steps: str, values: object) -> str:
-    """The sentence for one rhythm that was given in epochs and in steps."""
+    """Return the message for one interval that was given in epochs and in steps."""
     return phrase(
         "config.epochs_and_steps_given",
         epochs_key=epochs,

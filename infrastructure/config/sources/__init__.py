@@ -1,1 +1,1 @@
-"""Where values come from: a YAML file, environment variables, flags."""
+"""Sources of values: a YAML file, environment variables, flags."""

@@ -1,9 +1,10 @@
 """Environment variables that set the configuration.
 
-The variables with a plain name are those of the first specification; every field has one named
-`TEMPER_<SECTION>__<FIELD>` besides. Any other plain name of a setting (`SEED`, `DATA_PATH`) may be
-somebody else's on a shared machine: it sets nothing, and a run tells which name would. An empty
-variable counts as not set, except CUDA_VISIBLE_DEVICES, where empty means no GPU.
+The variables with a plain name are those of the first specification; in addition, every field has a
+variable named `TEMPER_<SECTION>__<FIELD>`. Any other plain name of a setting (`SEED`, `DATA_PATH`)
+may belong to another program on a shared machine: it sets nothing, and a run reports the name that
+would set it. An empty variable counts as not set, except CUDA_VISIBLE_DEVICES, where empty means no
+GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ VARIABLES = {
     "LOG_LEVEL": "log_level",
     "OUTPUT_DIR": "output_dir",
 }
-# The one key whose empty text is a value: no GPU may be seen.
+# The only key whose empty text is a value: no GPU is visible.
 EMPTY_COUNTS = "cuda_visible_devices"
 DISABLING = {
     "DISABLE_GPU": "device",
@@ -37,41 +38,41 @@ DISABLING = {
     "DISABLE_BACKUPS": "enable_backups",
     "DISABLE_TESTING": "enable_testing",
 }
-# A setting is called so, and every shell, or WSL, sets it to something else.
+# Settings have these names, but every shell, or WSL, sets them to something else.
 SET_BY_SYSTEMS = frozenset({"PATH", "NAME"})
 # Read elsewhere; not part of the configuration.
 OTHER_VARIABLES = {
-    "TEMPER_PYTHON": "environment.sh makes .venv with it",
-    "TEMPER_INSTALLER": "environment.sh and colab.install() install with it",
-    "TEMPER_PLATFORM": "where a notebook runs, for those who know better",
+    "TEMPER_PYTHON": "the Python with which environment.sh creates .venv",
+    "TEMPER_INSTALLER": "the installer that environment.sh and colab.install() use",
+    "TEMPER_PLATFORM": "where a notebook runs, if it is not recognized",
     "TEMPER_MESSAGES": "`codes` shows the codes of messages instead of their words",
-    "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, for those who know better",
-    "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so no setting",
-    "APPRISE_URLS": "the addresses of apprise in monitor.alert_sinks; secrets, so no setting",
+    "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, if the default is wrong",
+    "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so not a setting",
+    "APPRISE_URLS": "the Apprise addresses of monitor.alert_sinks; secrets, so not a setting",
 }
 
 
 def variable_of(key: str) -> str:
-    """The environment variable of a canonical key: `TEMPER_TRAINING__BATCH_SIZE`."""
+    """Return the environment variable of a canonical key: `TEMPER_TRAINING__BATCH_SIZE`."""
     return PREFIX + key.upper().replace(".", "__")
 
 
 def read_environment(environment: Mapping[str, str], schema: Schema) -> list[Setting]:
-    """The settings that the environment holds.
+    """Return the settings that the environment holds.
 
     Raises:
-        ConfigurationError: an unknown `TEMPER_*` variable, or a `DISABLE_*` that is no truth value.
+        ConfigurationError: an unknown `TEMPER_*` variable, or a `DISABLE_*` that is not a boolean.
     """
     return [*_plain(environment, schema), *_disabling(environment), *_prefixed(environment, schema)]
 
 
 def key_of_variable(variable: str) -> str | None:
-    """The canonical key that an environment variable sets; None: it sets none, or turns it off."""
+    """Return the canonical key that a variable sets; None: it sets none, or switches it off."""
     return VARIABLES.get(variable) or _variables(schema_of(DeploymentConfig)).get(variable)
 
 
 def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str]:
-    """A sentence for each variable that is called like a setting and sets none."""
+    """Return a sentence for each variable that is named like a setting but sets none."""
     names = _plain_names(schema)
     known = {*VARIABLES, *DISABLING, *OTHER_VARIABLES, *SET_BY_SYSTEMS}
     return [
@@ -87,7 +88,7 @@ def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str
 
 @cache
 def _plain_names(schema: Schema) -> dict[str, list[str]]:
-    """The keys that a variable without a prefix may mean; one that it turns off ends in "="."""
+    """Return the keys that a variable without prefix may mean; a disabled one ends in "="."""
     names: dict[str, list[str]] = {}
     meant = schema.fields
     spelt = [(key, key) for key in meant]
@@ -157,6 +158,6 @@ def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Settin
 
 @cache
 def _variables(schema: Schema) -> dict[str, str]:
-    """The key of each `TEMPER_*` variable, for every spelling of the key."""
+    """Return the key of each `TEMPER_*` variable, for every spelling of the key."""
     spellings = {**schema.spellings, PRESET: PRESET}
     return {variable_of(spelt): key for spelt, key in spellings.items()}

@@ -3,8 +3,8 @@
 One rule names them: a field of the root, `model`, `data` or `training` has its own name
 (`--batch-size`); any other field has the name of its section before it (`--cache-disk-size`,
 `--lora-r`); a leading `enable_` is dropped (`--backups`). `NAMES` lists the exceptions. Booleans
-are switched by `--x` and `--no-x`; every other flag takes a value. Of a flag that is given twice
-the last value holds; a list gets the items of both, and a mapping is to be given once.
+are switched by `--x` and `--no-x`; every other flag takes a value. If a flag is given twice, the
+last value holds; a list gets the items of both, and a mapping may be given only once.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from infrastructure.config.types import split_commas
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 
-# Names too general to stand alone, and the names that the specifications give.
+# Names that are too general to stand alone, and names that the specifications prescribe.
 NAMES: dict[str, tuple[str, ...]] = {
     "model.name": ("--model", "--model-name"),
     "model.adapter": ("--model-adapter",),
@@ -64,7 +64,7 @@ SETTINGS_DEST = "config_flags"
 
 
 def flag_names(key: str) -> tuple[str, ...]:
-    """The flags of a canonical key; for a boolean the one that switches it on."""
+    """Return the flags of a canonical key; for a boolean, the one that switches it on."""
     if key in NAMES:
         return NAMES[key]
     section, _, name = key.rpartition(".")
@@ -86,28 +86,30 @@ def _of_stacks(name: str) -> tuple[str, ...]:
 
 
 def key_of_keyword(name: str) -> str:
-    """The canonical key of a flag's name as Python spells it: `max_steps`, `lora`, `backup_place`.
-    Any other name is given back."""
+    """Return the canonical key of a flag's name in Python: `max_steps`, `lora`, `backup_place`.
+
+    Any other name is returned unchanged.
+    """
     return key_of_flag("--" + name.replace("_", "-")) or name
 
 
 def keyword_of(key: str) -> str:
-    """The name of a canonical key's flag, as Python spells it."""
+    """Return the name of a canonical key's flag as Python spells it."""
     return flag_names(key)[0].removeprefix("--").replace("-", "_")
 
 
 def key_of_flag(flag: str) -> str | None:
-    """The canonical key that a flag sets, by whichever of its names; None: it sets none."""
+    """Return the canonical key that a flag sets, by any of its names; None: it sets none."""
     return _keys_by_flag(schema_of(DeploymentConfig)).get(flag)
 
 
 def all_flags() -> tuple[str, ...]:
-    """Every flag that sets something, by all of its names."""
+    """Return every flag that sets something, by all of its names."""
     return tuple(_keys_by_flag(schema_of(DeploymentConfig)))
 
 
 def as_flags(settings: Collection[str]) -> str:
-    """Settings, `key` or `key=value`, as they are typed: `--lora --quantization 4bit`."""
+    """Return settings, `key` or `key=value`, as they are typed: `--lora --quantization 4bit`."""
     fields = schema_of(DeploymentConfig).fields
     words = []
     for setting in settings:
@@ -120,7 +122,7 @@ def as_flags(settings: Collection[str]) -> str:
 
 
 def flag_words(settings: Mapping[str, object]) -> list[str]:
-    """Values of canonical keys as the words that set them: a flag, and what it takes."""
+    """Return the words that set canonical keys to these values: each flag and its value."""
     fields = schema_of(DeploymentConfig).fields
     words: list[str] = []
     for key, value in settings.items():
@@ -135,7 +137,7 @@ def flag_words(settings: Mapping[str, object]) -> list[str]:
 def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | None = None) -> None:
     """Add `--config` and a flag for every field, or for some, in one group for each section.
 
-    Abbreviated flags are switched off on this parser: a flag has the names that help shows.
+    Abbreviated flags are disabled on this parser: only the names that the help shows are accepted.
     """
     parser.allow_abbrev = False
     parser.add_argument(
@@ -149,14 +151,14 @@ def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | No
             continue
         section = spec.key.rpartition(".")[0] or "run"
         if spec.name in StackwiseFields.model_fields:
-            section = "training, stack-wise"
+            section = "training, block-wise"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
         _add_flag(groups[section], spec)
 
 
 def add_preset_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--preset`, for a command that begins something."""
+    """Add `--preset`, for a command that starts something."""
     purposes = "; ".join(f"{name}: {preset.purpose}" for name, preset in PRESETS.items())
     parser.add_argument(
         PRESET_FLAG,
@@ -169,12 +171,12 @@ def add_preset_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def flags_given(namespace: argparse.Namespace) -> dict[str, Any]:
-    """What was typed, by flag; empty where nothing was."""
+    """Return the flags that were typed, with their values; empty if there were none."""
     return dict(getattr(namespace, SETTINGS_DEST, {}))
 
 
 def flag_settings(flags: Mapping[str, object], schema: Schema) -> list[Setting]:
-    """The settings that flags (`--batch-size`) or canonical keys (`data.path`) give.
+    """Return the settings that flags (`--batch-size`) or canonical keys (`data.path`) give.
 
     Raises:
         ConfigurationError: there is no such flag.
@@ -196,7 +198,7 @@ def _keys_by_flag(schema: Schema) -> dict[str, str]:
 
 
 class _Remember(argparse.Action):
-    """Keep the value under the flag that was typed, so that its place can be told."""
+    """An action that keeps the value under the typed flag, so that messages can name it."""
 
     def __call__(
         self,
@@ -212,12 +214,12 @@ class _Remember(argparse.Action):
         setattr(namespace, SETTINGS_DEST, {**given, flag: self._after(given.get(flag), value)})
 
     def _after(self, earlier: Any, value: Any) -> Any:
-        """What a flag comes to that was given before."""
+        """Return the value of a flag that may have been given before."""
         return value
 
 
 class _Gather(_Remember):
-    """Of a list: the items of all its flags, in one text that means the same when it is typed."""
+    """An action for lists: joins the items of all flags into one text that means the same."""
 
     def _after(self, earlier: Any, value: Any) -> Any:
         if earlier is None:
@@ -230,7 +232,7 @@ class _Gather(_Remember):
 
 
 class _Once(_Remember):
-    """Of a mapping: which of two would hold is not to be guessed."""
+    """An action for mappings: refuses a second one, because it is unclear which would hold."""
 
     def _after(self, earlier: Any, value: Any) -> Any:
         if earlier is not None and earlier != value:
@@ -239,7 +241,7 @@ class _Once(_Remember):
 
 
 def is_truth(spec: FieldSpec) -> bool:
-    """Whether a setting is switched by a flag without a value."""
+    """Return whether a setting is switched by a flag without a value."""
     return spec.is_switch or kinds(spec.info.annotation) <= {bool, type(None)}
 
 
@@ -277,7 +279,7 @@ def _kinds_held(spec: FieldSpec) -> set[Any]:
 
 @cache
 def _words_of(key: str) -> tuple[list[str], dict[str, Any], str]:
-    """Of a setting's flag: its names, what it takes, and its help."""
+    """Return the names of a setting's flag, what it takes, and its help."""
     spec = schema_of(DeploymentConfig).fields[key]
     takes = {"nargs": 0} if is_truth(spec) else {"metavar": _metavar(spec)}
     return _all_flags(spec), takes, help_text(spec).replace("%", "%%")
@@ -291,7 +293,7 @@ def _metavar(spec: FieldSpec) -> str:
 
 
 def help_text(spec: FieldSpec) -> str:
-    """Description, what it takes, how several are typed, and its default."""
+    """Return the description, what it accepts, how several are typed, and its default."""
     default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
     numeric = kinds(spec.info.annotation) & {int, float}
     takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""

@@ -1,7 +1,7 @@
-"""Load the configuration from its layers.
+"""Loading of the configuration from its layers.
 
-defaults < YAML file < a notebook's cell < environment < command line < keywords. A preset lies just
-under the layer that names it.
+defaults < YAML file < a notebook's cell < environment < command line < keywords. A preset is just
+below the layer that names it.
 """
 
 import os
@@ -26,17 +26,17 @@ def load_config(
     keywords: Mapping[str, Any] | None = None,
     cell: Mapping[str, Any] | None = None,
 ) -> DeploymentConfig:
-    """The configuration from all layers, lowest first; it knows where each value came from.
+    """Return the configuration from all layers, lowest first; it knows the source of each value.
 
     Args:
-        yaml_path: configuration file; None: `.config/training_config.yaml` where it exists.
-        environment: environment variables; None: this process's.
-        flags: what `flags.flags_given` returned; canonical keys are taken too.
+        yaml_path: configuration file; None: `.config/training_config.yaml` if it exists.
+        environment: environment variables; None: those of this process.
+        flags: what `flags.flags_given` returned; canonical keys are also accepted.
         keywords: as for `DeploymentConfig(...)`.
-        cell: the same, said in a notebook's cell; the environment goes before it.
+        cell: the same, given in a notebook's cell; the environment takes precedence over it.
 
     Raises:
-        ConfigurationError: a sentence for each thing that is wrong, with its place.
+        ConfigurationError: a sentence for each problem, with its source.
     """
     schema = schema_of(DeploymentConfig)
     environment = os.environ if environment is None else environment

@@ -1,7 +1,7 @@
-"""How settings are spelled for whoever reads of them: as flags, as keywords, or as keys of a file.
+"""The spelling of settings in messages: as flags, as keywords, or as keys of a file.
 
-A door (the command line, `temper.train`, a notebook) sets the spelling while it is open. What is
-said about a value that was given spells its setting as it was given.
+An entry point (the command line, `temper.train`, a notebook) sets the spelling while it is active.
+A message about a value that was given spells its setting as it was given.
 """
 
 import json
@@ -17,9 +17,9 @@ from infrastructure.core.errors import Problem
 from infrastructure.core.messages import Message, Speller, as_key, spelled_by
 
 _FIELDS = schema_of(DeploymentConfig).fields
-# Of functions and commands; no settings of a run.
+# Arguments of functions and commands that are not settings of a run.
 _ARGUMENTS = {"accept", "max_tokens", "preset"}
-# Of functions, where the first name of the flag is another one.
+# Arguments of functions, if the first name of the flag is a different one.
 _KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards": "rewards"}
 
 
@@ -60,7 +60,7 @@ def _literal(key: str, value: str) -> str:
 
 @contextmanager
 def speaking(spell: Speller) -> Iterator[None]:
-    """Spell settings so, also in the text of an error that leaves."""
+    """Use this spelling of settings in the block, also in the text of an error that leaves it."""
     with spelled_by(spell):
         try:
             yield

@@ -1,9 +1,10 @@
-"""Read a configuration file: YAML with the scalars of YAML 1.2, each key once, lines remembered.
+"""Reading of a configuration file: YAML 1.2 scalars, each key once, line numbers recorded.
 
 PyYAML follows YAML 1.1, where `2e-4` is a text, `no` is false, `010` is 8 and `1:30` is 90. Here a
-number is what everybody reads as a number, and everything else that is not true, false or null is a
-text. Anchors and merge keys (`<<: *anchor`) work; tags that build Python objects are refused, and
-so is a file whose aliases stand for more values than any configuration has, before they are made.
+number is what everybody reads as a number, and everything else that is not true, false or null is
+text. Anchors and merge keys (`<<: *anchor`) work. Tags that build Python objects are refused, and
+so is a file whose aliases expand to more values than any configuration has, before they are
+expanded.
 """
 
 import re
@@ -45,7 +46,7 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
     try:
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-    except ValueError:  # of thousands of digits
+    except ValueError:  # thousands of digits
         mark = node.start_mark
         raise yaml.constructor.ConstructorError(None, None, "a number too long", mark) from None
 
@@ -59,10 +60,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def read_yaml(path: Path) -> tuple[dict[object, object], dict[str, int]]:
-    """The file's nested values, and the line (from 1) of each dotted path in them.
+    """Return the file's nested values, and the line (from 1) of each dotted path in them.
 
     Raises:
-        ConfigurationError: no such file, not YAML, no mapping, a key twice; with file and line.
+        ConfigurationError: no such file, not YAML, not a mapping, a duplicate key; with file and
+            line.
     """
     lines: dict[str, int] = {}
     text = _text(path)
@@ -82,7 +84,7 @@ def read_yaml(path: Path) -> tuple[dict[object, object], dict[str, int]]:
 
 
 def _refuse_many(root: yaml.Node, path: Path) -> None:
-    """Count what a file stands for with all aliases and merges in place, without making it.
+    """Count what a file expands to with all aliases and merges, without expanding it.
 
     Raises:
         ConfigurationError: too many values, too deep, or an anchor that contains itself.
@@ -143,7 +145,7 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Makes values of the nodes of one file."""
+    """A builder of values from the nodes of one file."""
 
     loader: _Loader
     path: Path
@@ -154,7 +156,7 @@ class _Reader:
         lines: dict[str, int],
         prefix: str = "",
     ) -> dict[object, object]:
-        """The values of a mapping; the line of each dotted path is added to `lines`."""
+        """Return the values of a mapping; the line of each dotted path is added to `lines`."""
         values: dict[object, object] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
@@ -189,7 +191,7 @@ class _Reader:
         return key
 
     def _merged(self, node: yaml.MappingNode) -> Iterator[yaml.MappingNode]:
-        """The mappings that `<<` names, one or a list of them."""
+        """Yield the mappings that `<<` names, one or a list of them."""
         for key_node, value_node in node.value:
             if key_node.tag != _MERGE:
                 continue
@@ -208,7 +210,7 @@ class _Reader:
         lines: dict[str, int],
         prefix: str,
     ) -> None:
-        """What a merged mapping has and nobody said before, with the lines where it stands."""
+        """Add the values of a merged mapping that are not set yet, with their line numbers."""
         there: dict[str, int] = {}
         for key, value in self.mapping(merged, there, prefix).items():
             if key not in values:

@@ -1,6 +1,7 @@
 """Conformance suites: what every part of one kind must do, whoever has written it.
 
-A suite is a class whose `test_…` methods pytest runs in a subclass that says how the part is made:
+A suite is a class with `test_…` methods that pytest runs in a subclass, which defines how the part
+is created:
 
     from infrastructure.testing.suites.storage_backend import StorageBackendSuite
 
@@ -8,6 +9,7 @@ A suite is a class whose `test_…` methods pytest runs in a subclass that says 
         def open(self, folder):
             return MyPlace(f"mine://{folder}")
 
-Ours pass the same suites. A suite needs no pytest itself: each method takes a fresh folder and
-raises AssertionError with a sentence, or `unittest.SkipTest` where a part has nothing to test.
+Temper's own parts pass the same suites. A suite itself does not need pytest: each method receives
+an empty folder and raises AssertionError with a sentence, or `unittest.SkipTest` if a part has
+nothing to test.
 """

@@ -1,5 +1,7 @@
-"""What a model adapter must do, so that no way to split a batch changes what is learnt, and nothing
-is learnt that is masked."""
+"""Requirements of a model adapter.
+
+However a batch is split, the same is learned, and masked tokens are never learned.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,21 +25,21 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-5
 
 
 class ModelAdapterSuite:
-    """Subclass it and give `make`.
+    """A suite for model adapters: subclass it and define `make`.
 
     Attributes:
-        learns_in_evaluation: whether the loss in evaluation is the one that is learnt, so that its
-            gradient can be looked at without dropout.
+        learns_in_evaluation: whether the loss in evaluation mode is the one that is trained, so
+            that its gradient can be examined without dropout.
     """
 
     learns_in_evaluation = True
 
     def make(self, folder: Path) -> ModelAdapter:
-        """A new adapter, its model not yet initialised; its data may lie in `folder`."""
+        """Return a new adapter with an uninitialized model; its data may be in `folder`."""
         raise NotImplementedError
 
     def unsupervised(self, example: object) -> Any:
-        """The same example with nothing in it to be learnt; None: there is no such example."""
+        """Return the same example without trained tokens; None: there is no such example."""
         supervised = getattr(example, "supervised", None)
         if not is_dataclass(example) or not isinstance(supervised, np.ndarray):
             return None
@@ -45,7 +47,7 @@ class ModelAdapterSuite:
         return replace(example, **nothing)  # type: ignore[type-var]
 
     def ready(self, folder: Path) -> tuple[ModelAdapter, torch.nn.Module, Sequence[object]]:
-        """An adapter, its model in evaluation mode, and some examples."""
+        """Return an adapter, its model in evaluation mode, and some examples."""
         adapter = self.make(folder)
         seed_everything(0)
         model = adapter.initialize_model().eval()
@@ -152,7 +154,7 @@ class ModelAdapterSuite:
 def with_tiny_model(
     adapter: Callable[[ModelConfig, TrainingConfig, torch.device], ModelAdapter], folder: Path
 ) -> ModelAdapter:
-    """An adapter of a tiny Llama, with a few rows of text in `folder`."""
+    """Return an adapter of a tiny Llama, with a few rows of text in `folder`."""
     made = adapter(ModelConfig(embedded=MODEL), tiny_training(), torch.device("cpu"))
     made.data_config = tiny_data(folder)
     return made

@@ -1,5 +1,7 @@
-"""What a source of examples must do: a training that goes on reads from the middle of an epoch, and
-must get what it would have got."""
+"""Requirements of a source of examples.
+
+A training that resumes reads from the middle of an epoch, and must get what it would have got.
+"""
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
@@ -21,12 +23,12 @@ Batches = Generator[Sequence[object], None, None]
 
 
 class DataSourceSuite:
-    """Subclass it and give `open`: a source of at least twelve training examples.
+    """A suite for data sources: subclass it and define `open`, with at least twelve examples.
 
     Attributes:
-        shuffles: whether another epoch, and another seed, is another order.
-        repeats: whether each epoch holds the same examples.
-        holds_out: whether there are examples to evaluate on.
+        shuffles: whether another epoch, and another seed, has another order.
+        repeats: whether each epoch contains the same examples.
+        holds_out: whether there are examples for evaluation.
     """
 
     shuffles = True
@@ -34,11 +36,11 @@ class DataSourceSuite:
     holds_out = True
 
     def open(self, folder: Path, seed: int = 0) -> DataSource:
-        """The source of `folder`, opened anew: as the process opens it that goes on."""
+        """Open the source of `folder` again, as a process that resumes does."""
         raise NotImplementedError
 
     def key(self, example: Any) -> Any:
-        """What tells one example from another; by default all that it holds."""
+        """Return what distinguishes an example from others; by default everything in it."""
         return plain(example)
 
     def test_the_order_is_that_of_seed_and_epoch_alone(self, tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ class DataSourceSuite:
         orders = [self._keys(source.train_batches(epoch, 0, BATCH_SIZE)) for epoch in (0, 1)]
         orders.append(self._keys(self.open(tmp_path, seed=1).train_batches(0, 0, BATCH_SIZE)))
         if not self.repeats:
-            return  # they are others in any case
+            return  # they differ in any case
         for order, what in ((orders[1], "epoch"), (orders[2], "seed")):
             is_another = order != orders[0]
             assert is_another == self.shuffles, (
@@ -144,7 +146,7 @@ class DataSourceSuite:
 
 
 def read_by_pipeline(path: Path, data_format: str, seed: int) -> DataPipeline:
-    """What a training reads from a file of this format; a share of it is held out."""
+    """Return what a training reads from a file of this format; a share of it is held out."""
     data = DataConfig(path=str(path), format=data_format, max_length=64, num_workers=0)
     cache = CacheConfig(directory=str(path.parent / "cache"))
     tokenizer = train_tokenizer([path.read_text()], vocab_size=300)
@@ -152,7 +154,7 @@ def read_by_pipeline(path: Path, data_format: str, seed: int) -> DataPipeline:
 
 
 def plain(value: object) -> Any:
-    """All that a value holds, such that equal ones are equal."""
+    """Convert everything that a value contains, such that equal values are equal."""
     if isinstance(value, torch.Tensor):
         return plain(value.detach().cpu().numpy())
     if isinstance(value, np.ndarray):

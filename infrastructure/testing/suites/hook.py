@@ -1,5 +1,7 @@
-"""What an extension or an observer must do: its state travels in every checkpoint, and a training
-that goes on has to get the same hook back."""
+"""Requirements of an extension or an observer.
+
+Its state is saved in every checkpoint, and a training that resumes must get the same hook back.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,14 +21,14 @@ ENDING = (Event.EPOCH_END, Event.PHASE_END)
 
 
 class HookSuite:
-    """Subclass it and give `make`; `state` and `step` where the hook needs more than a toy."""
+    """A suite for hooks: subclass it and define `make`, and if needed `state` and `step`."""
 
     def make(self, folder: Path) -> Hook:
-        """A new hook; it may write into `folder`."""
+        """Return a new hook; it may write into `folder`."""
         raise NotImplementedError
 
     def state(self, folder: Path) -> TrainingState:
-        """The state of a training that begins."""
+        """Return the state of a training that begins."""
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 2)
         state = TrainingState(model, total_steps=8)
@@ -34,7 +36,7 @@ class HookSuite:
         return state
 
     def step(self, hook: Hook, state: TrainingState) -> None:
-        """One optimizer step, with an evaluation, as the loop calls the hook."""
+        """Take one optimizer step, with an evaluation, calling the hook as the loop does."""
         hook.step_start(state)
         model, optimizer = state.model, state.optimizer
         assert optimizer is not None
@@ -65,7 +67,7 @@ class HookSuite:
         assert again == saved, "state_dict() changes on its way through JSON: keys are texts"
 
     def test_its_state_comes_back(self, tmp_path: Path) -> None:
-        """A hook that goes on ends like one that was never interrupted."""
+        """Check that a resumed hook ends like one that was never interrupted."""
         with self._trained(tmp_path / "whole", 3) as (whole, state):
             saved = json.loads(json.dumps(whole.state_dict()))
             for _ in range(3):
@@ -90,7 +92,7 @@ class HookSuite:
         assert _weights_equal(other, state), "after going on the weights are others"
 
     def test_what_was_saved_stays_as_it_was(self, tmp_path: Path) -> None:
-        """A checkpoint is written while the training goes on."""
+        """Check that saved state stays unchanged: training continues while it is written."""
         with self._trained(tmp_path / "one", 2) as (hook, state):
             saved = hook.state_dict()
             then = json.dumps(saved)
@@ -101,7 +103,7 @@ class HookSuite:
     def test_an_observer_changes_nothing(self, tmp_path: Path) -> None:
         hook, state = self.make(_made(tmp_path / "one")), self.state(tmp_path / "one")
         if isinstance(hook, Extension):
-            return  # it may
+            return  # an extension may change things
         watched: Any = _Watched(hook)
         for event in BEGINNING:
             getattr(watched, event.value)(state)
@@ -124,7 +126,7 @@ class HookSuite:
 
     @contextmanager
     def _trained(self, folder: Path, num_steps: int) -> Iterator[tuple[Hook, TrainingState]]:
-        """A hook after some steps; its training ends with the block."""
+        """Yield a hook after some steps; its training ends with the block."""
         hook, state = self.make(_made(folder)), self.state(folder)
         for event in BEGINNING:
             getattr(hook, event.value)(state)
@@ -137,7 +139,7 @@ class HookSuite:
 
 
 class _Watched:
-    """Passes each event on to an observer, and looks at what it has changed."""
+    """A wrapper that passes each event to an observer, and checks what it changed."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
@@ -163,7 +165,7 @@ def _weights_equal(one: TrainingState, other: TrainingState) -> bool:
 
 
 def _traces(state: TrainingState) -> dict[str, object]:
-    """What an observer must leave alone, in a form that can be compared."""
+    """Return what an observer must not change, in a form that can be compared."""
     tensors = {n: t.detach().numpy().tobytes() for n, t in state.model.state_dict().items()}
     modes = [module.training for module in state.model.modules()]
     trained = [parameter.requires_grad for parameter in state.model.parameters()]

@@ -9,7 +9,7 @@ from infrastructure.testing.suites.sink import suite_at, write_records
 
 
 def main() -> None:
-    """Write, and die of SIGKILL: no buffer of Python's is written any more."""
+    """Write records and die by SIGKILL: Python's buffers are not written any more."""
     address, directory, count = sys.argv[1:]
     write_records(suite_at(address), Path(directory), int(count))
     os.kill(os.getpid(), signal.SIGKILL)

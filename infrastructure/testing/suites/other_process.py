@@ -1,7 +1,7 @@
-"""Another process's look at a place, for its suite: `… FILE MODULE CLASS FOLDER PATH`.
+"""Another process's look at a backup destination, for its suite: `… FILE MODULE CLASS FOLDER PATH`.
 
-The suite's own class opens the place, so its module is imported: by its name, or from its file.
-What a class keeps in memory, and takes for a place, is not there.
+The suite's own class opens the destination, so its module is imported, by its name or from its
+file. A class that only keeps the content in memory fails here.
 """
 
 import importlib
@@ -15,7 +15,7 @@ WRITTEN_BACK = b"from another process"
 
 
 def load_class(file: str, module: str, name: str) -> Any:
-    """The class of a suite."""
+    """Return the class of a suite."""
     sys.path.append(str(Path(file).parent))
     try:
         target: Any = importlib.import_module(module)
@@ -31,7 +31,7 @@ def load_class(file: str, module: str, name: str) -> Any:
 
 
 def main() -> None:
-    """Read what the first process has written, write something beside it, and say what was read."""
+    """Read what the first process wrote, write something next to it, and print what was read."""
     file, module, name, folder, relative = sys.argv[1:]
     place, path = load_class(file, module, name)().open(Path(folder)), Path(relative)
     read = b"".join(place.read(path))

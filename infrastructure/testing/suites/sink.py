@@ -1,4 +1,4 @@
-"""What a metrics sink must do: the line before a kill is the one that people look for."""
+"""Requirements of a metrics sink: the line before a kill is the one that users look for."""
 
 import importlib
 import math
@@ -17,23 +17,24 @@ NUM_RECORDS = 5
 
 
 class SinkSuite:
-    """Subclass it and give `make` and, where it can be read, `read`. The kill is a real one, in a
-    process that imports the subclass: define it in a module.
+    """A suite for metrics sinks: subclass it and define `make` and, if possible, `read`.
+
+    The kill is a real one, in a process that imports the subclass: define it in a module.
 
     Attributes:
-        can_forget: whether `truncate_after` takes later records away; a screen cannot unsay.
-        survives_kill: whether what `write` has returned from is there after a kill.
+        can_forget: whether `truncate_after` removes later records; a screen cannot.
+        survives_kill: whether a record that `write` has returned from exists after a kill.
     """
 
     can_forget = True
     survives_kill = True
 
     def make(self, directory: Path) -> Sink:
-        """A new sink that writes into `directory`, as the process makes it that goes on."""
+        """Return a new sink that writes into `directory`, as a process that resumes creates it."""
         raise NotImplementedError
 
     def read(self, directory: Path) -> list[dict[str, Any]]:
-        """The records that lie in `directory`, in their order, with `step` and `loss` at least."""
+        """Return the records in `directory`, in their order, with at least `step` and `loss`."""
         raise SkipTest("what it has written cannot be read")
 
     def test_records_come_in_their_order(self, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ class SinkSuite:
 
 
 def record(step: int, **further: Any) -> dict[str, Any]:
-    """A record as the training hands it over."""
+    """Return a record as the training passes it on."""
     return {"step": step, "epoch": 0, "loss": step / 2, **further}
 
 
@@ -113,7 +114,7 @@ def write_records(suite: SinkSuite, directory: Path, count: int) -> None:
 
 
 def suite_at(address: str) -> SinkSuite:
-    """The suite of an address."""
+    """Return the suite of an address."""
     module, _, name = address.partition(":")
     made: SinkSuite = getattr(importlib.import_module(module), name)()
     return made

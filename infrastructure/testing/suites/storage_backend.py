@@ -1,5 +1,8 @@
-"""What a place for backups must do: the copier prunes what it believes to be confirmed, so a place
-that says more than it knows loses work."""
+"""Requirements of a backup destination.
+
+The copier prunes what it believes to be confirmed, so a destination that confirms more than it
+knows loses work.
+"""
 
 import contextlib
 import errno
@@ -32,29 +35,31 @@ LARGE_BYTES = 5 * 1024**2 + 7  # more than one piece of any reader
 
 
 class StorageBackendSuite:
-    """Subclass it, at the top of a module, and give `open`.
+    """A suite for backup destinations: subclass it at the top of a module, and define `open`.
 
-    What a place has written others see at the latest when it was closed: it may gather names. Once
-    another process makes an object of the subclass and opens the place: what `open` needs besides
-    its folder it takes from the environment.
+    Others see what a destination has written at the latest when it was closed: it may gather names.
+    Another process also creates an object of the subclass and opens the destination: what `open`
+    needs besides its folder comes from the environment.
 
     Attributes:
-        confirm_seconds: how long the place may say "not yet" of what was written.
-        writes_in_place: it cannot rename, and writes a file straight under its own name, where half
-            of it may be seen for a while (FORMAT.md, "A store at another place", rule 1). Half a
-            file must then never be confirmed; no other place may show one.
+        confirm_seconds: how long the destination may report "not yet" for what was written.
+        writes_in_place: it cannot rename, and writes a file directly under its own name, where half
+            of it may be visible for a while (FORMAT.md, "A store at another place", rule 1). Half a
+            file must then never be confirmed; no other destination may show one.
     """
 
     confirm_seconds = 10.0
     writes_in_place = False
 
     def open(self, folder: Path) -> Place:
-        """The place that belongs to `folder`, opened anew: each call is another process's first
-        look at the same files."""
+        """Open the destination that belongs to `folder`.
+
+        Each call is another process's first look at the same files.
+        """
         raise NotImplementedError
 
     def look(self, folder: Path) -> Place:
-        """The place that `open` gives; an error that no place may raise fails in a sentence."""
+        """Open the destination; an error that none may raise fails with a sentence."""
         return held_to_contract(self.open(folder), AssertionError)
 
     def test_what_is_written_is_read(self, tmp_path: Path) -> None:
@@ -121,16 +126,16 @@ class StorageBackendSuite:
         assert place.size(FILE) == len(content), "after a second write it has the size of the first"
 
     def test_what_is_there_is_not_created_again(self, tmp_path: Path) -> None:
-        """Of two that write at the same instant, one must see that the other did."""
+        """Check that of two that write at the same instant, one sees that the other did."""
         path = FILE.with_name("claim")
         if self.look(tmp_path).create(path, b"one") is None:
-            return  # it cannot do that
+            return  # it does not support that
         assert self.look(tmp_path).create(path, b"another") is False, "a file is created twice"
         content = b"".join(self.look(tmp_path).read(path))
         assert content == b"one", f"a file that was created as b'one' holds {content!r}"
 
     def test_neighbours_stay_as_they_are(self, tmp_path: Path) -> None:
-        """Names that begin with one another, in folders that do."""
+        """Check names that begin with one another, in folders that do, too."""
         place = self.look(tmp_path)
         near = [FILE, FILE.with_name("abcde"), Path("run-1/objects/abc/abcd"), Path("run-10/x")]
         for path in near:
@@ -166,7 +171,7 @@ class StorageBackendSuite:
             time.sleep(0.05)
 
     def test_another_process_sees_what_was_written(self, tmp_path: Path) -> None:
-        """A backup is read by a process on another machine."""
+        """Check a read by another process: a backup is read by a process on another machine."""
         place = self.look(tmp_path)
         identity = place.identify()
         place.write(FILE, HELLO)
@@ -180,7 +185,7 @@ class StorageBackendSuite:
         assert back == WRITTEN_BACK, f"of what another process has written {back!r} is read"
 
     def test_another_place_confirms_nothing(self, tmp_path: Path) -> None:
-        """A mount went away, and below it lies a folder that happens to hold the same bytes."""
+        """Check a lost mount: below it is a folder that happens to contain the same bytes."""
         place = self.look(tmp_path)
         content = Content.of(HELLO, place.hashes)
         identity = place.identify()
@@ -191,7 +196,7 @@ class StorageBackendSuite:
             time.sleep(0.05)
         other = self.look(tmp_path)
         if identity not in _names(other, FOLDER):
-            return  # it is known by something else than a marker, such as the name of a repository
+            return  # it is identified without a marker, such as by a repository's name
         other.remove(FOLDER / identity)
         other.close()
         _require_refusal(place, content, "whose marker is gone")
@@ -200,7 +205,7 @@ class StorageBackendSuite:
         _require_refusal(place, content, "that has another place's marker")
 
     def test_half_a_file_is_never_seen(self, tmp_path: Path) -> None:
-        """A process may be killed at any instant of a write."""
+        """Check interrupted writes: a process may be killed at any instant of a write."""
         for old in (None, b"a damaged copy"):
             place, folder = self.look(tmp_path), FILE.with_name(f"half-{old is None}")
             if old is not None:
@@ -238,7 +243,7 @@ class StorageBackendSuite:
         place.write(path, _Pieces(pieces, look))
         place.close()
         if not self.writes_in_place:
-            whole = b"".join(pieces)  # of two disks one may have it before the other
+            whole = b"".join(pieces)  # one of two disks may have it before the other
             _require_whole([s for s in seen if s != whole], old, "while it is written")
         content = _read(self.look(tmp_path), path)
         assert content == b"".join(pieces), "after a write that failed another one is not whole"
@@ -314,7 +319,7 @@ class StorageBackendSuite:
 
 
 class _Pieces(Sequence[Buffer]):
-    """Buffers that call something before each of them is given."""
+    """Buffers that call a function before each of them is returned."""
 
     def __init__(self, pieces: Sequence[bytes], before_each: Callable[[], None]) -> None:
         self._pieces, self._before_each = pieces, before_each
@@ -363,10 +368,10 @@ def _require_refusal(place: Place, content: Content, which: str) -> None:
 
 
 def _other_process(suite: type, folder: Path) -> dict[str, Any]:
-    """What it has read.
+    """Return what the other process has read.
 
     Raises:
-        AssertionError: it could not; says why.
+        AssertionError: it could not read; says why.
     """
     if "<" in suite.__qualname__:
         raise AssertionError(f"{suite.__name__} is made in a function: write it at a module's top")
@@ -395,7 +400,7 @@ def _names(place: Place, directory: Path) -> list[str]:
 
 
 def _tensors(step: int) -> Mapping[str, TensorBytes]:
-    """Some that stay and some that change."""
+    """Return some tensors that stay the same and some that change."""
     return dict(_each(step))
 
 

@@ -1,5 +1,8 @@
-"""What a training strategy must do: train what its phases say and nothing else, and go on from a
-checkpoint as if it had never stopped. Each method trains a tiny Llama for a few steps."""
+"""Requirements of a training strategy.
+
+It trains what its phases name and nothing else, and resumes from a checkpoint as if it had never
+stopped. Each method trains a tiny Llama for a few steps.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -33,10 +36,10 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-6
 
 
 class TrainingStrategySuite:
-    """Subclass it and give `make`.
+    """A suite for training strategies: subclass it and define `make`.
 
     Attributes:
-        settings: of the training section, where the strategy needs some.
+        settings: settings of the training section, if the strategy needs some.
         trains_all_it_names: whether every parameter that a phase names changes in it.
     """
 
@@ -44,7 +47,7 @@ class TrainingStrategySuite:
     trains_all_it_names = True
 
     def make(self, config: TrainingConfig) -> TrainingStrategy:
-        """A new strategy for this configuration."""
+        """Return a new strategy for this configuration."""
         raise NotImplementedError
 
     def test_phases_are_always_the_same_ones(self, tmp_path: Path) -> None:
@@ -170,7 +173,7 @@ class TrainingStrategySuite:
         )
 
     def _first_step(self, folder: Path) -> tuple[EnhancedTrainer, Callable[..., Any]]:
-        """A trainer at the beginning of its first phase, and its strategy's `train_step`."""
+        """Return a trainer at the start of its first phase, and its strategy's `train_step`."""
         trainer = self._trainer(folder)
         loop = trainer.prepare()
         model, strategy = trainer.initialize_model().train(), trainer.strategy
@@ -191,14 +194,14 @@ class TrainingStrategySuite:
 
 
 def tiny_training(**settings: Any) -> TrainingConfig:
-    """A training of eight steps that saves after each of them."""
+    """Return a training of eight steps that saves after each of them."""
     values = {"batch_size": 4, "num_epochs": 2, "warmup_steps": 2, "learning_rate": 3e-3}
     saving = {"checkpoint_frequency": 1, "keep_checkpoints": 99, "mixed_precision": False}
     return TrainingConfig(**{**values, **saving, "seed": 1, **settings})
 
 
 def tiny_data(folder: Path) -> DataConfig:
-    """Sixteen rows, written into `folder`."""
+    """Write sixteen rows into `folder`, and return the settings of this data."""
     rows = [{"prompt": f"{n}?", "completion": f"{n * 7 % 10}"} for n in range(NUM_ROWS)]
     path = folder / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -208,7 +211,7 @@ def tiny_data(folder: Path) -> DataConfig:
 def tiny_trainer(
     folder: Path, config: TrainingConfig | None = None, **options: Any
 ) -> EnhancedTrainer:
-    """A trainer of a tiny Llama and a few rows; `options` are EnhancedTrainer's keywords."""
+    """Return a trainer of a tiny Llama and a few rows; `options` are EnhancedTrainer's keywords."""
     return EnhancedTrainer(
         ModelConfig(embedded=MODEL),
         config or tiny_training(),
@@ -220,10 +223,10 @@ def tiny_trainer(
 
 
 class WhatTrains(Observer):
-    """Remembers what changed in each phase.
+    """An observer that remembers what changed in each phase.
 
     Attributes:
-        trained: names of what the optimizer holds.
+        trained: names of the parameters that the optimizer holds.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The weights of the best checkpoint, put into a model whose training has ended."""
+"""Loading of the best checkpoint's weights into a model whose training has ended."""
 
 import logging
 from pathlib import Path
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 def take_best(model: torch.nn.Module, checkpoints: Path, last_step: int) -> int:
-    """Give `model` the weights of the best checkpoint, where that is not of its last step.
+    """Give `model` the weights of the best checkpoint, unless that is its last step.
 
     Args:
-        checkpoints: of the run.
+        checkpoints: the run's checkpoint folder.
 
     Returns:
-        The step that the model is of now.
+        The step of the weights that the model has now.
     """
     best = best_of(Store(checkpoints))
     if best is None or step_of(best) == last_step:

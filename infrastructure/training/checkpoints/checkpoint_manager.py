@@ -1,7 +1,7 @@
 """The checkpoints of a run: versions in the store of its directory. See backup/FORMAT.md.
 
-A checkpoint is named by the path of its manifest. Reading verifies; a damaged checkpoint is passed
-over with a warning and the one before it serves.
+The path of its manifest identifies a checkpoint. Reading verifies. A damaged checkpoint is skipped
+with a warning, and the one before it is used.
 """
 
 import logging
@@ -30,7 +30,7 @@ from infrastructure.run.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.chunked_version import KEY, tensors_of
 from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
 
-# Smaller ones are written in less time than a helper takes to begin.
+# Smaller ones are written faster than a helper process starts.
 BACKGROUND_BYTES = 32 * 1024**2
 DEFAULT_RETENTION = Retention()
 
@@ -38,16 +38,16 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """Saves, lists, verifies, loads and prunes the checkpoints of one run.
+    """The checkpoints of one run: saves, lists, verifies, loads and prunes them.
 
     Args:
         directory: the run's `checkpoints` folder.
-        retention: what rotation leaves.
-        run_files: gives what else is kept in every checkpoint; see `backup.run_files`.
-        compress: write objects compressed, where that is smaller.
+        retention: which checkpoints rotation keeps.
+        run_files: returns the other contents of every checkpoint; see `backup.run_files`.
+        compress: write objects compressed if that is smaller.
 
     Attributes:
-        apart: gives the place where other machines put what they hold of a version; None: none.
+        apart: returns where other machines store their parts of a version. None: nowhere.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CheckpointManager:
             facts: kind, healthy and score, as in `Store.commit`.
 
         Raises:
-            StorageError: the disk refuses; what was saved before is untouched.
+            StorageError: the disk returns an error. Earlier checkpoints are untouched.
         """
         self._take_in(wait=True)
         state = self._state(snapshot)
@@ -90,11 +90,12 @@ class CheckpointManager:
         return self.store.manifest_path(name)
 
     def begin(self, snapshot: Snapshot, **facts: Unpack[VersionFacts]) -> None:
-        """As `save`, but a large one is only copied now, and written while the caller goes on.
-        `collect` tells when it is committed.
+        """Save as `save` does, but only copy a large checkpoint now and write it in the background.
+
+        `collect` returns it once it is committed.
 
         Raises:
-            StorageError: as `save`, or the one before this could not be written.
+            StorageError: as in `save`, or the one before this could not be written.
         """
         self._take_in(wait=True)
         state = self._state(snapshot)
@@ -109,43 +110,46 @@ class CheckpointManager:
         return {**by_full_name(snapshot), **self.files()}
 
     def files(self) -> Mapping[str, TensorBytes]:
-        """What else every checkpoint holds; nothing where it cannot be read."""
+        """Return the other contents of every checkpoint, or nothing if they cannot be read."""
         try:
             return self.run_files()
-        except OSError as error:  # they are not what a training goes on from
+        except OSError as error:  # resuming does not need them
             log.warning(phrase("run.run_files_not_in_checkpoint", error=error))
             return {}
 
     def note_committed(self, name: str) -> None:
-        """A version that several ranks have written; `collect` gives it."""
+        """Record a version that several ranks have written, so that `collect` returns it."""
         self._committed.append(name)
 
     def write_by_parts(
         self, values: dict[str, Any], **facts: Unpack[VersionFacts]
     ) -> "PartwiseCheckpoint":
-        """As `save`, of a state that comes a few tensors at a time."""
+        """Save as `save` does, for a state that arrives a few tensors at a time."""
         self._take_in(wait=True)
         return PartwiseCheckpoint(self, values, facts)
 
     def collect(self, wait: bool = False) -> list[Path]:
-        """The checkpoints begun that have been committed since the last call.
+        """Return the begun checkpoints that have been committed since the last call.
 
         Raises:
-            StorageError: one could not be written; what was saved before is untouched.
+            StorageError: one could not be written. Earlier checkpoints are untouched.
         """
         self._take_in(wait)
         committed, self._committed = self._committed, []
         return [self.store.manifest_path(name) for name in committed]
 
     def close(self) -> None:
-        """Finish what is being written, and end the helper that writes it."""
+        """Finish the current write, and end the helper process that writes."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None
 
     def only_writer(self) -> AbstractContextManager[None]:
-        """Inside, nobody else writes: the helper has the store's lock while there is one, and this
-        process through it."""
+        """Return a context in which nothing else writes.
+
+        The store's lock belongs to the helper process while there is one, and to this process
+        through it.
+        """
         return nullcontext() if self._writer is not None else only_writer(self.store.root)
 
     def _take_in(self, wait: bool) -> None:
@@ -154,11 +158,11 @@ class CheckpointManager:
             self._committed.append(name)
 
     def checkpoints(self) -> list[Path]:
-        """All checkpoints, the oldest first, verified or not."""
+        """Return all checkpoints, oldest first, verified or not."""
         return [self.store.manifest_path(name) for name in reversed(self.store.versions())]
 
     def is_healthy(self, checkpoint: Path) -> bool:
-        """Whether a training may go on from it, damage aside.
+        """Return whether a training may resume from the checkpoint, apart from damage.
 
         Raises:
             CheckpointError: its manifest is damaged.
@@ -166,10 +170,10 @@ class CheckpointManager:
         return self.store.outline(checkpoint.stem).healthy
 
     def fetch_parts(self, checkpoint: Path) -> None:
-        """Bring here what other machines have written of a checkpoint to the place of its copies.
+        """Fetch the parts of a checkpoint that other machines wrote to the backup destination.
 
         Raises:
-            CheckpointError: they cannot be had.
+            CheckpointError: the parts are unavailable.
         """
         manifest = self.store.read(checkpoint.stem)
         apart = self.apart() if manifest.copied_apart else None
@@ -182,9 +186,9 @@ class CheckpointManager:
             raise CheckpointError("run.foreign_parts_unreadable", error=error) from error
 
     def newest(self) -> Path:
-        """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.
+        """Return the newest healthy checkpoint that verifies; warn about damaged newer ones.
 
-        Waits for what the helper of a killed training is still writing.
+        This waits for the helper process of a killed training to finish writing.
 
         Raises:
             CheckpointError: there is none.
@@ -209,8 +213,10 @@ class CheckpointManager:
 
 
 class PartwiseCheckpoint:
-    """A checkpoint that is never in memory as a whole. The first error is kept until `commit`, so
-    that whoever brings the parts brings them all."""
+    """A checkpoint that is never in memory as a whole.
+
+    The first error is kept until `commit`, so that the caller still adds all parts.
+    """
 
     def __init__(
         self, manager: CheckpointManager, values: dict[str, Any], facts: VersionFacts
@@ -241,10 +247,10 @@ class PartwiseCheckpoint:
         }
 
     def commit(self) -> None:
-        """Make it a version, which `collect` of the manager gives.
+        """Make it a version, which the manager's `collect` returns.
 
         Raises:
-            StorageError: the disk has refused a part of it; no version was made.
+            StorageError: the disk returned an error for a part. No version was made.
         """
         store = self.manager.store
         with self._lock:
@@ -257,7 +263,7 @@ class PartwiseCheckpoint:
 
 
 def by_full_name(snapshot: Snapshot) -> dict[str, torch.Tensor]:
-    """A snapshot's tensors by their full names."""
+    """Return a snapshot's tensors by their full names."""
     return {
         f"{group}/{name}": tensor
         for group, members in snapshot.tensors.items()
@@ -266,7 +272,7 @@ def by_full_name(snapshot: Snapshot) -> dict[str, torch.Tensor]:
 
 
 def as_bytes(state: State) -> dict[str, TensorBytes]:
-    """`state` in memory that it shares where it is on the CPU."""
+    """Return `state` as bytes, which share the memory of tensors on the CPU."""
     return {
         name: tensor if isinstance(tensor, TensorBytes) else to_bytes(tensor)
         for name, tensor in state.items()
@@ -274,7 +280,7 @@ def as_bytes(state: State) -> dict[str, TensorBytes]:
 
 
 def load_values(checkpoint: Path) -> Snapshot:
-    """A checkpoint without its tensors.
+    """Return a checkpoint without its tensors.
 
     Raises:
         CheckpointError: its manifest is damaged.
@@ -284,7 +290,7 @@ def load_values(checkpoint: Path) -> Snapshot:
 
 
 def load_checkpoint(checkpoint: Path) -> Snapshot:
-    """Read a checkpoint, each part verified before it is used; tensors are on the CPU.
+    """Read a checkpoint and verify each part before use; tensors are on the CPU.
 
     Raises:
         CheckpointError: it is damaged.
@@ -295,5 +301,5 @@ def load_checkpoint(checkpoint: Path) -> Snapshot:
 
 
 def own_values(values: JsonObject) -> JsonObject:
-    """The values of a training in those of a version, which say also where its tensors lie."""
+    """Return the training's own values, without those that say where a version's tensors are."""
     return {name: value for name, value in values.items() if name not in (KEY, COPIED_APART)}

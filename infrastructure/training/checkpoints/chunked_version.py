@@ -1,5 +1,6 @@
-"""Versions whose tensors were written chunk by chunk, as several ranks held them; read by one
-process that knows no others. backup/FORMAT.md has the form of their manifest.
+"""Versions whose tensors several ranks wrote in chunks, read by a single process.
+
+backup/FORMAT.md describes the form of their manifest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,19 +19,19 @@ from infrastructure.core.exact_json import from_json
 from infrastructure.core.json_text import parse_json
 
 KEY = "distributed"  # in a manifest's values
-VALUES = "values"  # the class of what is not a tensor; lies there as the bytes of its JSON
-TUPLE = "__tuple__"  # of the format
+VALUES = "values"  # the class of everything but tensors, stored as the bytes of its JSON
+TUPLE = "__tuple__"  # part of the format
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor: where it begins and how long it is, on each axis."""
+    """A part of a tensor: its offset and length on each axis."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This part of a tensor, sharing its memory."""
+        """Return this part of a tensor, sharing its memory."""
         for axis, (start, length) in enumerate(zip(self.offsets, self.sizes, strict=True)):
             whole = whole.narrow(axis, start, length)
         return whole
@@ -38,7 +39,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkedTensor:
-    """A tensor that lies in chunks."""
+    """A tensor that is stored in chunks."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
@@ -52,7 +53,7 @@ class Piece:
     Attributes:
         group: of the state: "model", "optimizer", …
         size: of the whole tensor.
-        chunk: what `content` is of it.
+        chunk: which part of the tensor `content` is.
     """
 
     group: str
@@ -63,16 +64,17 @@ class Piece:
 
 
 def is_chunked(manifest: Manifest) -> bool:
-    """Whether several ranks have written it, each what it held."""
+    """Return whether several ranks wrote the version, each its own part."""
     return KEY in manifest.values
 
 
 def pieces_of(store: Store, manifest: Manifest) -> Iterator[Piece]:
-    """The tensors of a version, chunk by chunk where it was written so, each verified; files of the
-    run are left out.
+    """Yield the tensors of a version, in chunks if it was written so, each verified.
+
+    Files of the run are left out.
 
     Raises:
-        CheckpointError: it is damaged; nothing of the damaged part was given.
+        CheckpointError: the version is damaged. Nothing of the damaged part was yielded.
     """
     chunk_of = _chunks_by_name(manifest) if is_chunked(manifest) else {}
     missing = set(chunk_of)
@@ -94,7 +96,7 @@ def pieces_of(store: Store, manifest: Manifest) -> Iterator[Piece]:
 
 
 def tensors_of(store: Store, manifest: Manifest) -> dict[str, dict[str, torch.Tensor]]:
-    """All tensors of a version, put together on the CPU, by group and name.
+    """Return all tensors of a version, assembled on the CPU, by group and name.
 
     Raises:
         CheckpointError: it is damaged.
@@ -112,8 +114,9 @@ def tensors_of(store: Store, manifest: Manifest) -> dict[str, dict[str, torch.Te
 
 
 def load_whole(store: Store, manifest: Manifest) -> dict[str, object]:
-    """All of a chunked version: tensors on the CPU and values, by their full names
-    ("model.layer.weight").
+    """Return the tensors, on the CPU, and values of a chunked version.
+
+    They are keyed by their full names ("model.layer.weight").
 
     Raises:
         CheckpointError: it is damaged, or was not written by several ranks.
@@ -131,13 +134,13 @@ def load_whole(store: Store, manifest: Manifest) -> dict[str, object]:
 
 
 def chunk_name(key: str, offsets: tuple[int, ...]) -> str:
-    """The full name of a chunk: "model.a.b" at (0, 64) is "model/a.b@0,64"."""
+    """Return the full name of a chunk: "model.a.b" at (0, 64) is "model/a.b@0,64"."""
     tensor_class, _, rest = key.partition(".")
     return f"{tensor_class}/{rest}@{','.join(map(str, offsets))}"
 
 
 def described_values(manifest: Manifest) -> Any:
-    """What the ranks that wrote a version said of it.
+    """Return the description of a version that the ranks wrote.
 
     Raises:
         CheckpointError: it was not written by several ranks.
@@ -148,10 +151,10 @@ def described_values(manifest: Manifest) -> Any:
 
 
 def described_tensors(manifest: Manifest) -> dict[str, ChunkedTensor]:
-    """The chunked tensors by their dotted names; the manifest is hostile input.
+    """Return the chunked tensors by their dotted names. The manifest is untrusted input.
 
     Raises:
-        CheckpointError: what it says of them is wrong.
+        CheckpointError: the description is invalid.
     """
     described = described_values(manifest)
     try:
@@ -163,10 +166,10 @@ def described_tensors(manifest: Manifest) -> dict[str, ChunkedTensor]:
 
 
 def decode_value(data: bytes) -> object:
-    """A value that is no tensor; hostile input.
+    """Decode a value that is not a tensor. The data is untrusted input.
 
     Raises:
-        CheckpointError: it is no JSON.
+        CheckpointError: it is not JSON.
     """
     try:
         return from_json(parse_json(data), TUPLE)
@@ -183,7 +186,7 @@ def _chunks_by_name(manifest: Manifest) -> dict[str, tuple[str, ChunkedTensor, C
 
 
 def _refuse_oversized(tensors: Mapping[str, ChunkedTensor], manifest: Manifest) -> None:
-    """Nothing is allocated for tensors larger than the objects that they lie in."""
+    """Refuse tensors larger than the objects that hold them, before anything is allocated."""
     claimed = sum(prod(tensor.size) * tensor.dtype.itemsize for tensor in tensors.values())
     if claimed > sum(pack.size_bytes for pack in manifest.packs):
         raise CheckpointError("run.manifest_claims_too_many_bytes", key=KEY, size=claimed)

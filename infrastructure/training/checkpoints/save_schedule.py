@@ -1,5 +1,7 @@
-"""When a checkpoint is due besides the steps and epochs that are configured: by time, because
-somebody asks for one, and how long before a deadline the training must stop."""
+"""When a checkpoint is due besides the configured steps and epochs: by time or on request.
+
+It also says how long before a deadline the training must stop.
+"""
 
 import math
 import time
@@ -11,27 +13,26 @@ from typing import Literal
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.training.core.state import StopReason
 
-# Runtimes that go away live for hours; the interval depends on the root of this only.
+# Preemptible runtimes live for hours, and the interval depends only on the square root of this.
 MEAN_SECONDS_BETWEEN_FAILURES = 3 * 3600.0
 SHORTEST_SECONDS, LONGEST_SECONDS = 10.0, 1800.0
 REQUEST_FILE = "save_now"
-# what people read of such a stop
-# Of the time to a deadline, at most half a minute, for what is done after the last save.
+# The share of the time to the deadline, at most half a minute, kept for work after the last save.
 DEADLINE_SHARE, DEADLINE_SECONDS = 0.02, 30.0
 NUM_REMEMBERED = 50
 
 
 class SaveSchedule:
-    """Asked between two steps, and inside whatever takes long between them.
+    """The times of saves, asked between two steps and inside long work between them.
 
-    `auto` is Young's interval √(2·cost·mean time between failures), with the cost measured:
-    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
+    `auto` is Young's interval √(2·cost·mean time between failures), with the cost measured: J. W.
+    Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
 
     Args:
-        interval_seconds: time between two saves; None: none are made by time.
-        deadline_seconds: when the training must have ended, from now on; None: never.
-        request: a file whose appearance asks for a checkpoint; it is removed when one is made.
-        clock: seconds that never go back.
+        interval_seconds: time between two saves. None: no saves by time.
+        deadline_seconds: time from now until the training must have ended. None: no deadline.
+        request: a file whose appearance requests a checkpoint. It is removed when one is made.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class SaveSchedule:
         self.deadline_seconds = deadline_seconds
         self.request = request
         self.clock = clock
-        # gives the seconds that what comes after the last save takes, such as copying it
+        # returns the seconds needed after the last save, such as for copying it
         self.reserve: Callable[[], float] = lambda: 0.0
         self._began = self._last_save = self._last_check = clock()
         self._saved_step: int | None = None
@@ -53,12 +54,12 @@ class SaveSchedule:
         self._gaps: deque[float] = deque(maxlen=NUM_REMEMBERED)
 
     def start(self, step: int) -> None:
-        """The training goes on from the checkpoint of `step` now; what took time before is over."""
+        """Start the clock for a training that resumes from the checkpoint of `step`."""
         self._last_save = self._last_check = self.clock()
         self._saved_step = step
 
     def kind_due(self, step: int) -> SaveKind | None:
-        """Of the checkpoint that is due after `step`; None: none is."""
+        """Return the kind of the checkpoint that is due after `step`, or None."""
         now = self.clock()
         self._gaps.append(now - self._last_check)
         self._last_check = now
@@ -70,7 +71,7 @@ class SaveSchedule:
 
     @property
     def current_interval_seconds(self) -> float:
-        """Infinite where none are made by time."""
+        """The time between two saves; infinite without saves by time."""
         if self.interval_seconds is None:
             return math.inf
         if self.interval_seconds != "auto":
@@ -80,7 +81,7 @@ class SaveSchedule:
         return min(max(best, SHORTEST_SECONDS), LONGEST_SECONDS)
 
     def note_save(self, step: int, cost_seconds: float) -> None:
-        """A checkpoint of `step` was begun, and the training waited `cost_seconds` for it."""
+        """Record that a checkpoint of `step` was begun and blocked training for `cost_seconds`."""
         self._costs.append(cost_seconds)
         self._last_save, self._saved_step = self.clock(), step
         if self.request is not None:
@@ -88,7 +89,7 @@ class SaveSchedule:
 
     @property
     def deadline_is_near(self) -> bool:
-        """Whether one more step, and a save, may not fit before the deadline."""
+        """Whether one more step and a save may not fit before the deadline."""
         if self.deadline_seconds is None:
             return False
         margin = min(DEADLINE_SHARE * self.deadline_seconds, DEADLINE_SECONDS)
@@ -97,13 +98,16 @@ class SaveSchedule:
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline; infinite where there is none."""
+        """The time until the deadline; infinite without one."""
         if self.deadline_seconds is None:
             return math.inf
         return self._began + self.deadline_seconds - self.clock()
 
     def seconds_to_copy(self, reason: StopReason | None, patience_seconds: float) -> float:
-        """How long a training that was stopped waits for its copies: who sends a signal may not
-        wait long; before a deadline there is the time that is left."""
+        """Return how long a stopped training waits for its backup.
+
+        The sender of a signal may not wait long. Before a deadline, all of the remaining time is
+        available.
+        """
         is_deadline = reason is StopReason.DEADLINE
         return max(patience_seconds, self.seconds_left) if is_deadline else patience_seconds

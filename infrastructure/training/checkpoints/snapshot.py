@@ -1,6 +1,6 @@
-"""Everything that decides how a training goes on, as named tensors and JSON values.
+"""Everything needed to resume a training, as named tensors and JSON values.
 
-No pickle: tensors go to safetensors, the rest to JSON. Taken between two optimizer steps.
+No pickle: tensors go to safetensors, the rest to JSON. It is taken between two optimizer steps.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Snapshot:
 
 
 class VersionFacts(TypedDict, total=False):
-    """What a version says of itself, as in `Store.commit`."""
+    """Facts about a version, as in `Store.commit`."""
 
     kind: str
     healthy: bool
@@ -37,7 +37,7 @@ class VersionFacts(TypedDict, total=False):
 
 
 class Participants(Protocol):
-    """The parts of a training that have a state of their own, besides the model."""
+    """The parts of a training that have their own state, besides the model."""
 
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
@@ -45,20 +45,20 @@ class Participants(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """That the training runs on."""
+        """The device of the training."""
 
     def state_dict(self) -> dict[str, object]:
-        """What the loop and its hooks remember across a restart, as JSON values."""
+        """Return the state of the loop and its hooks that survives a restart, as JSON values."""
 
     def load_state_dict(self, saved: JsonObject) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
     def take_form(self, model: torch.nn.Module, saved: JsonObject) -> None:
         """Give the model the form (number formats, ...) that it had when it was saved."""
 
 
 def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
-    """The whole state, sharing memory with the living tensors: write it before training on."""
+    """Return the whole state, sharing memory with the live tensors: write it before training on."""
     optimizer_tensors, optimizer_values = split_optimizer(parts.optimizer.state_dict())
     tensors = {
         "model": trainable_state(state.model),
@@ -90,17 +90,17 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
 
 
 def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participants) -> None:
-    """Put everything back where `take_snapshot` found it.
+    """Restore everything that `take_snapshot` returned.
 
     Raises:
-        CheckpointError: the snapshot is of another model, optimizer or precision.
+        CheckpointError: the snapshot belongs to another model, optimizer or precision.
     """
     values = snapshot.values
     parts.take_form(state.model, values["loop"])
     load_trainable_state(state.model, snapshot.tensors["model"])
     merged = merge_optimizer(
         snapshot.tensors.get("optimizer", {}),
-        values["optimizer"],  # SGD remembers nothing
+        values["optimizer"],  # SGD has no state
     )
     try:
         parts.optimizer.load_state_dict(merged)
@@ -114,7 +114,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
 
 
 def restore_progress(values: dict[str, Any], state: TrainingState) -> None:
-    """Where a training stands, without weights and what trains them."""
+    """Restore the progress of a training, without weights and optimizer."""
     state.position = Position(**values["position"])
     state.step = values["step"]
     state.step_is_ending = values["step_is_ending"]
@@ -142,7 +142,7 @@ def _restore_one(what: str, living: Any, saved: Mapping[str, object] | None) -> 
 
 
 def _rows_fixed(saved: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples."""
+    """Convert the rows to a tuple, which JSON does not have."""
     return {**saved, "rows": tuple(saved["rows"])}
 
 

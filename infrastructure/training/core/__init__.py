@@ -1,1 +1,1 @@
-"""What every part of a training shares: its state, precision, metric sums, kinds of errors."""
+"""Shared by all parts of a training: its state, precision, metric sums and kinds of errors."""

@@ -1,4 +1,4 @@
-"""What kind of error it is, and how to let go of the memory that it holds."""
+"""Classification of errors, and release of the memory that they hold."""
 
 import gc
 import traceback
@@ -11,17 +11,17 @@ from infrastructure.core.process_memory import allowed_bytes
 _OUT_OF_MEMORY = (
     "CUDA out of memory",
     "DefaultCPUAllocator: can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS's own words for it
-    "Cannot allocate memory",  # the C library's
+    "CUBLAS_STATUS_ALLOC_FAILED",  # from cuBLAS
+    "Cannot allocate memory",  # from the C library
 )
 _NO_THREAD = "can't start new thread"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: CUDA's own error, or the CPU allocator's RuntimeError.
+    """Return whether an allocation failed: CUDA's own error, or the CPU allocator's RuntimeError.
 
-    A thread that cannot be started lacks memory for its stack where the kernel limits this
-    process's memory; elsewhere there are too many threads, which smaller pieces do not change.
+    If the kernel limits this process's memory, a thread that cannot be started lacks memory for its
+    stack. Without such a limit there are too many threads, which smaller pieces do not change.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -33,7 +33,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether the GPU itself failed: every later call fails too, and its memory is lost."""
+    """Return whether the GPU itself failed: every later call fails too, and its memory is lost."""
     if is_out_of_memory(error):
         return False
     is_cuda_error = isinstance(error, RuntimeError) and "CUDA error:" in str(error)
@@ -41,19 +41,19 @@ def is_device_fault(error: BaseException) -> bool:
 
 
 def can_be_halved(error: BaseException, micro_batch_size: int, batch_size: int) -> bool:
-    """Whether `error` is a lack of memory that smaller pieces of the batch may get over."""
+    """Return whether `error` is a lack of memory that smaller pieces of the batch may avoid."""
     return is_out_of_memory(error) and min(micro_batch_size, batch_size) > 1
 
 
 def release_traceback(error: BaseException) -> None:
-    """Forget the variables of the calls that `error` came through: they hold a whole graph."""
+    """Clear the local variables of the calls that `error` passed through; they hold the graph."""
     for one in _with_causes(error):
         traceback.clear_frames(one.__traceback__)
         one.__traceback__ = None
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what nothing uses any more; outside of the `except` that caught the error."""
+    """Release unused memory. Call it outside of the `except` block that caught the error."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,9 +1,9 @@
-"""How much arithmetic a training does, and how much of it this device could do.
+"""The arithmetic of a training, and how much of it this device could do.
 
-Their ratio is the model FLOPs utilization (MFU) of the PaLM paper (Chowdhery et al., 2022,
-appendix B): recomputed activations and padding count as nothing done. What the device could do is
-measured with a large matrix product in the training's number format, so it holds for every device;
-it is a little less than what its maker prints.
+Their ratio is the model FLOPs utilization (MFU) of the PaLM paper (Chowdhery et al., 2022, appendix
+B): recomputed activations and padding do not count. The capacity of the device is measured with a
+large matrix product in the training's number format, so the measurement works on every device. It
+is slightly below the manufacturer's figure.
 """
 
 import math
@@ -26,25 +26,25 @@ class FlopsEstimate:
 
     Attributes:
         per_token: of one token, forward and backward, without attention.
-        per_token_and_position: of attention, for each token that the token may look at.
+        per_token_and_position: of attention, for each position that the token can attend to.
     """
 
     per_token: float
     per_token_and_position: float
 
     def per_second(self, tokens_per_second: float, tokens_per_example: float) -> float:
-        """What a training does that is so fast on examples that are so long."""
+        """Return the operations per second at this speed and length of examples."""
         attention = self.per_token_and_position * tokens_per_example
         return tokens_per_second * (self.per_token + attention)
 
 
 def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
-    """The operations of training `model` as it stands.
+    """Return the operations of training `model` in its current form.
 
-    Forward takes two for each weight, backward two for the gradient of what flows through it, and
-    two for the gradient of each weight that trains. A table of embeddings is looked up, which is no
-    arithmetic, unless it is the output layer too. Of the experts of a layer a token goes through a
-    few.
+    The forward pass takes two operations per weight. The backward pass takes two for the gradient
+    of the activations and two for the gradient of each trained weight. An embedding table is only
+    looked up, which is not arithmetic, unless it is also the output layer. A token passes through
+    only a few of the experts of a layer.
     """
     config = getattr(model, "config", None)
     weights = {id(p): (p, _share_used(name, p, config)) for name, p in model.named_parameters()}
@@ -57,14 +57,16 @@ def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
 
 
 def num_weights(tensor: torch.Tensor) -> int:
-    """How many weights a parameter holds: bitsandbytes packs two 4-bit weights in a byte and keeps
-    the true shape beside it."""
+    """Return the number of weights in a parameter.
+
+    bitsandbytes packs two 4-bit weights into a byte and keeps the true shape next to it.
+    """
     quant_state = getattr(tensor, "quant_state", None)
     return math.prod(quant_state.shape) if quant_state is not None else tensor.numel()
 
 
 def _share_used(name: str, weight: torch.Tensor, config: "PreTrainedConfig | None") -> float:
-    """Of a weight that holds all experts, (experts, out, in), the share that a token meets."""
+    """Return the share of a weight with all experts, (experts, out, in), that a token uses."""
     chosen = _size(config, "num_experts_per_tok")
     if weight.ndim != 3 or ".experts." not in name or not chosen:
         return 1.0
@@ -72,7 +74,7 @@ def _share_used(name: str, weight: torch.Tensor, config: "PreTrainedConfig | Non
 
 
 def _lookup_table(model: torch.nn.Module) -> torch.Tensor | None:
-    """The weights of the input embeddings that nothing else uses."""
+    """Return the weights of the input embeddings if nothing else uses them."""
 
     def weight_of(getter: str) -> torch.Tensor | None:
         try:
@@ -93,9 +95,9 @@ def _size(config: "PreTrainedConfig | None", name: str) -> int:
 
 @torch.no_grad()
 def measure_operations_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """What a large matrix product reaches here: the fastest of five, after one of warm-up.
+    """Measure the speed of a large matrix product: the fastest of five, after one warm-up.
 
-    Takes a tenth of a second on a slow processor. Uses random numbers of its own.
+    This takes a tenth of a second on a slow processor. It uses a separate random generator.
     """
     size = SIZE.get(device.type, SIZE["cpu"])
     random = torch.Generator().manual_seed(0)
@@ -114,6 +116,6 @@ def _seconds_of_product(factor: torch.Tensor) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -10,7 +10,7 @@ Sum = torch.Tensor | float
 
 @dataclass
 class MetricAccumulator:
-    """What the steps since the last record gave.
+    """Sums over the steps since the last record.
 
     Attributes:
         loss_sum: sum of the losses of all supervised items.
@@ -18,8 +18,8 @@ class MetricAccumulator:
         num_tokens: tokens, supervised or not.
         num_steps: optimizer steps.
         grad_norm: of the last step, before clipping.
-        learning_rate: that the last step used.
-        seconds: time that they took.
+        learning_rate: used in the last step.
+        seconds: duration of the steps.
     """
 
     loss_sum: Sum = 0.0
@@ -31,7 +31,7 @@ class MetricAccumulator:
     seconds: float = 0.0
 
     def add(self, step: "MetricAccumulator") -> None:
-        """Take in one more step."""
+        """Add one more step."""
         self.loss_sum = self.loss_sum + step.loss_sum
         self.num_items += step.num_items
         self.num_tokens += step.num_tokens
@@ -40,17 +40,22 @@ class MetricAccumulator:
 
     @property
     def loss(self) -> float:
-        """Mean loss per supervised item; reads the device."""
+        """Mean loss per supervised item. Synchronizes with the device."""
         return float(self.loss_sum) / max(1, self.num_items)
 
     def is_finite(self, has_scaler: bool) -> bool:
-        """Whether loss and weights are numbers still; reads the device. With a loss scaler, an
-        overflow of the gradients is its business and shows in the loss if it is not."""
+        """Return whether loss and gradient norm are finite. Synchronizes with the device.
+
+        With a loss scaler the gradient norm is ignored: the scaler handles overflows of the
+        gradients, and one that it misses shows in the loss.
+        """
         return math.isfinite(self.loss) and (has_scaler or math.isfinite(float(self.grad_norm)))
 
     def state_dict(self) -> dict[str, object]:
-        """As JSON values, exact: a float32 is a float64 too. Numbers that are none are refused
-        before anything is saved."""
+        """Return exact JSON values; a float32 is also a float64.
+
+        A loss that is not finite is refused before anything is saved.
+        """
         return {
             "loss_sum": float(self.loss_sum),
             "num_items": self.num_items,
@@ -63,5 +68,6 @@ class MetricAccumulator:
 
 
 def _finite(value: float) -> float:
-    """An overflow that a loss scaler skipped is infinite, which JSON has not."""
+    """Return `value`, or 0 if it is infinite, which JSON cannot hold (an overflow that a loss
+    scaler skipped)."""
     return value if math.isfinite(value) else 0.0

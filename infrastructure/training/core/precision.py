@@ -1,4 +1,4 @@
-"""Which number format the arithmetic runs in, by what the device can do.
+"""Choice of the number format for the arithmetic, by what the device supports.
 
 Weights stay in their own format; autocast chooses the format of each operation.
 """
@@ -18,7 +18,8 @@ from infrastructure.optimization.kernel_caches import bound_kernel_caches
 class Precision:
     """A number format on a device: `name` is "fp32", "bf16", "fp16" or "fp8".
 
-    With fp8 the model's large layers multiply in fp8 (`train_in_fp8`), all else computes in bf16.
+    With fp8 the model's large layers multiply in fp8 (`train_in_fp8`), and everything else computes
+    in bf16.
     """
 
     name: str
@@ -29,24 +30,24 @@ class Precision:
         return DTYPES.get(self.name, torch.bfloat16)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context that forward passes and loss computation run in."""
+        """Return the context for forward passes and loss computation."""
         if self.name == "fp32":
             return nullcontext()
         return torch.autocast(self.device_type, dtype=self.dtype)
 
     def create_scaler(self) -> torch.amp.GradScaler | None:
-        """A gradient scaler for fp16, whose small gradients would vanish; else None."""
+        """Return a gradient scaler for fp16, whose small gradients would vanish; otherwise None."""
         return torch.amp.GradScaler(self.device_type) if self.name == "fp16" else None
 
 
 def choose_precision(mixed_precision: bool | str, device: torch.device) -> Precision:
-    """The format for `mixed_precision`: a format's name, False (fp32), or True: by the device.
+    """Return the format for `mixed_precision`: a format's name, False (fp32) or True (by device).
 
-    True means what `best_precision` says: bf16 where the hardware has it. In half precision on a
-    CPU, fewer kernels are kept from now on (`bound_kernel_caches`).
+    True means the result of `best_precision`: bf16 if the hardware supports it. In half precision
+    on a CPU, fewer kernels are cached from now on (`bound_kernel_caches`).
 
     Raises:
-        ValueError: fp16 was asked for on a CPU, or fp8 where there is none.
+        ValueError: fp16 was requested on a CPU, or fp8 on a device without it.
     """
     precision = _chosen(mixed_precision, device)
     if device.type == "cpu" and precision.name != "fp32":
@@ -67,10 +68,10 @@ def _chosen(mixed_precision: bool | str, device: torch.device) -> Precision:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is the first GPU, or the CPU where there is none.
+    """Return the device called `name`; "auto" is the first GPU, or the CPU without a GPU.
 
     Raises:
-        ValueError: there is no such device here.
+        ValueError: this machine has no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -85,10 +86,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def training_device(name: str) -> torch.device:
-    """As `choose_device`, for a training of Temper's own.
+    """Return the device as `choose_device` does, for training in Temper's own loop.
 
     Raises:
-        ValueError: as there, or a default of torch is in the way; says which.
+        ValueError: as in `choose_device`, or a changed default of torch prevents training. The
+            message names it.
     """
     check_torch_defaults()
     if (dtype := torch.get_default_dtype()) is not torch.float32:
@@ -97,10 +99,10 @@ def training_device(name: str) -> torch.device:
 
 
 def check_torch_defaults() -> None:
-    """Refuse what an earlier cell of a notebook may have left, and no training gets over.
+    """Refuse torch defaults that an earlier notebook cell may have set and that break training.
 
     Raises:
-        ValueError: says what it is, and how to undo it.
+        ValueError: such a default is set. The message names it and says how to undo it.
     """
     device = torch.get_default_device()
     if device.type != "cpu":

@@ -1,10 +1,10 @@
-"""Trying something on a model that trains, and leaving the training as it was.
+"""Try something on a model during training, and leave the training as it was.
 
     with preserve(model, random=device, modes=True):
         model.eval()
         loss = ...
 
-What is put back is named at the call, so that reading it tells what may be done inside.
+The call names what is restored, so that it shows what may be changed inside.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,20 +30,20 @@ def preserve(
     weights: bool = False,
     attributes: bool = False,
 ) -> Iterator[None]:
-    """Whatever happens inside, what is named here is afterwards what it was, bit for bit.
+    """Restore what is named here on exit, bit for bit, whatever happens inside.
 
-    After the device itself failed nothing that lies on it is touched any more.
+    After a failure of the device itself, nothing on the device is touched.
 
     Args:
-        model: may be left out where only `random` is kept.
-        random: the random state of Python, NumPy and torch, and of all GPUs if this is one.
-        modes: whether each module trains or evaluates.
+        model: may be left out if only `random` is restored.
+        random: the random state of Python, NumPy and torch, and of all GPUs if this device is one.
+        modes: whether each module is in training or evaluation mode.
         requires_grad: which parameters train.
-        gradients: those that there are; inside there are none to begin with. They are set aside,
-            not copied, and take their memory meanwhile.
-        buffers: their values, in memory of their own meanwhile, and which tensor is which buffer.
-        weights: the values of the parameters that train, in memory of their own meanwhile.
-        attributes: what each module is made of, hooks included.
+        gradients: the existing gradients. Inside there are none to begin with. They are kept, not
+            copied, and use their memory in the meantime.
+        buffers: their values, copied in the meantime, and which tensor is which buffer.
+        weights: the values of the trained parameters, copied in the meantime.
+        attributes: the contents of each module, hooks included.
     """
     in_memory: list[Restore] = []
     on_device: list[Restore] = []
@@ -139,7 +139,7 @@ def _weights(model: torch.nn.Module) -> Restore:
 
 
 def _attributes(model: torch.nn.Module) -> Restore:
-    """Tables of hooks, parameters and modules stay the same objects: others hold on to them."""
+    """Tables of hooks, parameters and modules stay the same objects, since others refer to them."""
     kept = [(vars(module), dict(vars(module))) for module in model.modules()]
     tables = [
         (value, value.copy())

@@ -1,5 +1,7 @@
-"""fp32 or bf16 on a CPU, by one matrix product: some CPUs have the instructions, and multiply more
-slowly with them."""
+"""Choice between fp32 and bf16 on a CPU, by one matrix product.
+
+Some CPUs have the bf16 instructions but multiply more slowly with them.
+"""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -13,8 +15,8 @@ from infrastructure.optimization.gpu_capability import DTYPES
 from infrastructure.run.record_types import DecidedSetting
 
 USUAL, OTHER = ("bf16", "fp32")
-# A product of one thread, which waits for nobody, takes a millisecond or two. Beside three busy
-# programs the least of five misled in 7 of 300 measurements.
+# A single-threaded product waits for nothing and takes a millisecond or two. Next to three busy
+# programs the minimum of five was misleading in 7 of 300 measurements.
 PRODUCT_ROWS, PRODUCT_WIDTH, TIMED_PRODUCTS = 256, 512, 10
 LEAST_GAIN = 0.2
 PRECISION = "training.mixed_precision"
@@ -22,16 +24,18 @@ PRECISION = "training.mixed_precision"
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """fp32 by a matrix product, which is what bf16 is for: the rest of it only costs time.
+    """The choice of fp32, because bf16 does not speed up a matrix product.
+
+    That product is what bf16 is for; everything else about it only costs time.
 
     Attributes:
-        seconds: of a product by format, the least.
+        seconds: of a product by format, the minimum.
     """
 
     seconds: Mapping[str, float]
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """For run.json, by key."""
+        """Return the decision for run.json, by key."""
         return {
             PRECISION: {
                 "value": OTHER,
@@ -40,7 +44,7 @@ class ProductChoice:
         }
 
     def line(self) -> str:
-        """For people."""
+        """Return the decision as a line of text."""
         return f"{Setting(PRECISION, OTHER)} (measured: {self._measured()})"
 
     def _measured(self) -> str:
@@ -51,7 +55,7 @@ class ProductChoice:
 
 
 def measured_choice() -> ProductChoice | None:
-    """fp32, where this CPU multiplies clearly more slowly in bf16; None: nothing is decided."""
+    """Return fp32 if this CPU multiplies clearly more slowly in bf16; None: nothing is decided."""
     seconds = product_seconds()
     if seconds[OTHER] < (1 - LEAST_GAIN) * seconds[USUAL]:
         return ProductChoice(seconds)
@@ -59,7 +63,7 @@ def measured_choice() -> ProductChoice | None:
 
 
 def product_seconds() -> dict[str, float]:
-    """Seconds of a matrix product by format, with one thread; the formats take turns."""
+    """Return the seconds of a matrix product by format, with one thread; the formats alternate."""
     seconds: dict[str, list[float]] = {name: [] for name in (USUAL, OTHER)}
     with threads_restored():
         torch.set_num_threads(1)
@@ -75,7 +79,7 @@ def product_seconds() -> dict[str, float]:
 
 @contextmanager
 def threads_restored() -> Iterator[None]:
-    """Inside, a training may choose its number of threads; afterwards it is what it was."""
+    """Restore torch's number of threads on exit."""
     before = torch.get_num_threads()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a training is at one instant: position, phase, and what hooks may look at."""
+"""The state of a training at one moment: position, phase, and what hooks can read."""
 
 import math
 import signal
@@ -16,10 +16,10 @@ from infrastructure.training.core.metric_accumulator import Sum
 
 @dataclass
 class Position:
-    """Where the training stands; three integers are enough, because order is a pure function.
+    """The position of a training. Three integers suffice, because the order is a pure function.
 
-    A position always lies between two optimizer steps. `example` counts the examples of this epoch
-    already consumed, so a different batch size could go on from the same place.
+    A position is always between two optimizer steps. `example` counts the examples of this epoch
+    that are already consumed, so training could continue from it with a different batch size.
     """
 
     phase: int = 0
@@ -32,10 +32,10 @@ class Phase:
     """A stretch of training with one set of trainable parameters.
 
     Attributes:
-        name: shown to people.
+        name: shown to the user.
         num_epochs: passes over the data in this phase.
-        parameters: names of the parameters that train; None: all that the optimizer knows.
-        begins_anew: its losses are of another model, and not compared with those before.
+        parameters: names of the parameters that train. None: all that the optimizer knows.
+        begins_anew: the losses are those of another model, and are not compared with earlier ones.
     """
 
     name: str = "train"
@@ -46,7 +46,7 @@ class Phase:
 
 @dataclass
 class StepOutput:
-    """What one micro-batch gave.
+    """The result of one micro-batch.
 
     Attributes:
         loss_sum: sum of the losses of the supervised items, a detached scalar on the device.
@@ -60,7 +60,10 @@ class StepOutput:
 
 
 class RecoveryKind(StrEnum):
-    """What a training got over. The values stand in checkpoints, logs and the summary."""
+    """Kinds of problems that a training recovered from.
+
+    The values are stored in checkpoints, logs and the summary.
+    """
 
     OUT_OF_MEMORY = "out_of_memory"
     NOT_FINITE = "not_finite"
@@ -76,10 +79,10 @@ class SkippedBatch:
     """A batch that is not trained on, because its loss was bad.
 
     Attributes:
-        step: the optimizer step that it would have been; it counts as one all the same.
+        step: the optimizer step that it would have been. It still counts as one.
         epoch, example: where the batch begins in the data.
         num_examples: its size.
-        kind: why: `RecoveryKind.NOT_FINITE` or `LOSS_SPIKE`.
+        kind: the reason: `RecoveryKind.NOT_FINITE` or `LOSS_SPIKE`.
         rows: names of its rows; once `is_searched`, of those that are bad by themselves.
         is_searched: its rows were tried one by one.
     """
@@ -98,19 +101,20 @@ class StopReason(StrEnum):
 
     REQUESTED = "requested"  # a hook, such as early stopping, or the program around it
     SIGNAL = "signal"
-    COMMAND = "command"  # temper stop, or a notebook's
+    COMMAND = "command"  # temper stop, or its equivalent in a notebook
     DEADLINE = "deadline"  # the session ends soon
-    NOTHING_LEARNED = "nothing_learned"  # steps change no weight any more
+    NOTHING_LEARNED = "nothing_learned"  # steps no longer change any weight
 
 
 @dataclass(frozen=True)
 class StepRewards:
-    """What the reward functions gave for the newest step.
+    """Results of the reward functions for the newest step.
 
     Attributes:
-        num_without: steps in a row, up to this one, in which no function gave a finite number.
-        num_tied: steps in a row in which all answers to each prompt had the same rewards, so that
-            none of them is better than another.
+        num_without: consecutive steps, up to this one, in which no function returned a finite
+            number.
+        num_tied: consecutive steps in which all answers to each prompt had the same rewards, so
+            that none of them is better than another.
     """
 
     num_without: int = 0
@@ -119,37 +123,36 @@ class StepRewards:
 
 @dataclass
 class TrainingState:
-    """Everything that a hook may need; never the trainer itself.
+    """Everything that a hook may need, without the trainer itself.
 
     Attributes:
         step: optimizer steps done.
         total_steps: optimizer steps of the whole training, all phases.
         loss: mean loss per supervised item of the last finished step; NaN is shown as NaN.
-        grad_norm: of the last step; 0 exactly if all of its gradients are. None: not known, or its
-            batch was passed over.
-        learning_rate: that the last step used.
-        rewards: of the last step; None: nothing is rewarded in this training.
+        grad_norm: of the last step; exactly 0 if all of its gradients are 0. None: unknown, or the
+            batch was skipped.
+        learning_rate: used in the last step.
+        rewards: of the last step. None: this training has no rewards.
         metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
         evaluation: the last evaluation's numbers.
-        best_metric: the one by which the best checkpoint is chosen; best_is_greater: how.
-        data_wait_seconds: time that steps of this process have waited for their data.
-        num_processes: that share each batch.
-        batch: the examples of the newest step, as the data source gave them.
-        micro_batch_size: examples per forward; may shrink after running out of memory.
-        step_is_ending: the last step's weights are there, and its end (events, evaluation, next
-            epoch) is not done yet; whoever goes on from here does it first.
+        best_metric: the metric that selects the best checkpoint; best_is_greater: its direction.
+        data_wait_seconds: time that the steps of this process waited for their data.
+        num_processes: number of processes that share each batch.
+        batch: the examples of the newest step, as the data source returned them.
+        micro_batch_size: examples per forward pass; may shrink after running out of memory.
+        step_is_ending: the last step's weights are updated, but its end (events, evaluation, next
+            epoch) is still to be done. A resumed training does that first.
         evaluated_step: the step whose weights `evaluation` measured; -1 before the first.
-        measured_on: which held-out rows `evaluation` and `best_evaluation_loss` are of; None:
-            nobody knows.
-        skipped: batches that are passed over.
-        recoveries: one JSON object for each error that the training got over: time, step, kind,
-            action, message, rows.
-        must_save: a hook has decided something that depends on a clock: the next moment at which
-            the training can be saved is saved, so that whoever goes on repeats it.
-        stop_reason: why training shall end at the next step boundary, or None.
-        stop_message: the same in words, for people; nothing is decided by it.
-        is_interrupted: whether that reason came from outside, so that there is more to train.
-        stop_signal: the signal's name where it was one.
+        measured_on: the held-out rows of `evaluation` and `best_evaluation_loss`. None: unknown.
+        skipped: batches that are skipped.
+        recoveries: one JSON object for each error that the training recovered from: time, step,
+            kind, action, message, rows.
+        must_save: a hook has made a decision that depends on a clock. The training is saved at the
+            next opportunity, so that a resumed run repeats the decision.
+        stop_reason: why training is to end at the next step boundary, or None.
+        stop_message: the reason as a text for the user; nothing depends on it.
+        is_interrupted: whether the reason came from outside, so that steps are left to train.
+        stop_signal: the name of the signal, if a signal was the reason.
     """
 
     model: torch.nn.Module
@@ -188,7 +191,7 @@ class TrainingState:
     stop_signal: str | None = None
 
     def stop(self, message: str, reason: StopReason = StopReason.REQUESTED) -> None:
-        """Ask the loop to end after the current step; the first reason given is kept."""
+        """Ask the loop to end after the current step. The first reason given is kept."""
         if self.stop_reason is None:
             self.stop_reason, self.stop_message = reason, message
 
@@ -198,7 +201,7 @@ class TrainingState:
         reason: StopReason = StopReason.REQUESTED,
         signal_number: int | None = None,
     ) -> None:
-        """Ask the loop to end although there is more to train; a long evaluation is broken off."""
+        """Ask the loop to end although steps are left to train. A long evaluation is aborted."""
         if self.stop_reason is None and signal_number is not None:
             self.stop_signal = signal.Signals(signal_number).name
         self.stop(message, reason)
@@ -206,13 +209,17 @@ class TrainingState:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether a stop from outside leaves steps to be trained; one that comes with the last step
-        does not."""
+        """Whether a stop from outside leaves steps to train.
+
+        One that comes with the last step does not.
+        """
         return self.is_interrupted and self.step < self.total_steps
 
     def measure_on(self, rows: str | None) -> None:
-        """From now on it is these held-out rows that are measured; numbers of other rows are no
-        measure for what comes. None: nobody knows which they are."""
+        """Declare which held-out rows are measured from now on, and drop numbers of other rows.
+
+        None means that the rows are unknown, and changes nothing.
+        """
         if rows is None:
             return
         if self.measured_on not in (None, rows):
@@ -222,13 +229,16 @@ class TrainingState:
 
     @property
     def score(self) -> float | None:
-        """The best metric of exactly these weights, lower is better (so minus it, where more is);
-        None where it was not measured."""
+        """The best metric of exactly these weights, as lower-is-better: negated if greater is
+        better.
+
+        None: it was not measured.
+        """
         value = self.evaluation.get(self.best_metric) if self.evaluated_step == self.step else None
         if value is None or not math.isfinite(value):
             return None
         return -value if self.best_is_greater else value
 
     def every(self, num_steps: int | None) -> bool:
-        """Whether this step is a multiple of `num_steps` (None or 0: never)."""
+        """Return whether this step is a multiple of `num_steps` (None or 0: never)."""
         return bool(num_steps) and self.step > 0 and self.step % int(num_steps or 1) == 0

@@ -1,9 +1,9 @@
-"""Lets the data source give the examples of the stage that trains.
+"""Selection of the current stage's examples in the data source.
 
-An epoch is as long in every stage: where examples wait for a later stage, those of this one come
-again in their places. So steps, schedule and forecast are those of a training without stages, and
-the order stays a function of (seed, epoch, stages). Stages by loss are measured once, with the
-weights that the training starts from, and travel in checkpoints.
+An epoch is equally long in every stage: if examples wait for a later stage, those of the current
+one are repeated in their places. So steps, schedule and forecast equal those of a training without
+stages, and the order remains a function of (seed, epoch, stages). Stages by loss are measured once,
+with the initial weights, and checkpoints hold them.
 """
 
 import logging
@@ -40,11 +40,11 @@ from infrastructure.training.model_adapters.base_adapter import DataSource, Mode
 
 log = logging.getLogger(__name__)
 
-NUM_TIMED = 4  # examples that the time of measuring losses is foretold from
+NUM_TIMED = 4  # examples from which the time to measure losses is estimated
 
 
 class CurriculumTrainer(Protocol):
-    """What of a trainer is looked at."""
+    """The parts of a trainer that this extension reads."""
 
     training_config: TrainingConfig
     adapter: ModelAdapter
@@ -55,7 +55,7 @@ class CurriculumTrainer(Protocol):
 
 
 class CurriculumExtension(Extension):
-    """Selects the examples of a stage where its epochs begin."""
+    """An extension that selects the examples of a stage at the start of its epochs."""
 
     def __init__(self, trainer: CurriculumTrainer) -> None:
         self.trainer = trainer
@@ -77,10 +77,10 @@ class CurriculumExtension(Extension):
         self.stages = unpacked(saved["stages"])
 
     def check_data(self) -> None:
-        """Look at the data before the training.
+        """Check the data before the training.
 
         Raises:
-            ValueError: it cannot be selected from, or its examples make no such stages.
+            ValueError: examples cannot be selected from it, or do not form such stages.
         """
         data = self.trainer.data
         if not isinstance(data, DataPipeline):
@@ -108,8 +108,10 @@ class CurriculumExtension(Extension):
             )
 
     def lengths(self) -> list[Indices] | None:
-        """Tokens of the examples of one epoch of each stage, in its order; None where the stages
-        are not known before the training."""
+        """Return the tokens of the examples of one epoch of each stage, in its order.
+
+        None: the stages are not known before the training.
+        """
         if self.stages is None:
             return None
         epochs = []
@@ -119,7 +121,10 @@ class CurriculumExtension(Extension):
         return epochs
 
     def measuring_seconds(self) -> float:
-        """What measuring the losses will take, from a few of them; 0 where nothing is to be."""
+        """Return an estimate of the time to measure the losses, from a few of them.
+
+        It is 0 if there is nothing to measure.
+        """
         if self.by != "loss" or self.stages is not None:
             return 0.0
         count = min(NUM_TIMED, self._data.num_candidates)
@@ -130,7 +135,7 @@ class CurriculumExtension(Extension):
 
     @property
     def _data(self) -> DataPipeline:
-        assert isinstance(self.trainer.data, DataPipeline)  # it was checked when it was made
+        assert isinstance(self.trainer.data, DataPipeline)  # `check_data` has verified it
         return self.trainer.data
 
     def _known_stages(self, data: DataPipeline) -> Stages:
@@ -139,7 +144,7 @@ class CurriculumExtension(Extension):
         return by_rank(data.candidate_lengths(), self.num_stages)
 
     def _measured(self, state: TrainingState) -> npt.NDArray[np.float64]:
-        """Mean loss of each example by the weights as they are."""
+        """Return the mean loss of each example with the current weights."""
         log.info(phrase("training.curriculum_measuring_losses"))
         loop = self.trainer.loop
         poll = do_nothing if loop is None else lambda: loop.poll(state)
@@ -147,8 +152,11 @@ class CurriculumExtension(Extension):
 
     @torch.no_grad()
     def _losses(self, ids: range, poll: Callable[[], None] = do_nothing) -> npt.NDArray[np.float64]:
-        """Float64 (N,); each example by itself, so that none depends on what stands beside it.
-        What teaches nothing counts as the hardest."""
+        """Return the losses, float64 (N,).
+
+        Each example is measured by itself, so that none depends on its neighbors. An example
+        without supervised items gets NaN and counts as the hardest.
+        """
         model, adapter = self.trainer.model, self.trainer.adapter
         assert model is not None
         losses = np.full(len(ids), math.nan)

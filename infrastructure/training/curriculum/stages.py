@@ -1,6 +1,6 @@
-"""The stage of each training example: by its length, its loss or its task.
+"""The stage of each training example, by its length, loss or task.
 
-Pure functions of arrays. A stage by loss is a function of losses that somebody has measured.
+These are pure functions of arrays. Stages by loss take measured losses.
 """
 
 import base64
@@ -19,8 +19,9 @@ MOST_STAGES = 100
 
 
 def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
-    """The stage of each example, uint8 (N,): as many in each as in any other (± one), those with
-    the least of `hardness` in the first; what is not a number comes last.
+    """Return the stage of each example, uint8 (N,), with equally many in each (± one).
+
+    The first stage has the lowest `hardness`; NaN comes last.
 
     Raises:
         ValueError: there are fewer examples than stages.
@@ -39,10 +40,10 @@ def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
 
 
 def by_task(tasks: Sequence[str], order: Sequence[str]) -> Stages:
-    """The stage of each example, uint8 (N,): the place of its task in `order`.
+    """Return the stage of each example, uint8 (N,): the position of its task in `order`.
 
     Raises:
-        ValueError: a task has no examples, or examples have a task that is not there.
+        ValueError: a task has no examples, or examples have a task that is not listed.
     """
     known = sorted(set(tasks))
     for name in order:
@@ -61,17 +62,19 @@ def by_task(tasks: Sequence[str], order: Sequence[str]) -> Stages:
 
 
 def ids_of(stages: Stages, stage: int, *, keeps_easier: bool) -> Indices:
-    """Ids of the examples of a stage, ascending; with those of the stages before it, if it keeps
-    them."""
+    """Return the ids of a stage's examples, ascending.
+
+    If `keeps_easier`, those of earlier stages are included.
+    """
     chosen = stages <= stage if keeps_easier else stages == stage
     return np.flatnonzero(chosen).astype(np.int64)
 
 
 def packed(stages: Stages) -> str:
-    """The stages as a short text."""
+    """Return the stages as a short text."""
     return base64.b85encode(zlib.compress(stages.tobytes(), 9)).decode()
 
 
 def unpacked(text: str) -> Stages:
-    """The stages that `packed` wrote."""
+    """Return the stages that `packed` encoded."""
     return np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.uint8)

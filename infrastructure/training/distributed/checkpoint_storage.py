@@ -1,17 +1,16 @@
-"""Checkpoints of a model that is spread over ranks: each writes what it holds, all read what they
-hold.
+"""Checkpoints of a sharded model: each rank writes and reads its own part.
 
-Each rank writes the objects that hold its shards; rank 0 holds the store's lock and commits one
-manifest when all have, so a version is there whole or not at all. What torch's planner knows of the
-state (which chunk of which tensor lies where) is JSON in the manifest; nothing is pickled on the
-disk. A rank that sees the directory of the store (one machine, or one file system) writes there;
-another one copies its objects straight to the place of the run's copies, where each is confirmed
-before the manifest is written. Where there is no such place, or the state is small, rank 0 gathers
-it and writes an ordinary version.
+Each rank writes the objects that hold its shards. Rank 0 holds the store's lock and commits one
+manifest when all have written, so a version exists completely or not at all. The knowledge of
+torch's planner about the state (which chunk of which tensor is where) is JSON in the manifest;
+nothing is pickled to disk. A rank that sees the store's directory (one machine, or one file system)
+writes there. Other ranks copy their objects directly to the run's backup destination, where each is
+confirmed before the manifest is written. If there is no such destination, or the state is small,
+rank 0 gathers the state and writes an ordinary version.
 
-Reading needs no common disk, and takes either kind, by any number of ranks: rank 0 reads, verifies
-and sends a tensor at a time, and each rank keeps its part.
-Planner and storage: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+Reading needs no shared disk, and works for both kinds of version with any number of ranks: rank 0
+reads, verifies and sends one tensor at a time, and each rank keeps its part. Planner and storage:
+https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
 import functools
@@ -67,11 +66,11 @@ from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
 from infrastructure.training.distributed.group import Group
 from infrastructure.training.models.trainable_state import trainable_state, whole
 
-# A state up to this size, or this share of the model, is gathered, and written while the training
-# goes on; a larger one is written by all ranks at once, which wait for it.
+# A state up to this size, or this share of the model, is gathered and written in the background. A
+# larger one is written by all ranks at once, which wait for it.
 GATHERED_BYTES = 32 << 20
 GATHERED_SHARE = 1 / 8
-PIECE_BYTES = 256 << 20  # of whole tensors that rank 0 holds at a time, to write them
+PIECE_BYTES = 256 << 20  # size of the whole tensors that rank 0 holds at a time while writing
 
 
 def save_distributed(
@@ -92,20 +91,20 @@ def save_distributed(
     Args:
         root: the store's directory, the same for all.
         state_dict: nested; tensors, DTensors (shards are saved as they are, replicas once), and
-            values that JSON can say.
-        values: of the manifest, as in `Store.commit`; rank 0's count.
-        retention: what rotation leaves; None: everything.
-        files: of the run, which the version holds, too; rank 0's count.
+            JSON values.
+        values: of the manifest, as in `Store.commit`; rank 0's are used.
+        retention: which versions rotation keeps. None: all.
+        files: of the run, which the version also holds; rank 0's are used.
         compress: as in `Store`.
-        apart: where this process copies its part to, instead of `root`; never rank 0.
-        hash_name: of all objects; None: the best that each process has.
+        apart: where this process copies its part instead of `root`; never set on rank 0.
+        hash_name: of all objects. None: the best that each process has.
         facts: `kind`, `healthy`, `score` as in `Store.commit`.
 
     Returns:
         The version's name on rank 0, None on the others.
 
     Raises:
-        StorageError: a rank could not write; no version was made, those before are untouched.
+        StorageError: a rank could not write. No version was made, and earlier ones are untouched.
     """
     store = Store(root, compress=compress)
     store.hash_name = hash_name or store.hash_name
@@ -129,15 +128,15 @@ def save_together(
     model: torch.nn.Module,
     **facts: Unpack[VersionFacts],
 ) -> None:
-    """Write a checkpoint of a training whose state is spread over the ranks; all call it together.
+    """Write a checkpoint of a training with a sharded state; all ranks call this together.
 
     Args:
         manager: rank 0's; None on the others.
-        snapshot: of each rank, with its parts of the tensors; rank 0's values count.
-        model: what is small is small beside it, such as a LoRA.
+        snapshot: of each rank, with its parts of the tensors; rank 0's values are used.
+        model: its size determines what counts as a small state, such as a LoRA.
 
     Raises:
-        StorageError: the disk refuses; what was saved before is untouched.
+        StorageError: the disk returns an error. Earlier checkpoints are untouched.
     """
     if is_gathered(size_bytes(snapshot), model):
         gathered = Snapshot(
@@ -184,14 +183,16 @@ def save_together(
 
 
 def is_gathered(state_bytes: int, model: torch.nn.Module) -> bool:
-    """Whether a state of `model`, put together, is so small that rank 0 writes it alone."""
+    """Return whether a state of `model` is so small as a whole that rank 0 writes it by itself."""
     model_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return state_bytes <= max(GATHERED_BYTES, GATHERED_SHARE * model_bytes)
 
 
 def seen_by(group: Group, root: Path) -> tuple[bool, bool]:
-    """Whether this rank sees the directory `root` of rank 0, and whether all ranks do: a file there
-    is looked for by all."""
+    """Return whether this rank sees rank 0's directory `root`, and whether all ranks do.
+
+    All ranks look for a file that rank 0 creates there.
+    """
 
     def put() -> str:
         root.mkdir(parents=True, exist_ok=True)
@@ -207,7 +208,7 @@ def seen_by(group: Group, root: Path) -> tuple[bool, bool]:
 
 
 def all_ranks(group: Group, is_so: bool) -> bool:
-    """Whether it is so on all ranks."""
+    """Return whether `is_so` holds on all ranks."""
     count = torch.tensor([int(is_so)])
     group.sum([count])
     return int(count) == group.size
@@ -216,8 +217,10 @@ def all_ranks(group: Group, is_so: bool) -> bool:
 def way_apart(
     group: Group, manager: CheckpointManager | None, *, is_needed: bool
 ) -> tuple[RemoteSession | None, bool]:
-    """This rank's way to the place of the run's copies, where it needs one; and whether all ranks
-    that need one have it."""
+    """Return this rank's connection to the backup destination if it needs one.
+
+    Also return whether all ranks that need one have it.
+    """
 
     def describe() -> JsonObject | None:
         settings = _of(manager).apart()
@@ -230,7 +233,7 @@ def way_apart(
     return link, all_ranks(group, described is not None and (link is not None or not is_needed))
 
 
-@functools.lru_cache(maxsize=1)  # what is known of the objects there is kept
+@functools.lru_cache(maxsize=1)  # keeps what is known of its objects
 def _link_to(described: str) -> RemoteSession:
     return ApartSettings.from_json(json.loads(described)).link()
 
@@ -238,7 +241,7 @@ def _link_to(described: str) -> RemoteSession:
 def _save_gathered(
     manager: CheckpointManager | None, snapshot: Snapshot, **facts: Unpack[VersionFacts]
 ) -> None:
-    """An ordinary version, by rank 0, which holds a few whole tensors at a time."""
+    """Write an ordinary version from rank 0, which holds a few whole tensors at a time."""
     writing = None if manager is None else manager.write_by_parts(snapshot.values, **facts)
     part: dict[str, TensorBytes] = {}
     for name, tensor in by_full_name(snapshot).items():
@@ -260,14 +263,15 @@ def load_together(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> Snapshot:
-    """A checkpoint as each rank needs it: tensors of its own parts, and all values; all ranks call
-    this together.
+    """Return a checkpoint for each rank: the tensors of its own parts, and all values.
+
+    All ranks call this together.
 
     Args:
         checkpoint: rank 0's; None on the others.
 
     Raises:
-        CheckpointError: it is damaged, or holds another state; on all ranks.
+        CheckpointError: it is damaged, or holds another state; raised on all ranks.
     """
     store = manifest = None
     failed = ""
@@ -275,7 +279,7 @@ def load_together(
         try:
             store = store_of(checkpoint)
             manifest = store.read(checkpoint.stem)
-            store.verify(manifest, run_files=False)  # before anybody waits for a part
+            store.verify(manifest, run_files=False)  # before any rank waits for a part
         except CheckpointError as error:
             failed = str(error)
     if reason := group.decide(lambda: failed):
@@ -294,7 +298,7 @@ def load_together(
 
 
 def size_bytes(snapshot: Snapshot) -> int:
-    """Of all tensors, put together."""
+    """Return the size of all tensors as a whole."""
     groups = snapshot.tensors.values()
     return sum(t.numel() * t.element_size() for members in groups for t in members.values())
 
@@ -305,7 +309,7 @@ def _of(manager: CheckpointManager | None) -> CheckpointManager:
 
 
 def _next_piece(group: Group, pieces: Iterator[Piece]) -> Piece | None:
-    """Rank 0's next piece for everybody; None: that was the last."""
+    """Return rank 0's next piece on every rank; None after the last."""
     own = next(pieces, None)
     facts = group.decide(lambda: None if own is None else _facts(own))
     if facts is None:
@@ -330,7 +334,7 @@ def _facts(piece: Piece) -> JsonObject:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The parameters by their numbers in an optimizer's state."""
+    """Return the parameters by their numbers in an optimizer's state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {str(number): parameter for number, parameter in enumerate(parameters)}
 
@@ -338,8 +342,8 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tens
 def _room_for(
     piece: Piece, like: torch.Tensor | None, optimizer: torch.optim.Optimizer
 ) -> torch.Tensor:
-    """Memory for a rank's part of a tensor: spread as what it belongs to, whole otherwise."""
-    if piece.group == "optimizer":  # what is of a weight's shape is spread as the weight is
+    """Return memory for a rank's part of a tensor, sharded like the tensor that it belongs to."""
+    if piece.group == "optimizer":  # tensors with a weight's shape are sharded like the weight
         like = _optimizer_tensors(optimizer).get(piece.name.partition("/")[0])
     if isinstance(like, DTensor) and tuple(like.shape) == piece.size:
         return torch.empty_like(like, dtype=piece.content.dtype).detach()
@@ -347,7 +351,7 @@ def _room_for(
 
 
 def _keep_own_part(target: torch.Tensor, piece: Piece) -> None:
-    """Copy what of a piece lies in a rank's part of a tensor."""
+    """Copy the part of a piece that belongs to this rank's part of a tensor."""
     if not isinstance(target, DTensor):
         piece.chunk.of(target).copy_(piece.content)
         return
@@ -370,7 +374,7 @@ def _within(outer: Chunk, begins: Sequence[int], lengths: Sequence[int]) -> Chun
 
 
 def own_chunk(tensor: DTensor) -> Chunk:
-    """What this rank holds of a tensor that is cut along its first axis, as `torch.chunk` cuts.
+    """Return this rank's part of a tensor that is cut along its first axis as by `torch.chunk`.
 
     Raises:
         ValueError: it is cut in another way.
@@ -387,7 +391,7 @@ def own_chunk(tensor: DTensor) -> Chunk:
 
 
 class JsonSavePlanner(DefaultSavePlanner):
-    """torch's planner, which pickles what is not a tensor; this one writes JSON."""
+    """A variant of torch's planner that writes JSON; the original pickles all but tensors."""
 
     def transform_object(self, write_item: WriteItem, object: object) -> object:
         if write_item.type == WriteItemType.BYTE_IO:
@@ -397,8 +401,9 @@ class JsonSavePlanner(DefaultSavePlanner):
 
 
 class StoreWriter(StorageWriter):
-    """Writes a rank's part of a state into a store, or to the place of its copies; on rank 0,
-    commits the version.
+    """A writer of a rank's part of a state into a store or to the backup destination.
+
+    On rank 0 it also commits the version.
 
     Attributes:
         name: the version's, once it is committed.
@@ -424,7 +429,10 @@ class StoreWriter(StorageWriter):
         self.name = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
-        """The coordinator has the lock; the others write when they have its plan, so after this."""
+        """Prepare the store, as the coordinator, which has the lock.
+
+        The others write only when they have its plan, so after this.
+        """
         if is_coordinator:
             self.store.sweep()
             self.store.prepare()
@@ -459,7 +467,7 @@ class StoreWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit: all ranks have written, and read back, what they had."""
+        """Commit the version: all ranks have written their parts and read them back."""
         written = [result.storage_data for of_rank in results for result in of_rank]
         packs: dict[Pack, int] = {}
         tensors = {
@@ -476,7 +484,7 @@ class StoreWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
-        return False  # a version is named by what is in it
+        return False  # the content determines a version's name
 
 
 def _bytes_of(item: WriteItem, data: torch.Tensor | io.BytesIO) -> tuple[str, TensorBytes]:
@@ -487,7 +495,7 @@ def _bytes_of(item: WriteItem, data: torch.Tensor | io.BytesIO) -> tuple[str, Te
 
 
 def _describe(metadata: Metadata) -> dict[str, object]:
-    """The planner's knowledge as JSON."""
+    """Return the planner's knowledge as JSON."""
     tensors, values = {}, []
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
@@ -511,7 +519,7 @@ def _failures(error: CheckpointException) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _one_process_is_enough() -> Iterator[None]:
-    """torch warns where there is no process group, which here is as good as any."""
+    """Suppress torch's warning about a missing process group, which is not needed here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

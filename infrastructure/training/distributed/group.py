@@ -1,9 +1,9 @@
-"""What the ranks of one training do together: agree, decide, sum, broadcast.
+"""Joint operations of the ranks of one training: agree, decide, sum, broadcast.
 
-With one process all of it does nothing. With several, numbers in tensors go through a process group
-of `torch.distributed`; everything small goes through its key-value store. A rank waits at the store
-in short rounds and looks after the others meanwhile, so one that is dead, stopped or stuck is found
-within a time limit, and named. All ranks call the same methods in the same order.
+With one process all of them do nothing. With several, tensors go through a process group of
+`torch.distributed`, and everything small goes through its key-value store. A rank polls the store
+in short rounds and checks on the others in the meantime, so a dead, stopped or stuck rank is found
+and named within a time limit. All ranks call the same methods in the same order.
 """
 
 import json
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Before there is a group: its functions keep the one that they find as a default, for good, and
-# gloo's threads with it, which now and then abort a process that ends.
+# Imported before there is a group: its functions keep the group that they find as a default
+# forever, and with it gloo's threads, which now and then abort a process at its end.
 import torch.distributed.nn.functional
 
 from infrastructure.core.callbacks import do_nothing
@@ -30,28 +30,28 @@ from infrastructure.training.core.error_handlers import is_device_fault
 
 BUCKET_BYTES = 32 << 20
 IN_FLIGHT = 2  # buckets that are exchanged at a time
-ROUND_SECONDS = 0.5  # of a wait, after which the others are looked after
+ROUND_SECONDS = 0.5  # wait time after which the others are checked on
 BEAT_SECONDS = 0.5
-# A store that is asked to wait itself writes a warning to the terminal each time it has.
+# The store's own wait prints a warning to the terminal each time.
 POLL_SECONDS, LONGEST_PAUSE_SECONDS, LONG_SECONDS = 0.0005, 0.02, 5.0
-LAST_WORDS_SECONDS = 2.0  # until a rank that failed has given its reason
-# A process group ends what it waits for itself after so long; the group above is quicker.
+LAST_WORDS_SECONDS = 2.0  # time for a failed rank to give its reason
+# A process group aborts its own waits after this time; the group above is quicker.
 BACKSTOP = timedelta(minutes=30)
-# All are there when it is made, which nobody looks after: no signal is handled meanwhile either.
+# All ranks are there when it is created. No check runs in the meantime, and no signal is handled.
 MADE_WITHIN = timedelta(minutes=1)
 LIMIT_SECONDS = 600.0
-BUSY_TIMES = 6.0  # so much longer may take what has no steps to count, such as loading a model
+BUSY_TIMES = 6.0  # factor for work without countable steps, such as loading a model
 MOST_SILENT_SECONDS = 30.0
-LEAST_JOINING_SECONDS = 120.0  # for a rank that imports packages still, whatever the limit is
+LEAST_JOINING_SECONDS = 120.0  # for a rank that still imports packages, whatever the limit is
 LONG_PAUSE_SECONDS = 5.0  # between two looks of one wait, which takes half a second
-# Who is asked to stop is often asked because another rank has died.
+# A rank is often asked to stop because another rank has died.
 SILENT_AT_STOP_SECONDS = 5.0
-# The others give rank 0 longer than it gives them: it is the one that says who is lost.
+# The others give rank 0 more time than it gives them: it reports which rank is lost.
 PATIENCE_WITH_FIRST = 1.5
 
 
 class Status(IntEnum):
-    """How a rank stands; the highest of all ranks counts."""
+    """The status of a rank; the highest of all ranks counts."""
 
     FINE = 0
     SAVE = 1
@@ -62,13 +62,13 @@ class Status(IntEnum):
 
 
 class Group:
-    """A group of one: every method does nothing. `JoinedGroup` is one of several ranks.
+    """A group of one, whose methods do nothing. `JoinedGroup` is a group of several ranks.
 
     Attributes:
         rank: number of this process; 0 decides.
         size: number of processes.
         local_rank: number of this process on its machine: its GPU.
-        reason: text of the rank whose status was the highest when all agreed last; "": none.
+        reason: text of the rank with the highest status in the last agreement; "": none.
         moved_bytes: of tensors that were exchanged.
     """
 
@@ -84,52 +84,55 @@ class Group:
         return self.rank == 0
 
     def agree(self, status: Status, reason: str = "") -> Status:
-        """The highest status of all ranks.
+        """Return the highest status of all ranks.
 
         Args:
-            reason: why it is that, in words; the highest one's is everybody's `reason` then.
+            reason: why the status is so, in words. That of the highest status becomes every rank's
+                `reason`.
 
         Raises:
-            ProcessLostError: a rank failed, is gone, or does not come on; names it.
+            ProcessLostError: a rank failed, is gone, or makes no progress. The message names it.
         """
         self.reason = reason
         return status
 
     def decide(self, make: Callable[[], Any]) -> Any:
-        """Rank 0's value for everybody.
+        """Return rank 0's value on every rank.
 
         Args:
-            make: gives a JSON value; is called on rank 0 alone.
+            make: returns a JSON value; called only on rank 0.
 
         Raises:
-            ProcessLostError: as `agree`.
+            ProcessLostError: as in `agree`.
         """
         return make()
 
     def sum(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Put the sum over all ranks into everybody's tensors, bit for bit the same.
+        """Replace the tensors on every rank by their sum over all ranks, identical bit for bit.
 
         Raises:
-            ProcessLostError: as `agree`.
+            ProcessLostError: as in `agree`.
         """
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Put rank 0's values into everybody's tensors.
+        """Replace the tensors on every rank by rank 0's values.
 
         Raises:
-            ProcessLostError: as `agree`.
+            ProcessLostError: as in `agree`.
         """
 
     def note_progress(self) -> None:
-        """For what takes long on one rank: the others need not fear that it is stuck."""
+        """Show progress during long work, so that no other rank considers this one stuck."""
 
     def busy(self) -> AbstractContextManager[None]:
-        """Inside, this rank is at something that has no steps to count, such as loading a model:
-        the others wait several times as long for it."""
+        """Return a context for work without countable steps, such as loading a model.
+
+        The others wait several times as long for this rank.
+        """
         return nullcontext()
 
     def watched(self) -> AbstractContextManager[None]:
-        """Inside, what torch's own exchanges say when a rank is gone names that rank.
+        """Return a context in which errors of torch's own communication name the lost rank.
 
         Raises:
             ProcessLostError: a rank is gone.
@@ -137,36 +140,36 @@ class Group:
         return nullcontext()
 
     def request_stop(self, reason: str) -> None:
-        """From now on, this rank's status is STOP at least; may be called in a signal's handler."""
+        """Raise this rank's status to at least STOP from now on; safe in a signal handler."""
 
     def leave(self, reason: str | None = None) -> None:
-        """Tell the others that this rank comes no more; a second call does nothing.
+        """Notify the others that this rank leaves; a second call does nothing.
 
         Args:
-            reason: why this rank fails, which the others name; None: it has done its part.
+            reason: why this rank fails, which the others report. None: it has done its part.
         """
 
     def close(self, reason: str | None = None) -> None:
-        """Leave, and give everything back; a second call does nothing."""
+        """Leave, and release all resources; a second call does nothing."""
 
 
 ALONE = Group()
 
 
 class JoinedGroup(Group):
-    """One rank of several; joins when it is made, and waits for the others.
+    """One rank of several. It joins on creation and waits for the others.
 
     Args:
-        store: what all ranks read and write; nobody else writes below its prefix.
-        device: that this rank computes on.
-        limit_seconds: a rank that the others wait for, and that shows no progress for so long, is
-            lost; one that is silent altogether is lost after half a minute at most.
-        watch: raises where it is known already that a process is gone; called while waiting.
-        on_orphaned: called in another thread when the store is gone, and with it whoever started
-            the training.
+        store: read and written by all ranks; nothing else writes below its prefix.
+        device: on which this rank computes.
+        limit_seconds: a rank that the others wait for is lost if it shows no progress for that
+            long. A silent one is lost after half a minute at most.
+        watch: raises if a process is already known to be gone; called while waiting.
+        on_orphaned: called in another thread when the store is gone, together with the process that
+            started the training.
 
     Raises:
-        ProcessLostError: not everybody came.
+        ProcessLostError: not all ranks joined.
     """
 
     def __init__(
@@ -190,13 +193,13 @@ class JoinedGroup(Group):
         self._round, self._done_keys = 0, list[str]()
         self._stop_reason: str | None = None
         self.most_silent_seconds = MOST_SILENT_SECONDS
-        self.is_joining = True  # who imports packages still is silent
+        self.is_joining = True  # a rank that still imports packages is silent
         self._is_open, self._has_process_group = True, False
         self._unfinished: dist.Work | None = None
         self._pulse = _Pulse(store, rank, on_orphaned)
         self._on_gpu = device.type == "cuda" and dist.is_nccl_available()
         try:
-            self.agree(Status.FINE)  # all are there: the process group is made within a moment
+            self.agree(Status.FINE)  # all are there: the process group is created in a moment
             self.is_joining = False
             with self._named_errors():
                 dist.init_process_group(
@@ -227,7 +230,7 @@ class JoinedGroup(Group):
         standing = [(status, reason), *((Status(s), text) for s, text in map(self._json, keys))]
         highest, self.reason = max(standing, key=lambda one: one[0])
         self._set(answer, json.dumps([highest, self.reason]))
-        # Everybody has read what was answered before this round.
+        # All ranks have read the answers from before this round.
         for key in self._done_keys:
             self._store.delete_key(key)
         self._done_keys = [*keys, answer]
@@ -273,7 +276,7 @@ class JoinedGroup(Group):
         if not self._is_open:
             return
         self._is_open = False
-        with suppress(RuntimeError):  # the store is gone with whoever held it
+        with suppress(RuntimeError):  # the store is gone with its process
             self._store.set(f"left/{self.rank}", json.dumps(reason))
         self._pulse.stop()
 
@@ -282,11 +285,11 @@ class JoinedGroup(Group):
         if not self._has_process_group:
             return
         self._has_process_group = False
-        if self._on_gpu:  # destroying waits for what is on its way
+        if self._on_gpu:  # destroying waits for pending exchanges
             dist.distributed_c10d._abort_process_group()
         elif self._unfinished is None or _is_done_within(self._unfinished, LAST_WORDS_SECONDS):
             dist.destroy_process_group()
-        # else it waits for a rank that hangs, and so would this: the process ends without
+        # otherwise it waits for a hanging rank, and so would this: the process ends without it
 
     # Exchange of tensors
 
@@ -300,7 +303,7 @@ class JoinedGroup(Group):
         """Exchange buckets, a few at a time.
 
         Args:
-            with_values: the bits are numbers; they are bytes otherwise.
+            with_values: the bits are numbers; otherwise they are bytes.
         """
         self._next_round()
         going: list[tuple[dist.Work, torch.Tensor, list[torch.Tensor]]] = []
@@ -324,8 +327,10 @@ class JoinedGroup(Group):
         _copy_back(flat, bucket)
 
     def _wait_for(self, work: dist.Work) -> None:
-        """Whoever has done its part of the last exchange may leave at once, so nobody is looked
-        after before an exchange has taken a while."""
+        """Wait for an exchange, and check on the other ranks once it has taken a while.
+
+        Not earlier: a rank that has done its part of the last exchange may leave at once.
+        """
         watch: _Watch | None = None
         others = [rank for rank in range(self.size) if rank != self.rank]
         if self._on_gpu:
@@ -371,7 +376,7 @@ class JoinedGroup(Group):
         return json.loads(self._get(key))
 
     def _wait(self, keys: Sequence[str], whose: Sequence[int]) -> None:
-        """Wait until all keys are there.
+        """Wait until all keys are set.
 
         Args:
             whose: the ranks that set them, in that order; one rank for one key.
@@ -390,7 +395,7 @@ class JoinedGroup(Group):
             time.sleep(self._pause(now - started))
 
     def _pause(self, waited_seconds: float) -> float:
-        """Between two looks at the store: a small share of what was waited for already."""
+        """Return the pause between two looks at the store: a small share of the wait so far."""
         longest = LONGEST_PAUSE_SECONDS if waited_seconds > LONG_SECONDS else POLL_SECONDS * 4
         return min(longest, max(POLL_SECONDS / 4, waited_seconds / 50)) * max(1.0, self.size / 8)
 
@@ -402,20 +407,20 @@ class JoinedGroup(Group):
         return self._are_set([key])
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a rank has said that it comes no more; not where nobody can know any more."""
+        """Return whether a rank has announced its end; False if that cannot be known any more."""
         with suppress(RuntimeError):
             return self.reason_of(rank) is not None
         return False
 
     def reason_of(self, rank: int) -> str | None:
-        """Why a rank has left, "" where it gave none; None: it is there."""
+        """Return why a rank has left, "" if it gave no reason; None: it has not left."""
         key = f"left/{rank}"
         if not self._store.check([key]):
             return None
         return json.loads(self._store.get(key)) or ""
 
     def pulse_of(self, rank: int) -> "Pulse":
-        """What a rank has shown of itself last."""
+        """Return the last sign of life of a rank."""
         key = f"pulse/{rank}"
         if not self._store.check([key]):
             return Pulse(0, 0, is_busy=True)  # it is not there yet
@@ -423,13 +428,13 @@ class JoinedGroup(Group):
         return Pulse(beats, progress, bool(is_busy))
 
     def name_of(self, rank: int) -> str:
-        """For people."""
+        """Return the name of a rank for messages."""
         return phrase("training.rank_of_size", rank=rank, size=self.size)
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """How often a rank has shown that it lives, and that it comes on; `is_busy`: see `busy`."""
+    """Counts of a rank's signs of life and of its progress; `is_busy`: see `busy`."""
 
     beats: int
     progress: int
@@ -437,7 +442,7 @@ class Pulse:
 
 
 class _NamedErrors:
-    """Inside, what torch.distributed says when a process is gone becomes who that is."""
+    """A context that turns torch.distributed's errors about a lost process into its name."""
 
     def __init__(self, group: JoinedGroup) -> None:
         self.group = group
@@ -451,8 +456,11 @@ class _NamedErrors:
 
 
 def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
-    """Somebody's end has broken an exchange, and others' exchanges with it: the one that gave a
-    reason, else the one that is silent from now on, else one that has left."""
+    """Return an error that names the rank whose end broke an exchange.
+
+    One end also breaks the exchanges of others. The error names the rank that gave a reason,
+    otherwise the one that is silent from now on, otherwise one that has left.
+    """
     others = [rank for rank in range(group.size) if rank != group.rank]
     began = time.monotonic()
     try:
@@ -484,7 +492,7 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
 
 @dataclass
 class _Seen:
-    """What one wait has seen of a rank: its counts, and when each changed last."""
+    """What one wait has seen of a rank: its counts, and when each last changed."""
 
     beats: int
     progress: int
@@ -493,7 +501,7 @@ class _Seen:
 
 
 class _Watch:
-    """Looks after the ranks that one wait is for."""
+    """A check on the ranks that one wait depends on."""
 
     def __init__(self, group: JoinedGroup, ranks: Sequence[int]) -> None:
         self.group, self.ranks = group, list(ranks)
@@ -510,12 +518,15 @@ class _Watch:
 
     @property
     def _joins_within(self) -> float:
-        """For a rank that nobody has heard of yet."""
+        """The time limit for a rank that has not shown any sign of life yet."""
         return max(self.limit, LEAST_JOINING_SECONDS)
 
     def look(self, ranks: Sequence[int] | None = None) -> None:
-        """Raises:
-        ProcessLostError: one of `ranks` (None: of all) has left, is silent, or does not come on.
+        """Check the ranks.
+
+        Raises:
+            ProcessLostError: one of `ranks` (None: of all) has left, is silent, or makes no
+                progress.
         """
         self.group.watch()
         self._forgive_pause()
@@ -524,8 +535,10 @@ class _Watch:
                 self._look_at(rank)
 
     def _forgive_pause(self) -> None:
-        """Where this process itself was stopped for a while, such as with its whole machine, the
-        others may have been, too."""
+        """Extend the limits if this process itself was paused, for instance with its whole machine.
+
+        The others may then have been paused, too.
+        """
         now = time.monotonic()
         pause, self.looked_at = now - self.looked_at, now
         if pause > LONG_PAUSE_SECONDS:
@@ -558,7 +571,7 @@ class _Watch:
 
 
 class _Pulse:
-    """Shows the other ranks that this process lives, and whether it comes on, from a thread."""
+    """A thread that shows the other ranks that this process is alive and makes progress."""
 
     def __init__(self, store: dist.Store, rank: int, on_orphaned: Callable[[], None]) -> None:
         self.progress, self.is_busy = 0, False
@@ -596,8 +609,10 @@ def _broadcast(flat: torch.Tensor, async_op: bool) -> dist.Work | None:
 
 
 def buckets_of(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one type and device together, up to a size; the same for everybody who has the
-    same ones."""
+    """Yield tensors of one type and device together, up to a size.
+
+    Every rank with the same tensors gets the same buckets.
+    """
     filling: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}
     sizes: dict[tuple[torch.dtype, str], int] = {}
     for tensor in tensors:
@@ -614,7 +629,7 @@ def buckets_of(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _flat(bucket: list[torch.Tensor]) -> torch.Tensor:
-    """One row of all elements; that of a single contiguous tensor shares its memory."""
+    """Return one row of all elements, which shares the memory of a single contiguous tensor."""
     if len(bucket) == 1:
         return bucket[0].detach().contiguous().view(-1)
     return torch.cat([tensor.detach().reshape(-1) for tensor in bucket])

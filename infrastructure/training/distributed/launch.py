@@ -1,11 +1,11 @@
-"""`temper train` on several processes: this process is the agent, which starts them, and starts
-them again where one was lost.
+"""`temper train` on several processes: this process is the agent, which starts and restarts them.
 
-Each is the same command in a Python of its own, as torchrun would start it, and finds rank, size
-and store in its environment. What starts them, watches them and ends the rest when one has ended is
-torch's elastic agent. That one restarts whatever the reason was, so it gets one attempt each time,
-and what comes next is decided here: rank 0 has said how it ended (`core/agent.py`), or a process is
-lost. Signals go to rank 0 alone, which saves as long as it takes, and the others end with it.
+Each process is the same command in its own Python, as torchrun would start it, and finds rank, size
+and store in its environment. torch's elastic agent starts and watches them, and ends the rest when
+one has ended. It restarts regardless of the reason, so it gets only one attempt each time, and this
+module decides what comes next: either rank 0 has reported how it ended (`core/agent.py`), or a
+process is lost. Signals go only to rank 0, which takes the time it needs to save, and the others
+end with it.
 """
 
 import logging
@@ -48,10 +48,10 @@ from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.core.stop_signals import StopSignal, signals_handled, stop_signals
 from infrastructure.training.distributed.rank_watch import living_ranks, ranks_watched
 
-# Given up when so many processes were lost one after the other, and no version came between.
+# Give up after more than this many losses in a row without a new version in between.
 MOST_LOST_IN_VAIN = 3
 LOOPBACK = "127.0.0.1"
-# How rank 0 ends where torch's agent asks it to, because another rank has ended.
+# How rank 0 ends if torch's agent stops it because another rank has ended.
 STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -65,16 +65,16 @@ class _Ending:
 
 
 class Agent:
-    """Starts a command on several processes of this machine.
+    """The agent that runs a command on several processes of this machine.
 
     Args:
-        words: of the command line, as each process gets them.
-        size: how many processes.
-        show_line: shows a line to a person.
-        stdin: what each process finds on standard input; None: what this one does.
-        module: what runs in them.
-        show_end: shows a line of how the training ended, which rank 0 has left.
-        before_line: is given the directory of the run, once there is one, before a line is shown.
+        words: the command line that each process gets.
+        size: number of processes.
+        show_line: shows a line to the user.
+        stdin: standard input of each process. None: that of this process.
+        module: the module that they run.
+        show_end: shows a line from rank 0 about the end of the training.
+        before_line: receives the directory of the run, once it exists, before a line is shown.
     """
 
     def __init__(
@@ -90,16 +90,15 @@ class Agent:
         self.words, self.size, self.module = list(words), size, module
         self.show_line, self.show_end, self.before_line = show_line, show_end, before_line
         self.stdin = stdin
-        self._stop_number: int | None = None  # of the signal that came
+        self._stop_number: int | None = None  # of the received signal
         self._reasons: Mapping[int, str] = {}  # by pid: see `RankWatch`
         self._started = time.monotonic()
 
     def run(self) -> int:
-        """Train to the end; returns the exit code of rank 0, or PROCESS_LOST where processes are
-        lost again and again.
+        """Train to the end, and return rank 0's exit code, or PROCESS_LOST after repeated losses.
 
         Raises:
-            StopSignal: a signal came while no rank was there to stop in order.
+            StopSignal: a signal came while no rank existed to stop in an orderly way.
         """
         path = Path(tempfile.mkdtemp(prefix="temper-agent-"))
         try:
@@ -148,7 +147,7 @@ class Agent:
     def _attempt(
         self, folder: AgentFolder, logs: Path, attempt: int
     ) -> Mapping[int, ProcessFailure]:
-        """Have all ranks run until they have ended; those that did not end with exit code 0."""
+        """Run all ranks until they have ended, and return those without exit code 0."""
         variables = {**module_variables(), **agent_variable(folder)}
         variables[THREADS_VARIABLE] = os.environ.get(THREADS_VARIABLE) or str(
             max(1, torch.get_num_threads() // self.size)
@@ -186,7 +185,7 @@ class Agent:
     def _judged(
         self, folder: AgentFolder, failures: Mapping[int, ProcessFailure], logs: Path
     ) -> _Ending:
-        """Rank 0's own word counts, unless it ended because another had died before."""
+        """Return how the attempt ended: as rank 0 reported, unless another rank died earlier."""
         code, own = folder.exit_code, failures.get(0)
         if code is None and own is not None and own.exitcode > 0:
             code = own.exitcode
@@ -207,7 +206,10 @@ class Agent:
         logs: Path,
         cause: ProcessFailure | None,
     ) -> str:
-        """Who is lost, and why: the one that ended by itself, or whom the others have lost."""
+        """Return which rank is lost, and why.
+
+        It is the one that ended by itself, or the one that the others have lost.
+        """
         if cause is not None:
             return self._fate(cause, logs)
         others = [failure for rank, failure in sorted(failures.items()) if rank]
@@ -237,12 +239,14 @@ class Agent:
         if folder.run is not None:
             self.before_line(folder.run)
         if sys.stderr.isatty():
-            print(file=sys.stderr)  # a bar of rank 0 may stand there
+            print(file=sys.stderr)  # rank 0's progress bar may be there
         self.show_line(redact(line))
 
     def _signals_forwarded(self) -> AbstractContextManager[None]:
-        """Inside, a signal that asks this process to stop asks rank 0: the ranks are in sessions of
-        their own, so a terminal's Ctrl-C comes to this process alone."""
+        """Return a context that forwards stop signals to rank 0.
+
+        The ranks have their own sessions, so a terminal's Ctrl-C reaches only this process.
+        """
 
         def forward(number: int, _frame: FrameType | None) -> None:
             is_usr1 = number == signal.SIGUSR1
@@ -266,8 +270,11 @@ _ENDED_BY_OTHERS = (
 def _died_before(
     failures: Mapping[int, ProcessFailure], own: ProcessFailure | None
 ) -> ProcessFailure | None:
-    """The first rank that a signal ended, and not after rank 0 had ended: those that are left then,
-    torch's agent ends itself (SIGTERM, and half a minute later SIGKILL)."""
+    """Return the first rank that a signal ended, unless rank 0 had ended before.
+
+    torch's agent itself ends the ranks that are left after that (SIGTERM, and half a minute later
+    SIGKILL).
+    """
     before = _others_before(failures, own)
     died = (one for one in before if one.exitcode < 0 and one.exitcode != -signal.SIGTERM)
     return next(died, None)
@@ -276,7 +283,7 @@ def _died_before(
 def _failed_before(
     failures: Mapping[int, ProcessFailure], own: ProcessFailure | None
 ) -> ProcessFailure | None:
-    """The first rank that ended by an error of its own, and not after rank 0 had ended."""
+    """Return the first rank that ended by its own error, unless rank 0 had ended before."""
     failed = (f for f in _others_before(failures, own) if f.exitcode not in _ENDED_BY_OTHERS)
     return next(failed, None)
 
@@ -290,14 +297,14 @@ def _others_before(
 
 
 def _newest_version(folder: AgentFolder) -> str:
-    """Of the run that rank 0 trains; "" where it has none."""
+    """Return the newest version of rank 0's run, or ""."""
     if folder.run is None:
         return ""
     return next(iter(Store(folder.run / "checkpoints").versions()), "")
 
 
 def _words(logs: Path, rank: int) -> bytes:
-    """The end of what a rank wrote to standard error in an attempt; rank 0 writes on the screen."""
+    """Return the end of a rank's standard error in an attempt; rank 0's goes to the screen."""
     for path in logs.glob(f"*/attempt_*/{rank}/stderr.log"):
         with suppress(OSError), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - KEPT_BYTES))
@@ -306,7 +313,7 @@ def _words(logs: Path, rank: int) -> bytes:
 
 
 def _keep_words(folder: AgentFolder, logs: Path, size: int) -> None:
-    """What the other ranks wrote to standard error stays in the run's logs, without secrets."""
+    """Append the other ranks' standard error to the run's logs, without secrets."""
     if folder.run is None:
         return
     for rank in range(1, size):
@@ -320,7 +327,7 @@ def _keep_words(folder: AgentFolder, logs: Path, size: int) -> None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside, processes are started with these variables."""
+    """Set these environment variables for processes started inside."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
@@ -335,7 +342,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _torch_is_silent() -> Iterator[None]:
-    """Inside, torch's agent says nothing: what is to be said is said here, once."""
+    """Silence the logs of torch's agent, since this module reports everything once."""
     disabled = logging.root.manager.disable
     if not logging.getLogger("temper").isEnabledFor(logging.DEBUG):
         logging.disable(logging.CRITICAL)
@@ -347,7 +354,7 @@ def _torch_is_silent() -> Iterator[None]:
 
 @contextmanager
 def _standard_input(content: bytes) -> Iterator[None]:
-    """Inside, processes are started with `content` on standard input, which is on no disk."""
+    """Start processes inside with `content` on standard input, without writing it to a disk."""
     before = os.dup(0)
     try:
         with _unnamed_file() as file:
@@ -361,7 +368,7 @@ def _standard_input(content: bytes) -> Iterator[None]:
 
 
 def _unnamed_file() -> IO[bytes]:
-    """In memory where the system has such files."""
+    """Return an unnamed file, in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("temper-input"), "w+b")
     return tempfile.TemporaryFile()

@@ -1,7 +1,7 @@
 """How the ranks of one training find each other: started by a launcher, or by rank 0 itself.
 
-A rank that others start waits until rank 0 needs it. What they meet in is a store of
-`torch.distributed`: the launcher's, or one that rank 0 holds on this machine alone.
+A rank that was started by another process waits until rank 0 needs it. They meet in a store of
+`torch.distributed`: the launcher's, or one that rank 0 holds for this machine only.
 """
 
 import os
@@ -27,7 +27,7 @@ CALL, NOT_NEEDED = "rank 0", "not needed"
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.05
 STORE_TIMEOUT = timedelta(minutes=5)
-AGENT_TIMEOUT = timedelta(seconds=30)  # no signal is handled meanwhile
+AGENT_TIMEOUT = timedelta(seconds=30)  # no signal is handled in the meantime
 RANK_0_WITHIN = timedelta(minutes=30)
 
 
@@ -37,7 +37,7 @@ class Member:
 
     Attributes:
         local_rank: its number on this machine: its GPU.
-        store: what all of them read and write.
+        store: read and written by all of them.
     """
 
     rank: int
@@ -46,17 +46,19 @@ class Member:
     store: dist.Store
 
     def call_others(self, device_type: str, limit_seconds: float) -> None:
-        """Rank 0 needs the others now, on devices of this type, with this limit of its group."""
+        """Call the other ranks, with the type of their devices and the limit of the group."""
         self.store.set(CALL, f"{device_type} {limit_seconds}")
 
     def called(self) -> tuple[str, float] | None:
-        """Wait until rank 0 needs this process, and give what it has called with; None where it
-        never will, or is gone."""
+        """Wait until rank 0 needs this process, and return what it has called with.
+
+        None: it never will, or is gone.
+        """
         try:
             while not self.store.check([CALL]):
                 time.sleep(POLL_SECONDS)
             call = self.store.get(CALL).decode()
-        except RuntimeError:  # the store went away with whoever held it
+        except RuntimeError:  # the store is gone with its process
             return None
         if call == NOT_NEEDED:
             return None
@@ -65,12 +67,12 @@ class Member:
 
 
 def by_launcher(launch: LaunchedProcess) -> Member:
-    """The member that a launcher started.
+    """Return the member that a launcher started.
 
     Raises:
         ProcessLostError: the launcher is gone, or rank 0 has not come.
     """
-    # An agent's store is there before its ranks.
+    # An agent's store exists before its ranks.
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = next(rendezvous("env://", timeout=AGENT_TIMEOUT))[0] if has_agent else None
@@ -81,8 +83,11 @@ def by_launcher(launch: LaunchedProcess) -> Member:
 
 
 def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
-    """The store that rank 0 holds when it needs the others. Waits for it in short rounds: inside
-    torch's own wait no signal would be handled, and rank 0 would wait for the others there, too."""
+    """Return the store that rank 0 opens when it needs the others.
+
+    This waits for it in short rounds: in torch's own wait no signal would be handled, and rank 0
+    would also wait for the others there.
+    """
     address, port = launch.address, int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + RANK_0_WITHIN.total_seconds()
     while launch.rank != 0 and not _listens(address, port):
@@ -112,7 +117,7 @@ class StartedRanks:
 
     Args:
         size: ranks, this process included.
-        num_threads: for each; None: as many as it likes.
+        num_threads: for each. None: their own default.
 
     Attributes:
         member: rank 0.
@@ -147,15 +152,17 @@ class StartedRanks:
 
 
 def started_by_rank_0(port: int, rank: int, size: int) -> Member:
-    """A member that rank 0 started."""
+    """Return the member for a process that rank 0 started."""
     host = dist.TCPStore(LOOPBACK, port, None, False, STORE_TIMEOUT)
     return Member(rank, size, rank, dist.PrefixStore(os.environ.pop(SECRET_VARIABLE), host))
 
 
 @contextmanager
 def others_dismissed() -> Iterator[None]:
-    """Afterwards no rank waits any more for a rank 0 that has trained nothing, such as one whose
-    run was finished before. Does nothing without a launcher."""
+    """Dismiss ranks on exit that still wait for a rank 0 which has trained nothing.
+
+    For example, its run was already finished. Without a launcher this does nothing.
+    """
     yield
     launch = launched_process()
     if launch is not None and launch.rank == 0:
@@ -163,7 +170,7 @@ def others_dismissed() -> Iterator[None]:
 
 
 def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:
-    """Wait for processes that have been told to end; kill those that do not."""
+    """Wait for processes that were asked to end; kill those that do not."""
     deadline = time.monotonic() + patience_seconds
     for process in processes:
         if not process.ends_within(max(0.0, deadline - time.monotonic())):

@@ -1,9 +1,8 @@
-"""What the agent sees to where torch's would wait for ever: a rank that is stopped, or that stays
-after rank 0 has ended.
+"""The agent's check for ranks that are stopped, or that remain after rank 0 has ended.
 
-The ranks look after each other while they train (`group.py`). Before that and afterwards one may
-wait for another that a signal, a debugger or a job's scheduler has stopped and forgotten, and a
-process that is stopped does not hear that it is asked to end.
+torch's agent would wait for them forever. The ranks check on each other while they train
+(`group.py`). Before and after that, one may wait for another that a signal, a debugger or a job
+scheduler has stopped and forgotten, and a stopped process does not notice a request to end.
 """
 
 import signal
@@ -18,15 +17,15 @@ import psutil
 from infrastructure.core.agent import LOOK_SECONDS
 from infrastructure.core.messages import phrase
 
-# Later than the other ranks find out in a training: they say more, and save.
+# Later than the other ranks notice during training: they report more, and save.
 MOST_STOPPED_SECONDS = 45.0
 # Rank 0 ends last: the others have done their part.
 MOST_SECONDS_AFTER_FIRST = 60.0
-LONG_PAUSE_SECONDS = 5.0  # between two looks
+LONG_PAUSE_SECONDS = 5.0  # between two checks
 
 
 def living_ranks() -> dict[int, psutil.Process]:
-    """The processes that this one has started as ranks, by rank."""
+    """Return the processes that this one has started as ranks, by rank."""
     ranks: dict[int, psutil.Process] = {}
     for child in psutil.Process().children():
         with suppress(psutil.Error):
@@ -44,13 +43,13 @@ def _is_alive(process: psutil.Process) -> bool:
 
 @dataclass
 class RankWatch:
-    """Kills a rank for which the others, or torch's agent, would wait for ever.
+    """A check that kills ranks which the others, or torch's agent, would wait for forever.
 
     Args:
-        size: how many ranks there are.
+        size: number of ranks.
 
     Attributes:
-        reasons: by pid, why a rank was killed, which its exit code does not say.
+        reasons: by pid, why a rank was killed, which its exit code does not show.
     """
 
     size: int
@@ -60,14 +59,14 @@ class RankWatch:
     _seconds_after_first: float = 0.0
 
     def look(self, seconds: float) -> None:
-        """Look at all ranks.
+        """Check all ranks.
 
         Args:
-            seconds: since the last look.
+            seconds: since the last check.
         """
-        if seconds > LONG_PAUSE_SECONDS:  # this process was stopped itself, perhaps with the others
+        if seconds > LONG_PAUSE_SECONDS:  # this process was itself stopped, perhaps with the others
             return
-        if len(self._ranks) < self.size:  # looking for them takes a while on a large machine
+        if len(self._ranks) < self.size:  # searching for them is slow on a large machine
             self._ranks |= living_ranks()
         living = {rank: one for rank, one in self._ranks.items() if _is_alive(one)}
         for process in living.values():
@@ -95,7 +94,7 @@ class RankWatch:
 
 @contextmanager
 def ranks_watched(size: int) -> Iterator[RankWatch]:
-    """Inside, the ranks that this process has started are looked at, from a thread."""
+    """Check on the ranks that this process has started, from a thread."""
     watch, is_over = RankWatch(size), threading.Event()
 
     def look() -> None:

@@ -11,24 +11,25 @@ from infrastructure.core.messages import phrase
 from infrastructure.training.distributed.group import LIMIT_SECONDS, Group, JoinedGroup
 from infrastructure.training.distributed.members import Member, StartedRanks, by_launcher
 
-# A process that was told to end, or whose connection broke, is gone after so long.
+# Time limit for a process that was asked to end, or whose connection broke.
 PATIENCE_SECONDS = 5.0
 
 
 class Ranks:
-    """The ranks of one training; they are there from `join` until `close`.
+    """The ranks of one training. They exist from `join` until `close`.
 
     Args:
         config: of the whole run; the others build their model and data from it.
         size: ranks, this process included.
-        device: that rank 0 computes on.
-        launched_as: what a launcher said that has started the others; None: they are started here.
+        device: on which rank 0 computes.
+        launched_as: facts from the launcher that has started the others. None: they are started
+            here.
         limit_seconds: see `JoinedGroup`.
 
     Attributes:
-        welcome: called with the group when everybody is there; tells them what they train.
-        group: of the training that runs now.
-        moved_bytes: of tensors that rank 0 has exchanged in the trainings that are over.
+        welcome: called with the group when all ranks have joined; sends them what they train.
+        group: of the current training.
+        moved_bytes: of tensors that rank 0 has exchanged in finished trainings.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that were started here."""
+        """Process IDs of the ranks that were started here."""
         return [p.pid for p in self._started.processes.values()] if self._started else []
 
     def launch(self) -> None:
-        """Start the others, which takes them a while; they wait for `join` then."""
+        """Start the others, which takes a while; they then wait for `join`."""
         if self._member is not None:
             return
         if self.launched_as is not None:
@@ -65,10 +66,10 @@ class Ranks:
         self._member = self._started.member
 
     def join(self) -> Group:
-        """The group, with everybody in it.
+        """Return the group, with all ranks in it.
 
         Raises:
-            ProcessLostError: a rank cannot be had; says which, and why.
+            ProcessLostError: a rank is unavailable. The message says which, and why.
         """
         if self.group is not None:
             return self.group
@@ -95,17 +96,17 @@ class Ranks:
         return self.group
 
     def close(self, reason: str | None = None) -> None:
-        """Let the others go; a second call does nothing.
+        """Release the other ranks; a second call does nothing.
 
         Args:
-            reason: what failed here, which they are told; None: all is done.
+            reason: what failed here, which is sent to them. None: all is done.
         """
         if self.group is not None:
             self.group.leave(reason)
         if self._started is not None:
             is_joined = self.group is not None
             self._started.end(PATIENCE_SECONDS if is_joined else 0.0)
-        if self.group is not None:  # none of its exchanges waits for a living process now
+        if self.group is not None:  # no exchange waits for a live process now
             self.group.close(reason)
             self.moved_bytes += self.group.moved_bytes
         self.group, self._started, self._member = None, None, None
@@ -114,8 +115,7 @@ class Ranks:
 
     @property
     def _shares_cores(self) -> bool:
-        """Whether all ranks compute with the cores of this machine; a launcher has seen to it that
-        they do not take them twice."""
+        """Whether all ranks share this machine's cores; a launcher already divides them."""
         return self.device.type == "cpu" and self.launched_as is None
 
     @property
@@ -123,8 +123,10 @@ class Ranks:
         return max(1, self._num_threads // self.size)
 
     def _refuse_dead(self) -> None:
-        """Raises:
-        ProcessLostError: a process that was started here has ended.
+        """Check the processes that were started here.
+
+        Raises:
+            ProcessLostError: one of them has ended.
         """
         for rank, process in (self._started.processes if self._started else {}).items():
             fate = process.fate()

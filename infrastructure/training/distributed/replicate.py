@@ -1,7 +1,7 @@
-"""Mode *replicate*: every rank holds all weights, and computes the gradients of its share.
+"""Mode *replicate*: every rank holds all weights and computes the gradients of its share.
 
-Frozen weights are on each rank from the start. Gradients of what trains are summed in flat buckets
-once all ranks have theirs, so that a batch for which one rank lacks memory can be done again.
+Frozen weights are on each rank from the start. The gradients of trained weights are summed in flat
+buckets once all ranks have theirs, so that a batch can be repeated if one rank lacks memory for it.
 """
 
 import hashlib
@@ -30,20 +30,25 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class GroupOutOfMemoryError(torch.OutOfMemoryError):
-    """A rank ran out of memory; all of them do the same about it."""
+    """An error on all ranks because one of them ran out of memory."""
 
 
 def shares_of(examples: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Consecutive shares for `size` ranks, none more than one example longer than another; the
-    first ones are the longer ones, the last may be empty."""
+    """Return consecutive shares for `size` ranks, whose lengths differ by at most one example.
+
+    The first ones are the longer ones, and the last may be empty.
+    """
     length, longer = divmod(len(examples), size)
     ends = [length * (rank + 1) + min(rank + 1, longer) for rank in range(size)]
     return [examples[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def share_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of a rank's random numbers in one step, so that the same number of ranks draws the
-    same ones again; rank 0 goes on with the training's own."""
+    """Return the seed of a rank's random numbers in one step.
+
+    The same number of ranks then draws the same numbers again. Rank 0 continues with the training's
+    own random state.
+    """
     digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
@@ -51,7 +56,7 @@ def share_seed(seed: int, step: int, rank: int) -> int:
 def sum_gradients(group: Group, model: torch.nn.Module, window: MetricAccumulator) -> None:
     """Give each rank the sum of all gradients, and of the losses and items in `window`.
 
-    A parameter for which no rank has a gradient has none afterwards: an optimizer leaves it alone.
+    A parameter without a gradient on any rank has none afterwards, so that the optimizer skips it.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     has_gradient = [float(parameter.grad is not None) for parameter in trained]
@@ -69,7 +74,7 @@ def sum_gradients(group: Group, model: torch.nn.Module, window: MetricAccumulato
 
 
 def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
-    """Give every rank the state that rank 0 has; nothing in a group of one."""
+    """Give every rank the state of rank 0; do nothing in a group of one."""
     if group.size == 1:
         return
     if is_sharded(state.model):
@@ -101,7 +106,7 @@ def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
 
 
 def _mirror_values(group: Group, state: TrainingState, parts: Participants) -> None:
-    """All but tensors, of which each rank has its own parts."""
+    """Mirror everything but tensors, of which each rank has its own parts."""
     own = take_snapshot(state, parts)
     values = group.decide(lambda: own.values)
     if not group.is_first:
@@ -119,7 +124,7 @@ def _room_for(shapes: dict[str, Any], parts: Participants) -> dict[str, torch.Te
 
 
 def checksum(model: torch.nn.Module) -> str:
-    """A number of all bits that train, for comparing ranks; computed on the device."""
+    """Return a checksum of all trained bits, for comparing ranks; computed on the device."""
     totals = []
     for index, tensor in enumerate(trainable_state(model).values()):
         flat = tensor.contiguous().view(-1)
@@ -130,7 +135,7 @@ def checksum(model: torch.nn.Module) -> str:
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """A hash of the weights that never change, and of the shape and type of all the others."""
+    """Return a hash of the frozen weights, and of the shape and type of all others."""
     digest = new_digest(available_hash())
     changing = trainable_state(model)
     for name, tensor in changing.items():

@@ -1,11 +1,11 @@
-"""A model whose weights, gradients and optimizer state are spread over all ranks, by FSDP2.
+"""A model whose weights, gradients and optimizer state are sharded over all ranks, by FSDP2.
 
-Each block of layers is put together just before it computes, and is taken apart again behind it.
-What is around the blocks (embeddings, last norm, and the output head where it shares their
-weights) belongs to the whole model: it is put together once a step. An output head of its own is
-put together for the loss, and taken apart when its gradient is known.
+Each block of layers is gathered just before it computes, and freed again after it. The parts around
+the blocks (embeddings, last norm, and an output head that shares their weights) belong to the whole
+model and are gathered once a step. A separate output head is gathered for the loss, and freed when
+its gradient is known.
 
-Losses are sums over the whole batch's items already, so gradients are summed, not averaged, in
+Losses are already sums over the whole batch's items, so gradients are summed, not averaged, in
 fp32. Method: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
@@ -48,29 +48,29 @@ from infrastructure.training.models.token_loss import output_head
 from infrastructure.training.models.weights_on_disk import WeightOnDisk, taken_out
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
-# Gradients that are kept whole on each rank until the last micro-batch, instead of being summed
-# after each one: up to this share of the weights, such as those of a LoRA.
+# Gradients up to this share of the weights, such as those of a LoRA, are kept whole on each rank
+# until the last micro-batch instead of being summed after each one.
 WHOLE_GRADIENT_SHARE = 1 / 8
-# Of a smaller model no block is worth that it is fetched from the system anew each time, which made
-# the steps of one of a million weights a twentieth slower.
+# In a smaller model it does not pay off to request a block's memory from the system each time:
+# steps of a model with a million weights became a twentieth slower.
 SMALL_MODEL_BYTES = 64 * MIB
 
 
 class Sharding(StrEnum):
-    """How a model is spread over the ranks, by the words of `training.shard`."""
+    """How a model is sharded over the ranks, with the values of `training.shard`."""
 
     SHARD = "yes"
-    OFFLOAD = "offload"  # what waits does so in main memory
+    OFFLOAD = "offload"  # waiting parts are in main memory
 
 
 def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
-    """Spread `model` over the ranks of `mesh`, in place; all ranks call it together.
+    """Shard `model` over the ranks of `mesh`, in place; all ranks call this together.
 
-    Each rank keeps its part of each weight, by the first dimension, of the whole model that it has;
-    where that lies on the disk (`weights_on_disk`), it reads its part from there.
+    Each rank keeps its part of each weight, by the first dimension. It takes it from its whole
+    model, or reads it from disk if the model is there (`weights_on_disk`).
 
     Args:
-        offload: the parts wait in main memory, where the optimizer computes, too.
+        offload: the parts wait in main memory, where the optimizer also computes.
 
     Raises:
         ValueError: blocks share a weight with another part of the model.
@@ -78,7 +78,7 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
     wait = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     policy: dict[str, Any] = {
         "mesh": mesh,
-        # Autocast says in which format is computed, as on one device; only sums are said here.
+        # Autocast sets the compute format, as on one device; this only concerns sums.
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": wait if offload else OffloadPolicy(),
     }
@@ -108,17 +108,18 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
 def has_blocks_to_give_back(
     model: torch.nn.Module, device_type: str, *, offload: bool = False
 ) -> bool:
-    """Whether whole blocks come and go in main memory, and are so large that it should not keep the
-    memory of those that are gone."""
+    """Return whether large blocks come and go in main memory, which must not keep freed ones."""
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     return (offload or device_type == "cpu") and num_bytes >= SMALL_MODEL_BYTES
 
 
 def _hold_no_other_block(module: FSDPModule) -> None:
-    """Where no exchange runs beside the computing, what FSDP does for that costs memory alone: it
-    fetches a block ahead in the backward pass, and keeps what was received of the last one."""
-    module.set_modules_to_backward_prefetch([module])  # which is there already
-    module._set_unshard_async_op(True)  # is waited for at once, and what was received is freed
+    """Turn off FSDP's prefetching, which without concurrent communication only costs memory.
+
+    FSDP fetches a block ahead in the backward pass, and keeps what was received of the last one.
+    """
+    module.set_modules_to_backward_prefetch([module])  # which is already there
+    module._set_unshard_async_op(True)  # waited for at once, which frees what was received
 
 
 def _read_own_parts(
@@ -127,7 +128,7 @@ def _read_own_parts(
     """Give each rank its rows of each weight, one weight after the other."""
     buffers = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
     model.to_empty(device=device_type)
-    for module, name, buffer in buffers:  # which nobody has taken apart
+    for module, name, buffer in buffers:  # which is not sharded
         module._buffers[name] = buffer
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -141,8 +142,11 @@ def _read_own_parts(
 
 
 def mesh_of(group: JoinedGroup) -> DeviceMesh:
-    """All ranks in a row. An exchange in a forward pass that a rank does not come to is given up
-    after the group's limit of time."""
+    """Return a mesh of all ranks in a row.
+
+    A collective in a forward pass that a rank does not join is aborted after the group's time
+    limit.
+    """
     limit = group.limit_seconds
     ranks = dist.new_group(timeout=None if math.isinf(limit) else timedelta(seconds=limit))
     return DeviceMesh.from_group(ranks, group.device.type)
@@ -161,8 +165,10 @@ def accumulate_together(
     total_items: int,
     after_loss: Callable[[StepOutput], None] = do_nothing,
 ) -> MetricAccumulator:
-    """As `accumulate_gradients`, of this rank's share of a batch, all ranks together: as many
-    micro-batches on each. A rank that has fewer does an example of another share for nothing.
+    """Accumulate gradients of this rank's share of a batch, all ranks together.
+
+    It works like `accumulate_gradients`, with the same number of micro-batches on each rank. A rank
+    with fewer of them processes an example of another share without effect.
 
     Returns:
         Loss and items of all shares.
@@ -196,7 +202,7 @@ def accumulate_together(
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers that compute one after the other: members of the outermost lists of modules."""
+    """Return the layers that compute in sequence: the members of the outermost module lists."""
     blocks: list[torch.nn.Module] = []
 
     def look(module: torch.nn.Module) -> None:
@@ -211,13 +217,15 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
-    """The parts that are put together and taken apart on their own, the whole model first."""
+    """Return the parts that are gathered and freed separately, the whole model first."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
-    """Whether the gradients of the micro-batch that comes are summed over all ranks behind it, or
-    kept, where they are few, until the last one of the step."""
+    """Set whether the gradients of the next micro-batch are summed over all ranks after it.
+
+    Otherwise, if they are few, they are kept until the last one of the step.
+    """
     assert isinstance(model, FSDPModule)
     parameters = list(model.parameters())
     num_trained = sum(p.numel() for p in parameters if p.requires_grad)
@@ -226,7 +234,7 @@ def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
 
 
 def _compute_inside(module: torch.nn.Module) -> None:
-    """Give the module a way to compute with its weights besides its own forward."""
+    """Give the module a way to compute with its weights outside of its own forward."""
 
     def compute_here(compute: Callable[..., object], *arguments: object) -> object:
         return compute(*arguments)
@@ -236,8 +244,10 @@ def _compute_inside(module: torch.nn.Module) -> None:
 
 
 def _take_apart_behind(model: torch.nn.Module) -> None:
-    """No part stays put together behind a forward pass that no backward one follows, which takes
-    apart what a forward one leaves."""
+    """Free all gathered parts after a forward pass without gradients.
+
+    With gradients, the backward pass frees what the forward pass leaves.
+    """
 
     def take_apart(*_: object) -> None:
         if not torch.is_grad_enabled():
@@ -256,13 +266,13 @@ def _take_apart_behind(model: torch.nn.Module) -> None:
 
 
 def _is_shared(model: torch.nn.Module, part: torch.nn.Module) -> bool:
-    """Whether a weight of this part is one of another part, too."""
+    """Return whether another part also has a weight of this part."""
     everywhere = _uses(model)
     return any(everywhere[weight] > count for weight, count in _uses(part).items())
 
 
 def _uses(module: torch.nn.Module) -> Counter[torch.nn.Parameter]:
-    """How often each weight is found in a module."""
+    """Return how often each weight occurs in a module."""
     return Counter(weight for _, weight in module.named_parameters(remove_duplicate=False))
 
 

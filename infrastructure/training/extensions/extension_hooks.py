@@ -1,7 +1,7 @@
-"""The thirteen events of a training and the hooks that hang on them.
+"""The thirteen events of a training and the hooks that they call.
 
-A hook has one method for each event it cares about, named as the event. Extensions run first, in
-their order, and may change the state; observers run after every extension and may not. A misspelt
+A hook has one method for each event that it handles, named like the event. Extensions run first, in
+their order, and may change the state. Observers run after all extensions and must not. A misspelled
 event fails when the class is defined.
 """
 
@@ -18,7 +18,7 @@ from infrastructure.training.core.state import TrainingState
 
 
 class Event(StrEnum):
-    """When a hook is called.
+    """The times at which a hook is called.
 
     ```
     # <TRAIN_START>
@@ -100,25 +100,26 @@ class Hook:
     def train_end(self, state: TrainingState) -> None: ...
 
     def state_dict(self) -> Mapping[str, object]:
-        """What this hook must remember across a restart, as JSON values."""
+        """Return the state of this hook that must survive a restart, as JSON values."""
         return {}
 
     def load_state_dict(self, saved: JsonObject) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
 class Extension(Hook):
-    """A hook that may change the training state, and add weights to the model.
+    """A hook that may change the training state and add weights to the model.
 
-    Life: made with its trainer; `attach` once the model is loaded, before there is an optimizer;
-    then the events of the training. `detach` takes off the model what `attach` has added.
+    It is created with its trainer. `attach` is called once the model is loaded, before there is an
+    optimizer, and then the events of the training. `detach` removes from the model what `attach`
+    has added.
 
     Attributes:
         requires: names of extensions that must be enabled with it, and are called before it.
-        after: names of extensions that are called before it where they are enabled.
+        after: names of extensions that are called before it if they are enabled.
         adds_weights: whether `attach` adds weights. See `models.added_modules`.
-        is_of_first_rank: with several processes, rank 0 alone has it, and what it changes (the size
-            of micro-batches, compiling) is given to the others.
+        is_of_first_rank: with several processes, only rank 0 has it, and its changes (the size of
+            micro-batches, compiling) are sent to the others.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
@@ -127,21 +128,23 @@ class Extension(Hook):
     is_of_first_rank: ClassVar[bool] = False
 
     def attach(self, model: torch.nn.Module) -> None:
-        """Add weights to `model`, or take those over that it was loaded with.
+        """Add weights to `model`, or adopt those that it was loaded with.
 
         Raises:
-            ValueError: this model cannot have them; says why.
+            ValueError: this model cannot have them. The message says why.
         """
 
     def detach(self, model: torch.nn.Module) -> None:
-        """Take off `model` what `attach` has added."""
+        """Remove from `model` what `attach` has added."""
 
     def gradients_forgotten(self) -> None:
-        """Memory ran out in the middle of a step, which begins anew in smaller pieces."""
+        """Handle a lack of memory in the middle of a step, which starts again in smaller pieces."""
 
     def weights_updated(self) -> None:
-        """The optimizer has just stepped: what an extension learns besides by gradients changes
-        here, so that a checkpoint never holds the one without the other."""
+        """Apply changes other than by gradients, right after the optimizer has stepped.
+
+        A checkpoint then never holds one without the other.
+        """
 
 
 class Observer(Hook):
@@ -149,7 +152,7 @@ class Observer(Hook):
 
 
 class HookRunner:
-    """Calls hooks in order: extensions first, then observers."""
+    """A caller of hooks in order: extensions first, then observers."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         hooks = list(hooks)
@@ -166,23 +169,23 @@ class HookRunner:
             getattr(hook, event.value)(state)
 
     def gradients_forgotten(self) -> None:
-        """A step begins anew; see `Extension.gradients_forgotten`."""
+        """Notify extensions that a step starts again; see `Extension.gradients_forgotten`."""
         for hook in self.hooks:
             if isinstance(hook, Extension):
                 hook.gradients_forgotten()
 
     def weights_updated(self) -> None:
-        """The optimizer has stepped; see `Extension.weights_updated`."""
+        """Notify extensions that the optimizer has stepped; see `Extension.weights_updated`."""
         for hook in self.hooks:
             if isinstance(hook, Extension):
                 hook.weights_updated()
 
     def fire_to_all(self, event: Event, state: TrainingState) -> None:
-        """Fire an event that every hook must get, whatever happens in one of them.
+        """Fire an event that every hook must get, even if one of them fails.
 
         Raises:
-            Exception: the first that a hook raised, after all were called; while an error is on its
-                way out already, it becomes a note on that one instead.
+            Exception: the first that a hook raised, after all were called. If an error is already
+                on its way out, the failure becomes a note on that error instead.
         """
         failures: list[Exception] = []
         for hook in self.hooks:

@@ -1,4 +1,4 @@
-"""Extensions and observers by name: the configuration lists them, this makes them and calls them.
+"""Extensions and observers by name: the configuration lists them; this module creates them.
 
 To add one: `register_extension(name, factory)`, an entry point in the group "temper.extensions", or
 its address, `training.enabled_extensions: [module:Class]`.
@@ -20,20 +20,22 @@ from infrastructure.training.extensions.key_value_memory import KeyValueMemoryEx
 from infrastructure.training.models.added_modules import train_added_alone
 from infrastructure.training.models.model_manager import own_random_state
 
-# Is given the trainer, whose model, data and loop are made later: it keeps what it needs of it.
+# Receives the trainer, whose model, data and loop are made later: it keeps what it needs of it.
 ExtensionFactory = Callable[[Any], Hook]
 
 EXTENSIONS: Registry[ExtensionFactory] = registries.EXTENSIONS
-# `quantum` is brought by the trainer
+# the trainer provides `quantum`
 EXTENSIONS.provide({MEMORY: KeyValueMemoryExtension}, Hook)
 
 
 def register_extension(name: str, factory: ExtensionFactory) -> None:
-    """Make `training.enabled_extensions: [name]` use what `factory(trainer)` returns: an extension
-    or an observer. It goes before a built-in one of that name, and one that is still to come.
+    """Make `training.enabled_extensions: [name]` use the result of `factory(trainer)`.
+
+    The result is an extension or an observer. It takes precedence over a built-in one of that name,
+    including future ones.
 
     Raises:
-        ValueError: the name is taken by another one's own, or `factory` lacks a method.
+        ValueError: another user-defined extension has the name, or `factory` lacks a method.
     """
     EXTENSIONS.register(name, factory)
 
@@ -41,15 +43,15 @@ def register_extension(name: str, factory: ExtensionFactory) -> None:
 def create_extensions(
     names: Iterable[str], trainer: object, own: Mapping[str, ExtensionFactory]
 ) -> list[Hook]:
-    """One new extension for each name, in their order as far as they leave it open themselves.
+    """Return a new extension for each name, in the given order unless they require another.
 
     Args:
-        trainer: what they extend.
-        own: those that this trainer brings itself.
+        trainer: the trainer that they extend.
+        own: those that this trainer provides.
 
     Raises:
-        ValueError: a name is unknown (suggests the nearest one), it cannot be used, it needs one
-            that is not enabled, or some would each have to come before the other.
+        ValueError: a name is unknown (the message suggests the nearest one), it cannot be used, it
+            needs one that is not enabled, or some would each have to come before the other.
     """
     made = {
         name: own[name](trainer)
@@ -61,10 +63,10 @@ def create_extensions(
 
 
 def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
-    """The extensions that are called before this one.
+    """Return the extensions that are called before this one.
 
     Raises:
-        ValueError: one that it needs is not enabled.
+        ValueError: a required one is not enabled.
     """
     hook = made[name]
     if not isinstance(hook, Extension):
@@ -76,13 +78,13 @@ def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
 
 
 def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
-    """Names so that each comes after those it is called after; else in the order given.
+    """Return the names so that each comes after those in `before`, otherwise in the given order.
 
     Args:
         before: for each name, those that come before it.
 
     Raises:
-        ValueError: that is a circle; names those in it.
+        ValueError: the order is circular. The message names those in the cycle.
     """
     try:
         TopologicalSorter(before).prepare()
@@ -91,7 +93,7 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
             "training.extension_order_circular", names=" and ".join(error.args[1][:-1])
         ) from error
     left, order = dict(before), list[str]()
-    while left:  # the sorter's own order is not the one given
+    while left:  # the sorter does not keep the given order
         ready = next(name for name in left if not set(left[name]) & left.keys())
         order.append(ready)
         del left[ready]
@@ -99,10 +101,10 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def own_extensions(names: Iterable[str], own: Collection[str]) -> list[ExtensionFactory]:
-    """What makes those that the trainer does not bring itself.
+    """Return the factories of the extensions that the trainer does not provide.
 
     Raises:
-        ValueError: as `create_extensions`.
+        ValueError: as in `create_extensions`.
     """
     others = (name for name in names if name not in own or EXTENSIONS.is_own(name))
     return [EXTENSIONS.get(name) for name in others]
@@ -111,26 +113,26 @@ def own_extensions(names: Iterable[str], own: Collection[str]) -> list[Extension
 class ExtensionManager(HookRunner):
     """The extensions and observers of one training: `trainer.hooks`.
 
-    The loop fires events through it, extensions first, and their state travels in checkpoints.
+    The loop fires events through it, extensions first. Checkpoints hold their state.
     """
 
     register = staticmethod(register_extension)
 
     @property
     def extensions(self) -> list[Extension]:
-        """Those that may change the training, in the order in which they are called."""
+        """The hooks that may change the training, in the order in which they are called."""
         return [hook for hook in self.hooks if isinstance(hook, Extension)]
 
     @property
     def adding_weights(self) -> list[str]:
-        """Names of those that add weights to the model."""
+        """Names of the extensions that add weights to the model."""
         return [extension.name for extension in self.extensions if extension.adds_weights]
 
     def attach(self, model: torch.nn.Module, config: TrainingConfig) -> None:
-        """Let each add its weights; torch's random state stays as it was.
+        """Let each extension add its weights; torch's random state does not change.
 
         Raises:
-            ValueError: the model, or the training, cannot have them.
+            ValueError: the model or the training cannot have them.
         """
         for extension in self.extensions:
             with own_random_state(config.seed, next(model.parameters()).device):
@@ -139,6 +141,6 @@ class ExtensionManager(HookRunner):
             train_added_alone(model)
 
     def detach(self, model: torch.nn.Module) -> None:
-        """Take what they have added off the model, the last one first."""
+        """Remove from the model what they have added, the last one first."""
         for extension in reversed(self.extensions):
             extension.detach(model)

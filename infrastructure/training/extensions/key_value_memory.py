@@ -1,7 +1,7 @@
-"""The extension `memory`: gives the model a key-value memory, and fills its store while it trains.
+"""The extension `memory`: gives the model a key-value memory, and fills its store during training.
 
-What it stores of a step was read before the step and is stored with the step's weights: a batch
-never reads itself, however it is split, and a checkpoint has both or neither.
+Entries of a step are read before the step and stored with the step's weights. So a batch never
+reads itself, however it is split, and a checkpoint has both or neither.
 """
 
 from typing import Any
@@ -16,13 +16,13 @@ from infrastructure.training.models import added_modules
 from infrastructure.training.models.added_modules import decoder_layers, hidden_size
 from infrastructure.training.models.key_value_memory import KeyValueMemory
 
-WIDEST = 128  # more than there are entries could not be told apart by their spread
+WIDEST = 128  # wider entries could not be told apart by their spread
 
 Entries = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class KeyValueMemoryExtension(Extension):
-    """One memory, by `training.memory`.
+    """A key-value memory, configured by `training.memory`.
 
     Attributes:
         module: the memory, once it is attached.
@@ -62,7 +62,7 @@ class KeyValueMemoryExtension(Extension):
         }
 
     def _check_same(self, facts: JsonObject) -> None:
-        """The model was loaded with a memory, which goes on as it is."""
+        """Check that the settings agree with the memory that the model was loaded with."""
         for name in self.settings.model_fields_set:
             value = getattr(self.settings, name)
             if value not in ("auto", facts[name]):

@@ -1,13 +1,13 @@
-"""The extension `multimodal`: a vision tower and a projector on a model of text, projector first.
+"""The extension `multimodal`: a vision tower and a projector on a text model, projector first.
 
-Method: Liu et al. 2023, arXiv 2304.08485. The model itself is put together where it is loaded
-(`models.vision_language`): an ordinary Llava of transformers, which the adapter for models of image
-and text feeds and saves. So a checkpoint, the finished folder and whatever loads it need nothing of
-this file, and there is no state to keep here but the position, which every training has.
+Method: Liu et al. 2023, arXiv 2304.08485. The model itself is assembled when it is loaded
+(`models.vision_language`): an ordinary Llava of transformers, which the adapter for vision-language
+models feeds and saves. So a checkpoint, the final folder and code that loads it do not need this
+file, and the only state here is the position, which every training has.
 
-What is left is the order: first the new projector alone, at a rate of its own, because its random
-output would spoil what the text model knows; then what the configuration trains (a LoRA, or all
-weights), and the projector with it. Each of the two has its own warm-up and schedule.
+This extension defines the order: first only the new projector, at its own rate, because its random
+output would spoil what the text model has learned; then what the configuration trains (a LoRA, or
+all weights) together with the projector. Each of the two has its own warm-up and schedule.
 """
 
 from collections.abc import Callable
@@ -31,13 +31,13 @@ class MultimodalExtension(Extension):
     """The phase of the projector.
 
     Args:
-        trainer: its configuration is read.
+        trainer: provides the configuration.
 
     Attributes:
         num_steps: optimizer steps of the phase; 0 until the length of the training is known.
 
     Raises:
-        ConfigurationError: the rows hold no pictures.
+        ConfigurationError: the rows hold no images.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -48,14 +48,14 @@ class MultimodalExtension(Extension):
             raise ConfigurationError(no_pictures(str(data.path)))
 
     def first_phases(self, model: torch.nn.Module) -> list[Phase]:
-        """What comes before the phases of the strategy."""
+        """Return the phases before those of the strategy."""
         trains = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         names = frozenset(name for name in trains if PROJECTOR in name.split("."))
         num_epochs = self.config.projector_epochs
         return [Phase(PHASE, num_epochs, names)] if num_epochs else []
 
     def check_length(self, total_steps: int) -> None:
-        """Refuse a training that ends before anything but the projector was trained.
+        """Refuse a training that ends before anything but the projector is trained.
 
         Raises:
             ValueError: it does.
@@ -71,12 +71,12 @@ class MultimodalExtension(Extension):
     def scheduler(
         self, optimizer: torch.optim.Optimizer, peak: float, first: RateFactor, later: LambdaLR
     ) -> LambdaLR:
-        """The learning rate of both stretches.
+        """Return the learning-rate scheduler of both stretches.
 
         Args:
-            peak: the learning rate of the first one, at its highest.
+            peak: the peak learning rate of the first one.
             first: the factor at each step of the first one.
-            later: the schedule of the second one, as if nothing were before it.
+            later: the schedule of the second one, as if nothing came before it.
         """
 
         def of_group(rate: float, factor: RateFactor) -> RateFactor:

@@ -1,4 +1,4 @@
-"""The loss on held-out examples, measured without leaving a trace."""
+"""The loss on held-out examples, measured without changing the training state."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 
-Sums = dict[str, tuple[float, int]]  # of each number its sum, and how many it is the sum of
+Sums = dict[str, tuple[float, int]]  # name to sum and count
 
 
 @dataclass
@@ -26,11 +26,11 @@ class EvaluationLoss:
     """Sums over held-out examples.
 
     Attributes:
-        may_halve: whether running out of memory is answered with smaller pieces.
-        on_smaller: told the size of the pieces, and why, when they get smaller.
-        most: examples that are measured together; None: as they come.
-        further: sums, and what they are over, of what the adapter's `compute_metrics` (over
-            examples) and `sum_metrics` (over items) give.
+        may_halve: whether to use smaller pieces after running out of memory.
+        on_smaller: called with the size of the pieces, and the reason, when they get smaller.
+        most: number of examples that are measured together. None: as they come.
+        further: sums, and their counts, of the results of the adapter's `compute_metrics` (over
+            examples) and `sum_metrics` (over items).
     """
 
     model: torch.nn.Module
@@ -45,7 +45,7 @@ class EvaluationLoss:
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Sequence[object]]) -> dict[str, float]:
-        """`eval_loss` per supervised item and the adapter's means; nothing of nothing."""
+        """Return `eval_loss` per supervised item and the adapter's means; empty without items."""
         with preserve(self.model, random=self.adapter.device, modes=True):
             self.model.eval()
             for examples in batches:
@@ -56,7 +56,7 @@ class EvaluationLoss:
         return {"eval_loss": self.loss_sum / self.num_items, **means}
 
     def _add(self, examples: Sequence[object]) -> None:
-        """Take in examples, in smaller pieces from when memory has run out."""
+        """Add examples, in smaller pieces once memory has run out."""
         start = 0
         while start < len(examples):
             piece = examples[start : start + (self.most or len(examples))]
@@ -66,7 +66,7 @@ class EvaluationLoss:
                 free_memory(self.adapter.device)
 
     def _add_piece(self, examples: Sequence[object]) -> bool:
-        """Whether it fitted; if not, pieces are half as large from now on."""
+        """Return whether the piece fit into memory; if not, halve the size of the next ones."""
         try:
             loss_sum, num_items, metrics = self._measure_one(examples)
         except Exception as error:
@@ -94,7 +94,7 @@ class EvaluationLoss:
 
 
 def perplexity(loss: float) -> float:
-    """Of a loss per token, in nats."""
+    """Return the perplexity of a loss per token in nats."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -102,7 +102,7 @@ def perplexity(loss: float) -> float:
 
 
 def with_polling(batches: Iterator[object], poll: Callable[[], None]) -> Iterator[Any]:
-    """The batches, with a call of `poll` before each."""
+    """Yield the batches, with a call of `poll` before each."""
     with closing(batches):  # type: ignore[type-var]
         for batch in batches:
             poll()
@@ -110,6 +110,6 @@ def with_polling(batches: Iterator[object], poll: Callable[[], None]) -> Iterato
 
 
 def holds_out(data: DataSource) -> bool:
-    """Whether there is anything to evaluate on."""
+    """Return whether there is anything to evaluate on."""
     with closing(data.evaluation_batches(1)) as batches:
         return next(batches, None) is not None

@@ -1,4 +1,4 @@
-"""Forward and backward of a few examples, piece by piece: what one process computes of a batch."""
+"""Forward and backward of examples in pieces: the part of a batch that one process computes."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,7 +13,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
 def split(examples: Sequence[object], size: int) -> Iterator[Sequence[object]]:
-    """Consecutive pieces of at most `size` examples."""
+    """Yield consecutive pieces of at most `size` examples."""
     for start in range(0, len(examples), size):
         yield examples[start : start + size]
 
@@ -30,11 +30,11 @@ def accumulate_gradients(
     total_items: int,
     after_loss: Callable[[StepOutput], None] = do_nothing,
 ) -> MetricAccumulator:
-    """Add the gradients of `examples` to those that are there; returns their loss and items.
+    """Add the gradients of `examples` to the existing ones, and return their loss and items.
 
     Args:
-        total_items: supervised items of the whole optimizer batch, which the loss is divided by.
-        after_loss: is called with what each micro-batch came to.
+        total_items: supervised items of the whole optimizer batch, by which the loss is divided.
+        after_loss: called with the output of each micro-batch.
     """
     window = MetricAccumulator()
     for micro in split(examples, micro_batch_size):

@@ -1,4 +1,4 @@
-"""One micro-batch, forward and backward: for the loop, and for whoever measures or checks it."""
+"""Forward and backward of one micro-batch, for the loop and for measurements and checks."""
 
 from collections.abc import Sequence
 
@@ -21,14 +21,14 @@ def one_step(
     total_items: float | None = None,
     update_gradients: bool = False,
 ) -> StepOutput:
-    """Forward and backward of `examples` by the training's strategy; gradients add up.
+    """Run forward and backward of `examples` by the training's strategy; gradients accumulate.
 
     Args:
-        scaler: scales the loss, so the gradients stay scaled; None: nothing does.
-        total_items: supervised items of the whole optimizer batch, which the loss is divided by;
-            None: those of `examples`, which are all of it then. With infinitely
-            many the gradients are zeros.
-        update_gradients: the optimizer steps, too, and no schedule does.
+        scaler: scales the loss, so that the gradients are scaled. None: no scaling.
+        total_items: supervised items of the whole optimizer batch, by which the loss is divided.
+            None: those of `examples`, which are then the whole batch. With infinitely many the
+            gradients are zero.
+        update_gradients: also step the optimizer, but no schedule.
     """
     if total_items is None:
         total_items = max(1, adapter.count_items(examples))
@@ -48,9 +48,9 @@ def one_step(
 def backward_of_sum(
     model: torch.nn.Module, adapter: ModelAdapter, precision: Precision, batch: Batch
 ) -> LossOutput:
-    """Forward, and backward of the summed loss, whatever the strategy; gradients add up.
+    """Run forward, and backward of the summed loss, without a strategy; gradients accumulate.
 
-    There is no backward pass where nothing in the batch is supervised.
+    There is no backward pass if nothing in the batch is supervised.
     """
     with precision.autocast():
         output = adapter.compute_loss(model, batch)

@@ -1,5 +1,7 @@
-"""The best model of a training, which `load_best_model_at_end` loads: its files travel in each
-version, so that they are there on another machine too."""
+"""The best model of a training, which `load_best_model_at_end` loads.
+
+Each version contains its files, so that they are also available on another machine.
+"""
 
 import logging
 from pathlib import Path
@@ -17,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def best_files(folder: str | None) -> Tensors:
-    """The bytes of the weights in the Trainer's folder of its best model, by their paths in it.
+    """Return the bytes of the weights in the Trainer's folder of its best model, by relative path.
 
     Args:
         folder: `TrainerState.best_model_checkpoint`.
@@ -40,7 +42,7 @@ def write_best(files: Tensors, folder: Path) -> None:
     """Write what `best_files` read.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk returns an error.
     """
     for name, content in files.items():
         path = folder / name

@@ -72,13 +72,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """What a call of `Trainer.train` goes on from.
+    """The state from which a call of `Trainer.train` resumes.
 
     Attributes:
-        checkpoint: the version that the Trainer was given; None: the training begins.
-        accepted: names of what may differ although it changes the result.
-        is_another_try: of the same call, with what the first has left in the optimizer.
-        before: what the Trainer was made with, as it was before it loaded; None: nobody looked.
+        checkpoint: the version that the Trainer received. None: the training begins.
+        accepted: names of things that may differ although they change the result.
+        is_another_try: the same call tries again, with the optimizer state of the first try.
+        before: what the Trainer was made with, before it loaded. None: unknown.
     """
 
     checkpoint: Path | None
@@ -91,10 +91,10 @@ class BridgedTraining:
     """A Trainer's training between its beginning and its end.
 
     Args:
-        parts: what the Trainer hands over.
+        parts: the objects that the Trainer passes.
         state: the training as its hooks see it.
         saves: its versions.
-        events: the Trainer's, as those of this training.
+        events: the Trainer's events, converted to those of this training.
         stack: holds the run's lock; closed at the end.
     """
 
@@ -117,33 +117,36 @@ class BridgedTraining:
         return self.saves.first
 
     def begin(self) -> None:
-        """The first step is about to come."""
+        """Fire the start events, before the first step."""
         self.hooks.fire(Event.TRAIN_START, self.state)
         self.hooks.fire(Event.PHASE_START, self.state)
 
     @property
     def may_break_off(self) -> bool:
-        """Whether an exception now loses no finished step: all of them are in a version. What a
-        Trainer has done of a step cannot be undone, so no other moment is one to save at."""
+        """Whether an exception now loses no finished step, because all of them are in a version.
+
+        A Trainer's part of a step cannot be undone, so no other moment is safe for saving.
+        """
         return not self.events.is_updating and self.parts.state.global_step <= self.saves.kept_step
 
     def end(self, on_saved: Callable[[], None]) -> None:
-        """The training has come to its end: wait for versions and copies, write model and report.
+        """End the training: wait for versions and backups, and write model and report.
 
         Args:
-            on_saved: is called when nothing can be lost any more.
+            on_saved: called when nothing can be lost any more.
 
         Raises:
-            StorageError, OSError: this machine's disk refuses; what was committed before is safe.
-            CopyNotConfirmedError: finished here, but its copy is not confirmed.
-            NothingLearnedError: steps change no weight any more; the last of them is saved.
+            StorageError, OSError: this machine's disk returns an error. What was committed before
+                is safe.
+            CopyNotConfirmedError: the run is finished here, but its backup is not confirmed.
+            NothingLearnedError: steps no longer change any weight; the last of them is saved.
         """
         try:
             self._save_all()
-            is_stopped = self.state.is_cut_short  # a signal from here on ends what follows
+            is_stopped = self.state.is_cut_short  # a signal from here on only ends the rest
             on_saved()
             self._end(is_stopped)
-        except CopyNotConfirmedError:  # the training itself is in order, and told so
+        except CopyNotConfirmedError:  # the training itself succeeded
             raise
         except BaseException as error:
             self.break_off(error)
@@ -179,19 +182,19 @@ class BridgedTraining:
             run.report(run.copies_line())
 
     def break_off(self, error: BaseException) -> None:
-        """An exception has ended the training; what was committed before is safe."""
+        """Record that an exception has ended the training; what was committed before is safe."""
         self.state.error = error
         self.hooks.fire_to_all(Event.ERROR, self.state)
         try:
             self.run.versions.close()
             self._close(error=error)
-        except (TemperError, OSError) as failure:  # it is the first error that people look for
+        except (TemperError, OSError) as failure:  # the first error is the important one
             log.warning(phrase("trainer.outcome_not_recorded", run=self.run.name, failure=failure))
         finally:
             self._release()
 
     def _close(self, *, is_finished: bool = False, error: BaseException | None = None) -> str:
-        """Write down how it ended, and end the hooks; the status."""
+        """Record how the training ended, end the hooks, and return the status."""
         state, files = self.state, self.run.files
         seconds = self.events.carried.seconds
         summary: Summary = {
@@ -201,7 +204,7 @@ class BridgedTraining:
             **self.run.more_of_summary(),
         }
         if not self.events.has_logged:
-            del summary["loss"]  # nobody knows it
+            del summary["loss"]  # unknown
         if not state.num_tokens:
             del summary["tokens"]
         write_summary(files, summary)
@@ -223,17 +226,18 @@ def begin_training(
     others: Iterable[Hook],
     resumed: ResumeRequest,
 ) -> BridgedTraining | FinishedTraining:
-    """A training begins, or goes on, or has come to its end before.
+    """Begin a training, resume it, or recognize that it is already finished.
 
     Args:
-        trainer: None: it is not known.
+        trainer: None: unknown.
         loader: the Trainer's data loader.
         processing_class: the Trainer's tokenizer, kept with the run; or None.
         others: hooks of the user.
 
     Raises:
-        ValueError: it cannot be trained like this; says what to do. Nothing was trained.
-        CheckpointError: what decides the result has changed, or the version is damaged.
+        ValueError: training is not possible like this. The message says what to do. Nothing was
+            trained.
+        CheckpointError: something that decides the result has changed, or the version is damaged.
     """
     _refuse_several_processes(parts.args)
     with ExitStack() as stack:
@@ -289,10 +293,10 @@ def begin_training(
 def _restore_carried(
     run: TrainerRun, trainer: Any, carried: CarriedState, snapshot: Snapshot
 ) -> None:
-    """Put back what the Trainer and its callbacks remember.
+    """Restore the state of the Trainer and its callbacks.
 
     Raises:
-        CheckpointError: a part of it is in no version.
+        CheckpointError: no version contains a part of it.
     """
     if snapshot.values["step"] and (lost := lost_state(trainer)):
         raise CheckpointError("trainer.cannot_resume_lost_state", run=run.name, lost=lost)
@@ -303,8 +307,10 @@ def _restore_carried(
 
 
 def _beginning(run: TrainerRun) -> str | None:
-    """Where the copies go, and of somebody's own Trainer where it trains; a whole training of
-    Temper's says that itself."""
+    """Return a line about the backup destination, and about the run directory of a user's Trainer.
+
+    A whole training of Temper reports the latter itself.
+    """
     place = run.copies.backup.options.place
     copies = None if place is None else f"copies go to {redact_urls(place)}"
     if not run.is_whole:
@@ -313,7 +319,7 @@ def _beginning(run: TrainerRun) -> str | None:
 
 
 def _has_closing_lines(run: TrainerRun, state: TrainingState) -> bool:
-    """Whether the lines that end a whole training say how its copies stand."""
+    """Return whether the last lines of a whole training report the state of its backup."""
     return run.is_whole and not state.is_cut_short
 
 
@@ -325,14 +331,15 @@ def _restored(
     resumed: ResumeRequest,
     snapshot: Snapshot | None,
 ) -> tuple[Mapping[str, Any], History]:
-    """Take over what a version holds besides what the Trainer has loaded from its folder; the
-    weights too, since a Trainer loads only those of them that it knows.
+    """Restore what a version holds besides what the Trainer has loaded from its folder.
+
+    This includes the weights, since a Trainer loads only those that it knows.
 
     Returns:
-        The values of the version, empty where the training begins; and what changed under way.
+        The values of the version, empty if the training begins; and its history of changes.
 
     Raises:
-        CheckpointError: something differs, or was changed under way, and is not accepted.
+        CheckpointError: a difference, now or earlier in the run, is not accepted.
     """
     if snapshot is None:
         _refuse_to_begin_again(run)
@@ -346,7 +353,7 @@ def _restored(
     differences = check_compatible(values["facts"], facts, judge, resumed.accepted)
     if not run.is_whole:
         _refuse_changed(run, history_in(values), resumed.accepted)
-    # after the last step nothing that changed has an effect
+    # after the last step no change has an effect
     taken = differences if state.step < state.total_steps else []
     for line in in_words(taken, state.step):
         run.report(line)
@@ -363,11 +370,13 @@ def _restored(
 
 
 def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]) -> None:
-    """A run that was changed under way is not what a script without these changes trains, though
-    its last settings are the same.
+    """Refuse a run that was changed midway, unless the changes are accepted.
+
+    A script without these changes trains something else, even if the last settings are the same.
 
     Raises:
-        CheckpointError: says what changed, and how to take the run as it is.
+        CheckpointError: there are such changes. The message lists them and says how to accept the
+            run as it is.
     """
     if changes := not_accepted(history, accepted):
         names = [*dict.fromkeys([*accepted, *(change["name"] for _, change in changes)])]
@@ -378,7 +387,7 @@ def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]
 
 
 def _named_as_accepted(difference: Difference, run: TrainerRun) -> Difference:
-    """A difference by the name that accepts it; its own name is in the text if that is another."""
+    """Return a difference under the name that accepts it; its own name stays in the text."""
     name = run.name_to_accept(difference.name)
     return (
         difference
@@ -407,7 +416,7 @@ def _save_timing(run: TrainerRun, snapshots: TrainerSnapshots, first: Path | Non
 
     saves = SaveTiming(run.versions, schedule, failures, snapshots.take, announce, first)
     if first is None:
-        saves.request(SaveKind.SCHEDULED)  # there is something to go back to from the start on
+        saves.request(SaveKind.SCHEDULED)  # a version to roll back to from the start
     return saves
 
 

@@ -1,7 +1,8 @@
-"""Whether the call of `Trainer.train` still runs, and signals while it does.
+"""Detection of the end of a call of `Trainer.train`, and signals while it runs.
 
-A callback is not told when an exception ends the training, so somebody looks: the frame that the
-callback was called from is on the stack of its thread as long as the training goes on.
+A callback is not notified when an exception ends the training. So a thread looks whether the frame
+that called the callback is still on the stack of its thread, where it stays as long as the training
+runs.
 """
 
 import signal
@@ -13,7 +14,7 @@ from types import FrameType
 from infrastructure.core.stop_signals import Stopper, stop_signals
 
 LOOK_SECONDS = 0.5
-# What stands on the stack between a training and its callbacks.
+# The modules on the stack between a training and its callbacks.
 BETWEEN = ("infrastructure.training.hf_bridge", "transformers.trainer_callback")
 
 
@@ -21,7 +22,7 @@ Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class TrainCall:
-    """The call of `Trainer.train` that this is made in."""
+    """The call of `Trainer.train` in which this object is created."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -32,16 +33,18 @@ class TrainCall:
         self._around = None if frame is None else frame.f_back
 
     def is_tried_again(self) -> bool:
-        """Whether this is asked in the same call of `Trainer.train`, in a later try of it: with
-        `auto_find_batch_size` a Trainer begins again in smaller batches."""
+        """Return whether this is the same call of `Trainer.train`, in a later try.
+
+        With `auto_find_batch_size` a Trainer begins again in smaller batches.
+        """
         return self._is_under(sys._getframe(), self._around)
 
     def is_running(self) -> bool:
-        """Whether it has not come to its end, one way or another."""
+        """Return whether the call has not ended in any way."""
         return self.is_around(sys._current_frames().get(self.thread))
 
     def is_around(self, frame: FrameType | None) -> bool:
-        """Whether `frame` is of a call inside it."""
+        """Return whether `frame` belongs to a call inside it."""
         return self._is_under(frame, self._frame)
 
     @staticmethod
@@ -52,12 +55,12 @@ class TrainCall:
 
     @property
     def trainer(self) -> object:
-        """The Trainer; None where the call is not one of its methods."""
+        """The Trainer; None if the call is not one of its methods."""
         return None if self._frame is None else self._frame.f_locals.get("self")
 
 
 class CallWatchdog(threading.Thread):
-    """Calls `on_gone`, in a thread of its own, when a call has ended and nobody has said so."""
+    """A thread that calls `on_gone` if a call ends without a call of `end`."""
 
     def __init__(self, call: TrainCall, on_gone: Callable[[], None]) -> None:
         super().__init__(name="call-watchdog", daemon=True)
@@ -65,20 +68,22 @@ class CallWatchdog(threading.Thread):
         self._is_over = threading.Event()
 
     def run(self) -> None:
-        """Look until `end`."""
+        """Watch the call until `end`."""
         while not self._is_over.wait(LOOK_SECONDS):
             if not self.call.is_running():
                 self.on_gone()
                 return
 
     def end(self) -> None:
-        """From here on the end is known."""
+        """Stop watching; the end of the call is known."""
         self._is_over.set()
 
 
 class StopSignals:
-    """Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP come to a `Stopper` while the call runs, and to
-    who had them before otherwise. In the main thread only, where signals are handled.
+    """Handlers of Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP that pass them to a `Stopper`.
+
+    They do so while the call runs, and otherwise pass them to the earlier handlers. They work only
+    in the main thread, where signals are handled.
     """
 
     def __init__(self, call: TrainCall, stopper: Stopper) -> None:
@@ -86,7 +91,7 @@ class StopSignals:
         self._before: dict[int, Handler] = {}
 
     def install(self) -> None:
-        """Take the signals."""
+        """Install the handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 owner = getattr(signal.getsignal(number), "__self__", None)
@@ -95,8 +100,10 @@ class StopSignals:
             self._before = {n: signal.signal(n, self._handle) for n in stop_signals()}
 
     def remove(self) -> None:
-        """Give the signals back to who had them, where this is the main thread; elsewhere the
-        first signal after the training does."""
+        """Restore the earlier handlers, if this is the main thread.
+
+        In another thread, the first signal after the training does that.
+        """
         self.stopper.close()
         if threading.current_thread() is not threading.main_thread():
             return

@@ -4,8 +4,8 @@
     trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=callback.resume_from())
 
-The same three lines begin the training, go on with it after whatever ended it, and do nothing once
-it is finished.
+The same three lines start the training, resume it after any interruption, and do nothing once it is
+finished.
 """
 
 import shutil
@@ -59,32 +59,33 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_v
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-FOLDER = "resume"  # in the run directory: the newest version as a Trainer reads it
+FOLDER = "resume"  # in the run directory: the newest version in a Trainer's format
 
 
 class TemperCallback:
-    """Gives a Trainer the versions, copies, metrics, monitor, alerts and report of a Temper run.
+    """Versions, backups, metrics, monitor, alerts and report of a Temper run, for a Trainer.
 
-    Versions take the place of the folders that the Trainer would write, in the rhythm of its
-    `save_strategy` and besides by time (`training.checkpoint_seconds`); where the Trainer needs its
-    own folders (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`)
-    it writes them too. Ctrl-C, SIGTERM and SIGHUP save and stop after the step. Going on gives the
-    weights that an undisturbed training would have, as far as the data draws no random numbers
-    while a row is read. Training in one process only.
+    Versions replace the folders that the Trainer would write. They follow its `save_strategy` and
+    are also written by time (`training.checkpoint_seconds`). If the Trainer needs its own folders
+    (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`), it also
+    writes them. Ctrl-C, SIGTERM and SIGHUP save and stop after the step. A resumed training reaches
+    the weights of an uninterrupted one, provided that the data draws no random numbers when a row
+    is read. Only single-process training is supported.
 
     Args:
         name: of the training: its folder in `output_dir` and at `backup.place`, by which it is
             found again.
-        config: where things lie, and how often; None: what the configuration file and the
-            environment say. Of the model, the data and the arithmetic it decides nothing.
-        accept: names of what may be different when the training goes on although it changes the
+        config: locations and intervals. None: the configuration file and the environment. It does
+            not affect the model, the data or the arithmetic.
+        accept: names of things that may differ when the training resumes although they change the
             result, such as `["max_steps", "data"]`.
-        hooks: observers and extensions besides `training.enabled_extensions`.
-        say: shows a line to a person.
-        is_whole: the Trainer was made from `config`, which is recorded with all that it says.
+        hooks: observers and extensions in addition to `training.enabled_extensions`.
+        say: shows a line to the user.
+        is_whole: the Trainer was made from `config`, which is recorded completely.
 
     Raises:
-        ValueError: a name cannot be used, or the configuration is wrong; says what to do.
+        ValueError: a name cannot be used, or the configuration is invalid. The message says what to
+            do.
     """
 
     def __init__(
@@ -108,19 +109,23 @@ class TemperCallback:
         self._first: Path | None = None  # the version that the last try began with
         self._error_before: BaseException | None = None
         self._ending = threading.Lock()
-        self._guards = ExitStack()  # what looks after a call
+        self._guards = ExitStack()  # watches a call
         self._signals = ExitStack()  # the handlers; they stay until the last version is committed
         self._output = ExitStack()  # lossy while a training runs
 
     def resume_from(self) -> str | None:
-        """What `trainer.train(resume_from_checkpoint=...)` takes: a folder with the newest version
-        that verifies, from this machine or from `backup.place`; None: the training begins.
+        """Return the argument for `trainer.train(resume_from_checkpoint=...)`.
+
+        It is a folder with the newest version that verifies, from this machine or from
+        `backup.place`. None: the training begins.
 
         Raises:
-            ValueError: a living process trains this run, or a default of torch is in the way.
-            CheckpointError: there are versions, and all are damaged, or the Trainer that this was
-                added to has a LoRA of another shape.
-            StorageError: the place does not answer, or this machine's disk refuses.
+            ValueError: a live process trains this run, or a changed default of torch prevents
+                training.
+            CheckpointError: there are versions but all are damaged, or the Trainer with this
+                callback has a LoRA of another shape.
+            StorageError: the backup destination does not respond, or this machine's disk returns an
+                error.
         """
         check_torch_defaults()
         with ExitStack() as stack:
@@ -137,8 +142,9 @@ class TemperCallback:
             return str(folder)
 
     def look_before_loading(self, trainer: Any) -> None:
-        """Compare what a Trainer loads into, and remember what loading overwrites. `resume_from`
-        does it where this callback was added to the Trainer before.
+        """Compare what a Trainer loads into, and remember what loading overwrites.
+
+        `resume_from` calls this if the callback was already added to the Trainer.
 
         Raises:
             CheckpointError: its LoRA has another shape.
@@ -153,7 +159,7 @@ class TemperCallback:
     def on_train_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
     ) -> None:
-        """Everything of the training is there, and what it goes on from is loaded."""
+        """Begin the training. All of its parts exist, and a version to resume from is loaded."""
         self._break_off(RuntimeError("the Trainer has begun again"))
         call = TrainCall()
         its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
@@ -182,8 +188,11 @@ class TemperCallback:
             training.begin()
 
     def _is_replaced(self, trainer: Any) -> bool:
-        """Whether the Trainer has another callback of this run, which was added last: a cell of a
-        notebook that makes and adds one was run again. If this one was, it stands there once."""
+        """Return whether the Trainer has another callback of this run that was added later.
+
+        This happens if a notebook cell that creates and adds one runs again. If this one was added
+        again, its duplicates are removed.
+        """
         if trainer is None:
             return False
         callbacks = trainer.callback_handler.callbacks
@@ -200,7 +209,7 @@ class TemperCallback:
         return callback.run.directory == self.run.directory
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
-        """See how the call ends until `_guards` closes; take the signals until `_signals` does."""
+        """Watch how the call ends until `_guards` closes; handle signals until `_signals` does."""
         watchdog = CallWatchdog(call, self._is_gone)
         watchdog.start()
         self._guards.callback(watchdog.end)
@@ -212,8 +221,10 @@ class TemperCallback:
             self._signals.callback(signals.remove)
 
     def _begun_with(self) -> Path | None:
-        """The version that the try before began with: this one begins with weights that are trained
-        already, and at that version's step."""
+        """Return the version that the previous try began with.
+
+        This try begins with weights that are already trained, and at that version's step.
+        """
         if self._first is not None and not self._first.is_file():
             raise InputError("trainer.start_checkpoint_rotated")
         return self._first
@@ -226,22 +237,24 @@ class TemperCallback:
                 )
             else:
                 training.state.interrupt(reason_of(number), StopReason.SIGNAL, number)
-            # In a thread: what the signal has interrupted may be writing to the same stream.
+            # In a thread: the code that the signal interrupted may be writing to the same stream.
             line = phrase("trainer.stopping_after_step")
             threading.Thread(target=self.run.report, args=(line,), daemon=True).start()
 
         return Stopper(request, lambda: training.may_break_off)
 
     def _is_gone(self) -> None:
-        """In the watchdog's thread: an exception has ended `Trainer.train`."""
+        """Record that an exception has ended `Trainer.train`. Called in the watchdog's thread."""
         error = _last_error()
         is_new = error is not None and error is not self._error_before
         unknown = RuntimeError("an exception ended the training; see where it was raised")
         self._break_off(error if is_new and error is not None else unknown)
 
     def ended_by(self, error: BaseException) -> None:
-        """For who calls `Trainer.train` and catches what it raises: the training has ended so, and
-        what was committed before is safe. Nothing happens where its end is known already."""
+        """Record that `error` has ended the training, for callers of `Trainer.train` that catch it.
+
+        What was committed before is safe. Nothing happens if the end is already known.
+        """
         self._break_off(error)
 
     def _break_off(self, error: BaseException) -> None:
@@ -337,30 +350,30 @@ class TemperCallback:
         self._output.close()
 
     def _events(self) -> TrainerEvents | None:
-        """Where the Trainer's events go, unless there is nothing left to train."""
+        """Return the handler of the Trainer's events; None if there is nothing left to train."""
         training = self._training
         return training.events if isinstance(training, BridgedTraining) else None
 
     def on_init_end(self, args: object, state: object, control: object, **parts: object) -> None:
-        """Nothing is begun yet."""
+        """Do nothing; training has not begun."""
 
     def on_optimizer_step(
         self, args: object, state: object, control: object, **parts: object
     ) -> None:
-        """The step's end comes next."""
+        """Do nothing; the end of the step follows."""
 
     def on_predict(self, args: object, state: object, control: object, **parts: object) -> None:
-        """No part of a training."""
+        """Do nothing; prediction is not part of training."""
 
     def on_prediction_step(
         self, args: object, state: object, control: object, **parts: object
     ) -> None:
-        """The evaluation's end tells all of it."""
+        """Do nothing; the end of the evaluation has all numbers."""
 
     def on_push_begin(self, args: object, state: object, control: object, **parts: object) -> None:
-        """The Trainer's own affair."""
+        """Do nothing; the Trainer pushes by itself."""
 
 
 def _last_error() -> BaseException | None:
-    """What an interactive session has shown last as an error."""
+    """Return the last error that an interactive session has shown."""
     return getattr(sys, "last_value", None)

@@ -1,8 +1,8 @@
-"""What a Trainer and its callbacks remember besides model, optimizer and schedule.
+"""State of a Trainer and its callbacks besides model, optimizer and schedule.
 
-A Trainer that resumes begins these again: the sum of its losses, what TRL has counted since its
-last log, generated answers that later steps learn from, the patience of early stopping. A version
-holds whatever of it has changed since the Trainer was made, and resuming puts it back.
+A Trainer that resumes starts again with the sum of its losses, what TRL has counted since its last
+log, generated answers that later steps learn from, and the patience of early stopping. A version
+holds everything of it that has changed since the Trainer was made, and resuming restores it.
 """
 
 import json
@@ -22,9 +22,9 @@ from infrastructure.core.exact_json import from_json, to_json
 from infrastructure.core.json_text import JsonObject, JsonValue
 
 LOSS_SUM = "_total_loss_scalar"
-# A Trainer sets these when it begins, so that a change since then says nothing.
+# A Trainer sets these at its start, so a change since then is not informative.
 ALWAYS = (LOSS_SUM, "_tr_loss", "_globalstep_last_logged", "current_flos")
-# Facts of one process, what is kept elsewhere, and data.
+# Facts of one process, state that is kept elsewhere, and data.
 NEVER = frozenset(
     {
         *(
@@ -39,19 +39,19 @@ NEVER = frozenset(
     }
 )
 TENSOR, GENERATOR = "tensor of the version", "state of a generator"
-# Callbacks of TRL with weights of their own, which no version holds.
+# Callbacks of TRL with their own weights, which no version holds.
 LOST = {
     "SyncRefModelCallback": "the reference model that it moves",
     "BEMACallback": "the averaged weights that it keeps",
 }
-GENERATORS = "generators"  # those of samplers, as they were when the epoch began
+GENERATORS = "generators"  # the samplers' generators at the start of the epoch
 SAMPLERS = ("batch_sampler", "sampler", "base_dataloader", "generator")
 
 _made: "WeakKeyDictionary[object, dict[str, _Plain]]" = WeakKeyDictionary()
 
 
 class _Plain:
-    """A plain value as JSON and tensors: numbers, texts, tensors, generators, containers of these.
+    """A plain value as JSON and tensors: numbers, texts, tensors, generators, containers.
 
     Raises:
         ValueError: the value is something else.
@@ -95,15 +95,15 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class CarriedState:
-    """What of one Trainer travels in its versions, besides what every Trainer saves.
+    """The state of one Trainer in its versions, besides what every Trainer saves.
 
     Args:
-        trainer: None: it is not known, and only what its events show is carried.
+        trainer: None: unknown; then only what its events show is carried.
         loader: of its training rows.
-        device: that it trains on.
+        device: on which it trains.
 
     Attributes:
-        awaits_evaluation: the last step is to be evaluated, and that is not done.
+        awaits_evaluation: the evaluation of the last step is due and not done.
     """
 
     def __init__(self, trainer: Any, loader: object, device: torch.device) -> None:
@@ -123,7 +123,7 @@ class CarriedState:
         return self.seconds_before + time.monotonic() - self._began
 
     def epoch_begins(self) -> None:
-        """Remember the random state by which the order of an epoch is drawn."""
+        """Remember the random state that determines the order of an epoch."""
         if self._epoch_to_restore:
             restore_random(self._epoch_to_restore, self.device)
             for name, generator in _generators(self.loader):
@@ -134,12 +134,12 @@ class CarriedState:
         self._epoch = {**capture_random(self.device), **states}
 
     def steps_end(self, awaits_evaluation: bool) -> None:
-        """From here on the Trainer sums up: its sum of losses is no longer that of its steps."""
+        """Record the loss sum of the steps; the Trainer changes it when it sums up from here on."""
         self._loss_sum = getattr(self.trainer, LOSS_SUM, None)
         self.awaits_evaluation = awaits_evaluation
 
     def take(self) -> tuple[dict[str, Tensors], JsonObject]:
-        """The tensors by group, and the values."""
+        """Return the tensors by group, and the values."""
         tensors: Tensors = {}
         values: dict[str, JsonValue] = {}
         made = {} if self.trainer is None else _made[self.trainer]
@@ -158,10 +158,10 @@ class CarriedState:
         }
 
     def restore(self, tensors: Mapping[str, Tensors], values: Mapping[str, Any]) -> None:
-        """Put back what `take` gave; what it did not give is as when the Trainer was made.
+        """Restore what `take` returned; reset everything else to its state at the Trainer's start.
 
         Raises:
-            CheckpointError: a part of the Trainer that has counted is not there.
+            CheckpointError: a part of the Trainer that has counted is missing.
         """
         self.seconds_before = values["seconds"]
         self._epoch_to_restore = tensors.get("epoch", {})
@@ -209,7 +209,7 @@ def _generator_of(state: Any) -> torch.Generator | np.random.Generator:
 
 
 def _plain_attributes(trainer: Any, *, keeps_copies: bool = False) -> Iterator[tuple[str, _Plain]]:
-    """The plain attributes of the Trainer and of what it calls, by their paths."""
+    """Yield the plain attributes of the Trainer and of what it calls, by their paths."""
     for path, owner in _owners(trainer).items():
         for name, value in vars(owner).items():
             if name in NEVER or callable(value):
@@ -217,12 +217,12 @@ def _plain_attributes(trainer: Any, *, keeps_copies: bool = False) -> Iterator[t
             try:
                 plain = _Plain(value, keeps_copies=keeps_copies)
             except ValueError:
-                continue  # an object, which has its own place or none
+                continue  # an object, which is saved elsewhere or not at all
             yield f"{path}{name}", plain
 
 
 def _owners(trainer: Any) -> dict[str, Any]:
-    """The Trainer, and the losses, rewards, collators and metrics that it calls: they may count."""
+    """Return the Trainer, and the losses, rewards, collators and metrics that may count."""
     owners = {"": trainer}
     for name, value in vars(trainer).items():
         if name in NEVER:
@@ -238,7 +238,7 @@ def _owners(trainer: Any) -> dict[str, Any]:
 
 
 def _filled(container: Any, value: Any) -> Any:
-    """`value`, in the container that was there, which may know what its missing items are."""
+    """Return `value` in the existing container, which may know the type of its missing items."""
     if isinstance(container, dict) and isinstance(value, dict):
         before = dict(container)
         container.clear()
@@ -254,7 +254,7 @@ def _filled(container: Any, value: Any) -> Any:
 
 
 def _generators(loader: object) -> Iterator[tuple[str, torch.Generator]]:
-    """The generators that the samplers of a loader draw from, each by the path to it."""
+    """Yield the generators that the samplers of a loader draw from, each with its path."""
     parts: list[tuple[str, object]] = [(GENERATORS, loader)]
     seen: set[int] = set()
     for path, part in parts:
@@ -269,11 +269,12 @@ def _generators(loader: object) -> Iterator[tuple[str, torch.Generator]]:
 
 
 def callback_states(trainer: Any) -> dict[str, JsonValue] | None:
-    """The states of the callbacks that have one, as a `TrainerState` keeps them; None: nobody
-    knows the Trainer.
+    """Return the states of stateful callbacks, in the format of a `TrainerState`.
+
+    None: the Trainer is unknown.
 
     Raises:
-        ValueError: a state is not made of JSON values.
+        ValueError: a state does not consist of JSON values.
     """
     if trainer is None:
         return None
@@ -291,10 +292,10 @@ def callback_states(trainer: Any) -> dict[str, JsonValue] | None:
 
 
 def restore_callbacks(trainer: Any, states: Mapping[str, Any]) -> None:
-    """Put the states of a version back into the Trainer's callbacks, in their order.
+    """Restore the states of a version in the Trainer's callbacks, in their order.
 
     Raises:
-        CheckpointError: a callback does not take its state back.
+        CheckpointError: a callback does not accept its state.
     """
     if trainer is None:
         return
@@ -329,7 +330,7 @@ def _stateful(trainer: Any) -> list[Any]:
 
 
 def lost_state(trainer: Any) -> str:
-    """Return what no version holds of the Trainer's callbacks, in words; empty: nothing."""
+    """Return, as text, the state of the Trainer's callbacks that no version holds; empty: none."""
     callbacks = [] if trainer is None else trainer.callback_handler.callbacks
     lost = {type(one).__name__ for one in callbacks} & LOST.keys()
     return " and ".join(f"{LOST[name]} ({name})" for name in sorted(lost))

@@ -1,5 +1,7 @@
-"""An ordinary checkpoint folder, as `Trainer.train(resume_from_checkpoint=...)` reads it, made from
-a version. The Trainer reads it with `weights_only`; nothing here is ever unpickled by Temper."""
+"""A checkpoint folder for `Trainer.train(resume_from_checkpoint=...)`, made from a version.
+
+The Trainer reads it with `weights_only`. Temper never unpickles anything of it.
+"""
 
 import json
 import shutil
@@ -18,17 +20,17 @@ from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.hf_bridge.best_model import BEST, write_best
 from infrastructure.training.hf_bridge.trainer_state import TRAINER_STATE, trainer_state_of
 
-DEFAULT_ADAPTER = "default"  # its files lie in the folder itself, others in one of their name
+DEFAULT_ADAPTER = "default"  # its files are in the folder itself, others' in one of their name
 
 
 def write_checkpoint_folder(snapshot: Snapshot, folder: Path, tokenizer: Path) -> Path:
-    """Write a version as `folder`, whole or not at all.
+    """Write a version as `folder`, completely or not at all.
 
     Args:
-        tokenizer: folder with the run's tokenizer, which is copied where it is there.
+        tokenizer: folder with the run's tokenizer, which is copied if it exists.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk returns an error.
     """
     values = snapshot.values
     with whole_directory(folder) as part:
@@ -45,7 +47,7 @@ def write_checkpoint_folder(snapshot: Snapshot, folder: Path, tokenizer: Path) -
         torch.save(random_states(snapshot.tensors["random"]), part / "rng_state.pth")
         state = trainer_state_of(snapshot)
         if best := snapshot.tensors.get(BEST):
-            inside = Path(BEST) / f"checkpoint-{state['best_global_step']}"  # no adapter's folder
+            inside = Path(BEST) / f"checkpoint-{state['best_global_step']}"  # not an adapter's
             write_best(best, part / inside)
             state["best_model_checkpoint"] = str(folder / inside)
         (part / TRAINER_STATE).write_text(json.dumps(state))
@@ -73,7 +75,7 @@ def _save(tensors: Tensors, path: Path) -> None:
 
 
 def random_states(states: Tensors) -> dict[str, object]:
-    """The states of all generators as the Trainer's `rng_state.pth` has them."""
+    """Return the states of all generators in the format of the Trainer's `rng_state.pth`."""
     gauss = states["python_gauss"].tolist()
     words = tuple(states["python"].tolist())
     position, has_gauss = states["numpy_position"].tolist()

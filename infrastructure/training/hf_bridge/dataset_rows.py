@@ -1,8 +1,8 @@
-"""Which rows a Trainer trains on or measures by, as one keyed hash of all of them in their order.
+"""The rows that a Trainer trains on or evaluates on, as one keyed hash of all rows in order.
 
-Tables of `datasets` are read by columns, other data sets row by row for at most `MOST_SECONDS`; how
-many rows that are is kept, and as many are compared. A stream, and a data set that gives a row
-another way each time, cannot be compared.
+Tables of `datasets` are read by columns, other datasets row by row for at most `MOST_SECONDS`. The
+number of rows that were read is kept, and as many are compared. A stream, and a dataset that
+returns a row differently each time, cannot be compared.
 """
 
 import re
@@ -22,14 +22,13 @@ from infrastructure.training.core.preserve import preserve
 NUM_TWICE = 16  # rows that are read twice
 ROWS_OF_A_BATCH = 1000
 MOST_SECONDS = 120.0
-DECODED = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")  # their files may lie elsewhere
+DECODED = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")  # their files may be elsewhere
 
 Feed = Callable[[bytes | memoryview], object]
 
 
 class RowsFacts(TypedDict):
-    """How many rows there are, how many of them the hash is of, and the hash; None of what cannot
-    be known."""
+    """The number of rows, how many of them the hash covers, and the hash; None if unknown."""
 
     num_examples: int | None
     num_hashed: int
@@ -37,18 +36,18 @@ class RowsFacts(TypedDict):
 
 
 class UnseenValueError(InputError):
-    """A row holds something whose content cannot be told."""
+    """A row holds something whose content cannot be determined."""
 
 
 def rows_facts(
     dataset: Any, key: str, device: torch.device, num_hashed: int | None = None
 ) -> RowsFacts:
-    """Return what is known of the rows of a data set.
+    """Return what is known of the rows of a dataset.
 
     Args:
         key: of the run.
-        device: whose random numbers stay as they are.
-        num_hashed: rows that were hashed when the run began; None: as many as time allows.
+        device: its random state is preserved.
+        num_hashed: rows that were hashed when the run began. None: as many as time allows.
     """
     try:
         num_examples = len(dataset)
@@ -71,8 +70,7 @@ def rows_facts(
 
 
 def transform_of(dataset: Any) -> object:
-    """Return the function that a table of `datasets` gives its rows through; None: there is
-    none."""
+    """Return the function that transforms the rows of a `datasets` table; None if there is none."""
     if not _is_of_datasets(dataset):
         return None
     return dataset.format["format_kwargs"].get("transform")
@@ -109,7 +107,7 @@ def _hash_of_rows(dataset: Any, key: str, num_hashed: int | None) -> tuple[int, 
 
 
 def _feed(update: Feed, value: Any) -> None:
-    """Give a digest what a value holds, so that no two values are given alike."""
+    """Feed a value's content to a digest, so that different values are fed differently."""
     if isinstance(value, torch.Tensor):
         update(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
         plain = value.detach().cpu().contiguous().view(-1)
@@ -136,7 +134,7 @@ def _feed(update: Feed, value: Any) -> None:
         else:
             for one in value:
                 _feed(update, one)
-    elif hasattr(value, "tobytes") and hasattr(value, "mode"):  # a picture
+    elif hasattr(value, "tobytes") and hasattr(value, "mode"):  # an image
         update(f"picture {value.mode} {value.size}\n".encode())
         update(value.tobytes())
     elif hasattr(value, "__dict__") and not isinstance(value, type):
@@ -156,7 +154,7 @@ def _as_numbers(values: Any) -> bytes | None:
 
 
 def _hash_of_table(dataset: Any, key: str) -> str:
-    """Each column by itself, so that their order says nothing."""
+    """Return a hash of each column by itself, so that their order does not matter."""
     digests = {name: row_digest(key) for name in dataset.column_names}
     for columns in (dataset.format["columns"], dataset.column_names):
         digests = {name: digests[name] for name in digests if columns is None or name in columns}
@@ -173,7 +171,7 @@ def _hash_of_table(dataset: Any, key: str) -> str:
 
 
 def _feed_column(update: Feed, column: Any) -> None:
-    """Give a digest the values of a column of Arrow, whatever its buffers hold between them."""
+    """Feed the values of an Arrow column to a digest, whatever its buffers hold between them."""
     pa, pc = require("pyarrow", "data"), require("pyarrow.compute", "data")
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

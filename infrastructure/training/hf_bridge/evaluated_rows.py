@@ -1,4 +1,4 @@
-"""Which rows a Trainer evaluates on, as far as that can be seen."""
+"""The rows that a Trainer evaluates on, as far as they can be determined."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ FIRST_ROWS = 16
 
 
 class EvaluatedRows:
-    """Names the data sets that a Trainer evaluates on by what their rows say; each is read once.
+    """Identities of the datasets that a Trainer evaluates on, from their rows; each is read once.
 
     Args:
-        device: of the training, whose random state stays as it is.
+        device: of the training; its random state is preserved.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -26,8 +26,11 @@ class EvaluatedRows:
         self._identity: str | None = None
 
     def identity_of(self, dataset: Any) -> str | None:
-        """A hash of all rows in their order; None of what cannot be known, such as a stream, or a
-        data set that gives a row another way each time."""
+        """Return a hash of all rows in order.
+
+        None: it cannot be known, as for a stream, or a dataset that returns a row differently each
+        time.
+        """
         if dataset is not None and dataset is not self._dataset:
             with preserve(random=self.device):
                 self._identity = _identity_of(dataset)
@@ -50,7 +53,7 @@ def _identity_of(dataset: Any) -> str | None:
 
 
 def _texts(dataset: Any, num_rows: int) -> Iterator[str]:
-    """All rows as text; those of a table many at once."""
+    """Yield all rows as text; those of a table many at once."""
     if hasattr(dataset, "iter"):
         yield from map(_spelt, dataset.iter(BATCH_ROWS))
     else:
@@ -58,7 +61,7 @@ def _texts(dataset: Any, num_rows: int) -> Iterator[str]:
 
 
 def _spelt(value: object) -> str:
-    """A row, or a part of one, as text that differs where anything in it does."""
+    """Return a row, or a part of one, as a text that changes with any of its contents."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return f"{value.dtype}{value.tolist()}"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A Trainer's training that came to its end before: nothing is trained, and what lacks is made."""
+"""A Trainer's training that is already finished: only missing outputs are written."""
 
 import math
 from collections.abc import Mapping
@@ -21,8 +21,9 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 
 
 class FinishedTraining:
-    """Whoever trained it may have been killed after its last version, and before its report or the
-    last byte of its copy.
+    """A training whose process may have been killed after its last version.
+
+    Its report or the rest of its backup may be missing.
 
     Args:
         first: the version that this call of `Trainer.train` began with.
@@ -35,17 +36,17 @@ class FinishedTraining:
         self.run, self.parts, self.first, self.stack = run, parts, first, stack
 
     def metrics(self) -> dict[str, float]:
-        """What the training came to, as its Trainer logged then; empty: it never does."""
+        """Return the final metrics that the Trainer logged then; empty if it never did."""
         logs = reversed(self.parts.state.log_history)
         last = next((entry for entry in logs if "train_runtime" in entry), {})
         return {name: value for name, value in last.items() if name != "step"}
 
     def end(self) -> None:
-        """Write what is not there, and have the place confirm all of it.
+        """Write what is missing, and have the backup destination confirm everything.
 
         Raises:
-            OSError: this machine's disk refuses.
-            CopyNotConfirmedError: its copy is not confirmed.
+            OSError: this machine's disk returns an error.
+            CopyNotConfirmedError: its backup is not confirmed.
         """
         run, steps = self.run, self.parts.state
         try:
@@ -62,13 +63,13 @@ class FinishedTraining:
                 seal(run.files, read_summary(run.files))
             run.copies.compare_anew()
             run.complete()
-            if run.copies.has_place and not run.is_whole:  # else the lines that end it say so
+            if run.copies.has_place and not run.is_whole:  # otherwise its last lines report it
                 run.report(run.copies_line())
         finally:
             self._release()
 
     def break_off(self, error: BaseException) -> None:
-        """An exception has ended the call; the training was finished before and stays so."""
+        """Handle an exception that ended the call; the training was and stays finished."""
         self._release()
 
     def _release(self) -> None:
@@ -77,12 +78,13 @@ class FinishedTraining:
 
 
 class NothingToTrain:
-    """Lets a call of `Trainer.train` come to its end without a step, an evaluation or a log: what a
-    Trainer that goes on from its last step would do besides is one step too many, and numbers of
-    that.
+    """A patch that lets a call of `Trainer.train` end without a step, an evaluation or a log.
+
+    A Trainer that resumes from its last step would otherwise do one step too many, and report its
+    numbers.
 
     Args:
-        metrics: what the training came to when it ended; the call gives them back again.
+        metrics: the final metrics of the training, which the call returns again.
     """
 
     def __init__(self, trainer: Any, metrics: Mapping[str, float]) -> None:
@@ -96,13 +98,13 @@ class NothingToTrain:
         trainer._total_loss_scalar = self.metrics.get("train_loss", math.nan) * steps
 
     def end(self) -> None:
-        """Give the Trainer its methods back."""
+        """Restore the Trainer's methods."""
         for name, method in self._instead.items():
             if self.trainer.__dict__.get(name) == method:
                 delattr(self.trainer, name)
 
     def _log(self, metrics: dict[str, float], *_: object, **__: object) -> None:
-        """What the Trainer counts of this call is of no training."""
+        """Replace the Trainer's numbers for this call, which belong to no training."""
         metrics.clear()
         metrics.update(self.metrics)
 

@@ -1,4 +1,4 @@
-"""What watches a Trainer's training: the observers of every training, as far as they apply."""
+"""The observers of a Trainer's training: those of every training, as far as they apply."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -44,13 +44,13 @@ def _refuse_added_weights(name: str, _parts: object = None) -> NoReturn:
 
 
 def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:
-    """The hooks of a training, in order.
+    """Return the hooks of a training, in order.
 
     Args:
-        others: of the user, besides `training.enabled_extensions`.
+        others: of the user, in addition to `training.enabled_extensions`.
 
     Raises:
-        ValueError: an extension, a sink or an alert's webhook that there is not.
+        ValueError: an extension, a sink or an alert's webhook does not exist.
     """
     config, directory, copies = run.config, run.directory, run.copies
     check_watching(config)
@@ -78,6 +78,6 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     ]
     if copies.has_place:
         hooks.append(CopiesObserver(copies.backup))
-    if parts.args.disable_tqdm:  # else the Trainer draws a bar itself
+    if parts.args.disable_tqdm:  # otherwise the Trainer draws its own bar
         hooks.append(ProgressObserver(lambda total, step: Progress(total, step, note=copies.short)))
     return HookRunner(hooks)

@@ -1,7 +1,7 @@
-"""What the reward functions of a Trainer give, step by step. They are called as before, and what
-they return is passed on as it is.
+"""The results of a Trainer's reward functions, step by step.
 
-A reward model is not looked at: what it gives are numbers.
+The functions are called as before, and their results are passed on unchanged. A reward model is not
+watched, since it always returns numbers.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from infrastructure.training.core.state import StepRewards
 
 
 class RewardWatch:
-    """Counts the steps without any reward, and those whose groups are all tied.
+    """A count of the steps without any reward, and of those whose groups are all tied.
 
     Args:
         trainer: has `reward_funcs`, and `args.num_generations` answers to each prompt.
@@ -31,7 +31,7 @@ class RewardWatch:
         self._newest = StepRewards()
 
     def watch(self, stack: ExitStack) -> None:
-        """Look at what the functions give until `stack` closes."""
+        """Watch the results of the functions until `stack` closes."""
         functions = self.trainer.reward_funcs
         before = list(functions)
 
@@ -42,12 +42,14 @@ class RewardWatch:
         stack.callback(restore)
 
     def begin_step(self) -> None:
-        """What comes now belongs to the next step."""
+        """Attribute the following results to the next step."""
         self._given = {}
 
     def end_step(self) -> StepRewards:
-        """Return what is known after this step; one that learns from earlier answers again has
-        their rewards."""
+        """Return the rewards known after this step.
+
+        A step that reuses earlier answers has their rewards.
+        """
         if not self._given or self.has_model:
             return self._newest
         rows = list(zip(*self._given.values(), strict=True))
@@ -91,14 +93,14 @@ class RewardWatch:
                 num_rewards=len(rewards),
                 num_completions=len(completions),
             )
-        if self.trainer.model.training:  # not of an evaluation
+        if self.trainer.model.training:  # not during evaluation
             numbers = [math.nan if reward is None else float(reward) for reward in rewards]
             self._given.setdefault(number, []).extend(numbers)
         return rewards
 
 
 def reward_watch(trainer: Any, stack: ExitStack) -> RewardWatch | None:
-    """Return the watch of a Trainer with reward functions, begun; None: it has none."""
+    """Return a started watch of a Trainer with reward functions; None if it has none."""
     if not getattr(trainer, "reward_funcs", None):
         return None
     watch = RewardWatch(trainer)

@@ -1,4 +1,4 @@
-"""When a Trainer's training is saved, and what is done when a disk refuses."""
+"""When a Trainer's training is saved, and what happens if a disk fails."""
 
 import time
 from collections.abc import Callable
@@ -17,19 +17,20 @@ from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 
 class SaveTiming:
-    """The versions of one training, in the order in which they come.
+    """The versions of one training, in order.
 
-    A version that is due is written at the next moment at which all of a step is done, its
-    evaluation too; see `TrainerEvents`.
+    A due version is written at the next moment at which a step is completely done, including its
+    evaluation; see `TrainerEvents`.
 
     Args:
-        take: gives the state of the training, sharing memory with it, from whether it is finished.
-        announce: is called with each version that is committed.
-        first: the version that the training goes on from.
+        take: returns the state of the training, sharing memory with it; its argument is whether the
+            training is finished.
+        announce: called with each version that is committed.
+        first: the version from which the training resumes.
 
     Attributes:
         first: the version that the training began with, or its first one.
-        is_ending: what is due now is the last version.
+        is_ending: the due version is the last one.
     """
 
     def __init__(
@@ -49,30 +50,29 @@ class SaveTiming:
 
     @property
     def kept_step(self) -> int:
-        """The step of the newest version that is committed; 0: there is none, -1: it cannot be
-        read."""
+        """The step of the newest committed version; 0: there is none, -1: it cannot be read."""
         try:
             return 0 if self._newest is None else step_of(self._newest)
         except (CheckpointError, OSError):
             return -1
 
     def request(self, kind: SaveKind) -> None:
-        """A version is due; a kind that was requested before stays."""
+        """Mark a version as due; an earlier requested kind stays."""
         self.due = self.due or kind
 
     def request_by_clock(self, step: int) -> None:
-        """A version is due because of the time, a request, or one that was refused."""
+        """Mark a version as due if the time, a request or a failed save requires it."""
         kind = self.schedule.kind_due(step)
         if kind is not None or self.failures.is_retry_due:
             self.request(kind or SaveKind.SCHEDULED)
 
     def save(self, state: TrainingState) -> None:
-        """Write the version that is due, if one is; a large one in the background.
+        """Write the version that is due, if any; a large one in the background.
 
         Raises:
             TrainingDivergedError: the weights are no longer finite. This version is kept as
                 evidence, and no resume chooses it.
-            StorageError: the disk has refused once too often.
+            StorageError: the disk has failed too often.
         """
         kind, self.due = self.due, None
         if kind is None:
@@ -94,7 +94,7 @@ class SaveTiming:
         )
 
     def collect(self, state: TrainingState, wait: bool = False) -> None:
-        """Tell of versions that were committed since; the call that began them proves nothing."""
+        """Announce versions that were committed since; the call that began them proves nothing."""
         committed: list[Path] = []
         with self.failures.tolerated(state):
             committed = self.versions.collect(wait)
@@ -105,7 +105,7 @@ class SaveTiming:
             self.announce(checkpoint)
 
     def finish(self, state: TrainingState) -> None:
-        """Wait for what is being written; a version that was refused is tried once more."""
+        """Wait for the current write. If a version failed, try once more."""
         self.collect(state, wait=True)
         if self.failures.count:
             self.request(SaveKind.SCHEDULED)

@@ -1,10 +1,10 @@
-"""The events of a Trainer as the events of a Temper training, and when its versions are written.
+"""The events of a Trainer as those of a Temper training, and when its versions are written.
 
-A Trainer tells its callbacks of the end of a step before it logs, evaluates and saves. What is due
-is therefore saved at the next event after that: when the next step begins, with its data there (a
-Trainer that goes on sets the random state at this very moment), when an epoch begins, or when the
-training is about to end. So a version holds the evaluation of its step, and going on from it is
-what would have happened.
+A Trainer notifies its callbacks of the end of a step before it logs, evaluates and saves. So a due
+version is saved at the next event after that: when the next step begins and its data is there (a
+resuming Trainer sets the random state at exactly this moment), when an epoch begins, or when the
+training is about to end. A version therefore holds the evaluation of its step, and a run resumed
+from it continues as it would have.
 """
 
 import math
@@ -40,19 +40,19 @@ HELD_OUT = f"{EVALUATED}loss"
 
 
 class TrainerEvents:
-    """What each event of a Trainer does to the training, from the first epoch to the last version.
+    """The effects of a Trainer's events on the training, from the first epoch to the last version.
 
     Args:
-        parts: what the Trainer hands over.
+        parts: the objects that the Trainer passes.
         loader: its data loader, which has no length if the data is a stream.
         state: the training as its hooks see it; kept up to date here.
         saves: its versions.
-        carried: what the Trainer remembers besides.
-        rewards: what its reward functions give; None: it has none.
+        carried: further state of the Trainer.
+        rewards: results of its reward functions. None: it has none.
 
     Attributes:
-        has_logged: of a step, or more.
-        is_updating: the weights of a step change, and it does not count yet.
+        has_logged: whether at least one step was logged.
+        is_updating: the weights of a step are changing, and the step does not count yet.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class TrainerEvents:
         self._has_stepped = False  # in this epoch
         self._tokens_logged = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
-        self._is_over = False  # the last version is on the disk
+        self._is_over = False  # the last version is on disk
         self._logged_evaluation: dict[str, float] = {}
         self._evaluated_rows = EvaluatedRows(parts.device)
 
     def epoch_begins(self) -> None:
-        """The order of an epoch is not drawn yet."""
+        """Begin an epoch whose order is not drawn yet."""
         self.carried.epoch_begins()
         self._save()
         state, steps = self.state, self._steps_per_epoch()
@@ -90,21 +90,21 @@ class TrainerEvents:
         self._fire(Event.EPOCH_START)
 
     def step_begins(self) -> None:
-        """The data of a step is there, and all of the step before is done."""
+        """Begin a step: its data is there, and the step before is completely done."""
         self._close_step()
         self._save()
-        self.state.batch = range(self.parts.global_batch_size)  # what a Trainer shows of its rows
+        self.state.batch = range(self.parts.global_batch_size)  # all that a Trainer shows
         if self.rewards is not None:
             self.rewards.begin_step()
         self.clock.begin()
         self._fire(Event.STEP_START)
 
     def micro_batch_done(self) -> None:
-        """Loss and gradients of a micro-batch are there."""
+        """Handle a finished micro-batch, with loss and gradients."""
         self._fire(Event.AFTER_LOSS)
 
     def gradients_are_final(self) -> None:
-        """Those of the last micro-batch too; they are clipped already."""
+        """Handle the final gradients, with the last micro-batch's; they are already clipped."""
         self.is_updating = True
         self.state.learning_rate = float(self.parts.optimizer.param_groups[0]["lr"])
         self.state.grad_norm = _largest_gradient(self.parts.optimizer)
@@ -112,7 +112,7 @@ class TrainerEvents:
         self._fire(Event.AFTER_BACKWARD)
 
     def step_ends(self, control: "TrainerControl") -> None:
-        """The weights of a step are there; its log, evaluation and save are still to come."""
+        """Count a step with updated weights; its log, evaluation and save are still to come."""
         state, progress = self.state, self.parts.state
         self.is_updating, self._has_stepped = False, True  # the Trainer has counted it
         self.clock.end(goes_on_at_once=not (control.should_evaluate or control.should_save))
@@ -132,7 +132,7 @@ class TrainerEvents:
         self._take_over_saving(control)
 
     def _take_over_saving(self, control: "TrainerControl") -> None:
-        """A version takes the place of a folder that the Trainer would write."""
+        """Request a version in place of a folder that the Trainer would write."""
         if control.should_save:
             self.saves.request(SaveKind.SCHEDULED)
             control.should_save = self.parts.needs_own_checkpoints
@@ -143,7 +143,7 @@ class TrainerEvents:
             control.should_training_stop = True
 
     def logged(self, logs: MutableMapping[str, float], control: "TrainerControl") -> None:
-        """The Trainer has logged; numbers of steps have a loss among them."""
+        """Handle the Trainer's log; the numbers of a step include a loss."""
         if "train_runtime" in logs:
             self._training_is_over(logs)
         if any(name.startswith(EVALUATED) for name in logs):
@@ -156,7 +156,7 @@ class TrainerEvents:
         self.has_logged = True
         state.loss = numbers["loss"]
         state.metrics = {**numbers, "seconds": seconds}
-        if "learning_rate" in numbers:  # a Trainer logs that of the step to come
+        if "learning_rate" in numbers:  # a Trainer logs that of the next step
             state.metrics["learning_rate"] = state.learning_rate
         state.metrics["memory_bytes"] = float(memory_in_use_bytes(self.parts.device))
         if state.num_tokens:
@@ -168,8 +168,11 @@ class TrainerEvents:
         self._pass_on_stop(control)
 
     def _training_is_over(self, logs: MutableMapping[str, float]) -> None:
-        """All of the last step is done, its evaluation and the choice of the best model too, and
-        that model is not loaded yet."""
+        """Save the last version at the end of the training.
+
+        The last step is completely done, including its evaluation and the choice of the best model,
+        which is not loaded yet.
+        """
         of_the_run = over_all_processes(logs, self.carried.seconds_before)
         logs.update(of_the_run)
         self.parts.state.log_history[-1].update(of_the_run)
@@ -177,7 +180,7 @@ class TrainerEvents:
         self._save_last()
 
     def _count_tokens(self, counted: float | None) -> None:
-        """TRL has counted so many."""
+        """Take over the token count of TRL."""
         if counted is not None:
             self.state.num_tokens = int(counted)
 
@@ -192,14 +195,14 @@ class TrainerEvents:
         control: "TrainerControl",
         dataset: object = None,
     ) -> None:
-        """The Trainer has evaluated one of its data sets."""
+        """Handle the Trainer's evaluation of one of its datasets."""
         self._close_step()
-        # It is logged just before; TRL before 1.0 has its own measures in what it logs alone.
+        # The Trainer logs it just before. TRL before 1.0 has its own metrics only in the log.
         logged, self._logged_evaluation = self._logged_evaluation, {}
         state, evaluation = self.state, evaluation_of({**logged, **metrics})
         if HELD_OUT in evaluation:
             state.measure_on(self._evaluated_rows.identity_of(dataset))
-        is_more = state.evaluated_step == state.step  # of several data sets
+        is_more = state.evaluated_step == state.step  # of several datasets
         state.evaluation = {**state.evaluation, **evaluation} if is_more else evaluation
         state.evaluated_step = state.step
         loss = evaluation.get(HELD_OUT, math.inf)
@@ -209,14 +212,14 @@ class TrainerEvents:
         self._pass_on_stop(control)
 
     def own_checkpoint_saved(self) -> None:
-        """The Trainer has written a folder of its own; a version goes with it."""
+        """Request a version next to a folder that the Trainer has written."""
         self.saves.request(SaveKind.SCHEDULED)
 
     def epoch_ends(self, control: "TrainerControl") -> None:
-        """An epoch has ended, or the training in the middle of one."""
+        """Handle the end of an epoch, or of the training in the middle of one."""
         if self.state.is_cut_short and not self._has_stepped:
-            # Before a first step, of which a Trainer has drawn a part: what this epoch began
-            # with is in a version, or is what the training begins with.
+            # Before a first step that the Trainer has begun to draw: the state at the start of this
+            # epoch is in a version, or is the start of the training.
             control.should_evaluate = control.should_save = False
             return
         self._close_step()
@@ -229,26 +232,26 @@ class TrainerEvents:
         if not control.should_training_stop:
             return
         if self.state.is_cut_short and not self._is_at_end_of_epoch():
-            control.should_evaluate = False  # nobody does where nothing stops it, and it may draw
+            control.should_evaluate = False  # an uninterrupted run does not, and it may draw
         self.carried.steps_end(control.should_evaluate)
-        if self.state.is_interrupted:  # whoever does so may not wait for an evaluation
+        if self.state.is_interrupted:  # an interruption may not leave time to evaluate
             self.saves.is_ending = True
             self.saves.request(SaveKind.STOPPED if self.state.is_cut_short else SaveKind.SCHEDULED)
             self._save()
 
     def end(self) -> None:
-        """The training has come to its end; its last version is on the disk then."""
+        """End the training; its last version is then on disk."""
         self._close_step()
         self._save_last()
 
     def _save_last(self) -> None:
-        """Save what no version holds yet, before the best model takes the place of the last."""
+        """Save what no version holds yet, before the best model replaces the last one."""
         if self._is_over:
             return
         self._is_over = self.saves.is_ending = True
         if not self.state.is_cut_short:
             self.saves.request(SaveKind.SCHEDULED)
-        elif self.carried.awaits_evaluation:  # which is done now
+        elif self.carried.awaits_evaluation:  # it is done now
             self.carried.awaits_evaluation = False
             self.saves.request(SaveKind.STOPPED)
         self._save()
@@ -259,7 +262,7 @@ class TrainerEvents:
         return steps is None or self.state.step % steps == 0
 
     def _steps_per_epoch(self) -> int | None:
-        """None: the data is a stream, whose length nobody knows."""
+        """Return the steps per epoch; None for a stream of unknown length."""
         if self.loader is None:
             return None
         try:
@@ -277,8 +280,10 @@ class TrainerEvents:
 
 
 def _largest_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    """The largest component of all gradients, which clipping leaves 0 where it is 0; None: there
-    are none, because an optimizer has used them up during the backward pass."""
+    """Return the largest component of all gradients, whose zero clipping preserves.
+
+    None: there are none, because the optimizer consumed them during the backward pass.
+    """
     held = (p.grad for group in optimizer.param_groups for p in group["params"])
     gradients = [gradient for gradient in held if gradient is not None]
     return torch.nn.utils.get_total_norm(gradients, math.inf) if gradients else None

@@ -1,7 +1,7 @@
-"""What a Trainer's training is made of, as JSON values: kept in versions, compared when it resumes.
+"""What a Trainer's training consists of, as JSON values kept in versions and compared on resume.
 
-An argument decides the result unless it is listed here as harmless or as one that only rounds
-otherwise; so does whatever the Trainer holds that is a model, a function or a collator.
+An argument decides the result unless it is listed here as harmless or as one that only affects
+rounding. The same holds for every model, function or collator that the Trainer has.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ from infrastructure.training.resume.fingerprint import (
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-# Where things lie, how they are shown, logged and saved, and how rows reach memory.
+# Locations, display, logging and saving, and how rows reach memory.
 HARMLESS = frozenset(
     {
         *("output_dir", "run_name", "project", "logging_dir", "overwrite_output_dir", "report_to"),
@@ -78,7 +78,7 @@ HARMLESS = frozenset(
         *("vllm_server_port", "vllm_server_timeout", "vllm_group_port", "vllm_enable_sleep_mode"),
     }
 )
-# What they name or make is compared itself.
+# The things that they name or create are compared directly.
 COMPARED_BY_CONTENT = frozenset(
     {
         *("chat_template_path", "teacher_model_name_or_path", "teacher_model_revision"),
@@ -87,7 +87,7 @@ COMPARED_BY_CONTENT = frozenset(
         *("dataset_text_field", "lr_scheduler", "optimizer"),
     }
 )
-# The same sums in another order, or random numbers that are drawn at other moments.
+# The same sums in another order, or random numbers drawn at other moments.
 ROUNDS_OTHERWISE = frozenset(
     {
         *("eval_strategy", "eval_steps", "eval_delay", "per_device_eval_batch_size"),
@@ -97,32 +97,32 @@ ROUNDS_OTHERWISE = frozenset(
         *("use_liger_kernel", "liger_kernel_config", "dataloader_num_workers"),
         *("dataloader_persistent_workers", "full_determinism", "precompute_ref_batch_size"),
         *("vllm_mode", "vllm_tensor_parallel_size", "cache_implementation", "jit_mode_eval"),
-        "tf32",  # which not every GPU has
+        "tf32",  # not supported by every GPU
     }
 )
-# Which version is the best one, and with it the model at the end, depends on these.
+# These decide which version is the best, and with it the final model.
 OF_THE_BEST = frozenset(
     {"eval_strategy", "eval_steps", "eval_delay", "eval_packing", "bf16_full_eval"}
 )
-# Of how a model is loaded: the weights themselves, and how it attends, are compared elsewhere.
+# How a model is loaded: the weights and the form of attention are compared elsewhere.
 OF_LOADING = frozenset(
     {
         *("device_map", "attn_implementation", "revision", "use_safetensors", "cache_dir", "token"),
         *("local_files_only", "trust_remote_code", "low_cpu_mem_usage", "use_cache"),
     }
 )
-# A Trainer takes these from the checkpoint, whatever its arguments say by then.
+# A Trainer takes these from the checkpoint, whatever its arguments are by then.
 IN_THE_CHECKPOINT = (
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim"),
     "optim_args",
 )
-# What Temper fits to the length of a training of its own: compared as it was set, so that a longer
-# training is not refused for what follows from its length.
+# Arguments that Temper derives from the length of its own trainings. They are compared as
+# configured, so that a longer training is not refused because of them.
 FITTED = {"warmup_steps": "training.warmup_steps"}
 SCHEDULER, LORA = "lr_scheduler", "lora"
-OWN_CALLBACKS = "own_callbacks"  # most of them only watch, and which do more cannot be told
+OWN_CALLBACKS = "own_callbacks"  # most only observe, and the others cannot be identified
 FIXED = (*IN_THE_CHECKPOINT, OPTIMIZER, SCHEDULER)
-# Tensors of a checkpoint have no place in a LoRA of another shape.
+# A LoRA of another shape cannot hold a checkpoint's tensors.
 SHAPE_OF_LORA = frozenset(
     {
         *("r", "rank_pattern", "target_modules", "target_parameters", "modules_to_save", "bias"),
@@ -132,12 +132,13 @@ SHAPE_OF_LORA = frozenset(
 )
 MACHINE_NAMES = (*("device", "driver", "deterministic", "world_size", "num_threads", "attention"),)
 BRIDGE_PACKAGES = ("trl", "accelerate")
-# What computes the fused form of an optimizer's step, and what its schedule changes.
+# Settings of an optimizer's fused step, and values that its schedule changes.
 OF_THE_STEP = frozenset({"params", "fused", "foreach", "capturable", "lr", "initial_lr"})
 OF_THE_SCHEDULE = frozenset(
     {"optimizer", "last_epoch", "_step_count", "_last_lr", "base_lrs", "verbose"}
 )
-# What a Trainer holds that its other parts are made from, or that is compared under another name.
+# Attributes of a Trainer from which its other parts are made, or that are compared under another
+# name.
 NO_PARTS = frozenset(
     {
         *(
@@ -171,7 +172,7 @@ class TrainerFacts(MachineFacts):
 
     Attributes:
         key: of the hashes of rows.
-        arguments: by name, the harmless ones left out.
+        arguments: by name, without the harmless ones.
         given: names of those that are not at their default.
         parts: see `identity.PART_NAMES`.
         unseen: what cannot be compared.
@@ -187,14 +188,14 @@ class TrainerFacts(MachineFacts):
 
 
 class BeforeLoading(TypedDict):
-    """What a Trainer was made with, before it has loaded a checkpoint into it."""
+    """The user's optimizer and schedule before the Trainer has loaded a checkpoint into them."""
 
     optimizer: list[JsonValue] | None
     scheduler: JsonValue
 
 
 def trainer_of(callback: object) -> Any:
-    """Return the Trainer that a callback was added to; None: to none yet."""
+    """Return the Trainer that a callback was added to, or None."""
     trainer_class = require("transformers", "TemperCallback").Trainer
     for one in gc.get_objects():
         if issubclass(type(one), trainer_class):
@@ -214,23 +215,23 @@ def before_loading(trainer: Any) -> BeforeLoading:
 
 
 def lora_of(facts: Facts) -> Facts:
-    """Return what of the facts must be compared before PEFT loads a LoRA of another shape."""
+    """Return the facts that must be compared before PEFT loads a LoRA of another shape."""
     lora = facts["parts"].get(LORA)
     return {**facts, "arguments": {}, "parts": {} if lora is None else {LORA: lora}}
 
 
 def facts_before_loading(trainer: Any, was: Facts) -> Facts:
-    """Return the same of a Trainer, with everything else as it was."""
+    """Return the same facts for a Trainer, with everything else as it was."""
     return lora_of({**was, "versions": {}, "parts": {LORA: _lora(trainer.model)}})
 
 
 class FactsReader:
-    """Reads what decides the result of one Trainer's training.
+    """A reader of what decides the result of one Trainer's training.
 
     Args:
-        trainer: None: only what it hands to its callbacks is known.
-        was: the facts of the version that it resumes from; empty: it begins.
-        before: what was there before the Trainer has loaded; None: nobody has looked.
+        trainer: None: only what it passes to its callbacks is known.
+        was: the facts of the version from which it resumes; empty: it begins.
+        before: the state before the Trainer has loaded. None: unknown.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class FactsReader:
         """Return the facts.
 
         Args:
-            dataset: the one that it trains on, as the Trainer's data loader has it.
+            dataset: the training dataset, as the Trainer's data loader has it.
             others: hooks of the user.
         """
         args, device = self.parts.args, self.parts.device
@@ -300,7 +301,7 @@ class FactsReader:
         return arguments, given
 
     def _known(self, value: Any) -> JsonValue:
-        """What a training is made of besides plain values and code."""
+        """Return a comparable value for objects other than plain values and code."""
         if value is self.trainer and value is not None:
             return "the Trainer"
         if isinstance(value, torch.nn.Module):
@@ -365,7 +366,7 @@ class FactsReader:
         return parts
 
     def _of_trainer(self) -> dict[str, JsonValue]:
-        """Everything that the Trainer holds and that is a model, a function or a collator."""
+        """Return every model, function or collator that the Trainer has."""
         trainer = self.trainer
         if trainer is None:
             self.reader.unseen.append(phrase("trainer.trainer_parts"))
@@ -387,7 +388,7 @@ class FactsReader:
         return parts
 
     def _callback(self, callback: object) -> JsonValue:
-        """What it counts while it trains is no part of it."""
+        """Return the code and settings of a callback, without what it counts during training."""
         code = self.reader.code_of(type(callback), "callbacks")
         settings = {
             name: value
@@ -411,7 +412,7 @@ class FactsReader:
         if groups is not None:
             described["groups"] = groups
         described_parts: dict[str, JsonValue] = {OPTIMIZER: described}
-        if not getattr(self.trainer, "_created_lr_scheduler", True):  # arguments say all of it
+        if not getattr(self.trainer, "_created_lr_scheduler", True):  # else arguments describe it
             code: JsonObject = {**self.reader.code_of(type(scheduler), SCHEDULER)}
             code["factors"] = self.reader.read(getattr(scheduler, "lr_lambdas", None), SCHEDULER)
             holds = self.before["scheduler"] if self.before else None
@@ -443,7 +444,7 @@ def _inner(model: Any) -> Any:
 
 
 def _lora(model: Any) -> JsonValue:
-    """The settings of the adapters of PEFT."""
+    """Return the settings of PEFT's adapters."""
     configs = getattr(model, "peft_config", None)
     if not isinstance(configs, Mapping):
         return None
@@ -461,18 +462,18 @@ def _is_part(value: Any) -> bool:
 
 
 def _is_metric(value: Any) -> bool:
-    return isinstance(value, type) and value.__module__ == "builtins"  # a defaultdict's
+    return isinstance(value, type) and value.__module__ == "builtins"  # a defaultdict's factory
 
 
 def _watches(callback: object) -> bool:
-    """Whether a callback is known to do no more than that."""
+    """Return whether a callback is known to only observe."""
     kind = type(callback)
     is_known = kind.__module__.startswith(WATCHING) or kind.__name__ in WATCHING_CLASSES
     return is_known or is_ours(kind)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[JsonValue]:
-    """The settings of each group, with the learning rate that it has without its schedule."""
+    """Return the settings of each group, with its learning rate before the schedule."""
     reader = ObjectReader(lambda v: str(v) if isinstance(v, torch.Tensor) else None)
     groups: list[JsonValue] = []
     for group in optimizer.param_groups:
@@ -504,15 +505,16 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def known_names() -> list[str]:
-    """Return the names of what is compared, of arguments as far as their classes are loaded."""
+    """Return the names of everything that is compared; of arguments, those of loaded classes."""
     return [*PART_NAMES, *MACHINE_NAMES, *PACKAGE_NAMES, *argument_names()]
 
 
 def checked_names(accept: Collection[str]) -> frozenset[str]:
-    """Return what may differ although it changes the result.
+    """Return the names of what may differ although it changes the result.
 
     Raises:
-        ValueError: nothing that is compared, and may differ, is called so; suggests the nearest.
+        ValueError: a name belongs to nothing that is compared and may differ. The message suggests
+            the nearest name.
     """
     known = known_names() if accept else []
     for name in accept:
@@ -526,7 +528,7 @@ def checked_names(accept: Collection[str]) -> frozenset[str]:
 
 
 def argument_names() -> list[str]:
-    """The arguments that are compared, of every class of arguments that is loaded."""
+    """Return the compared arguments of every loaded class of arguments."""
     classes = [require("transformers", "TemperCallback").TrainingArguments]
     names: dict[str, None] = {}
     while classes:
@@ -541,18 +543,18 @@ def _why_not(name: str) -> str:
 
 
 class TrainerJudge:
-    """What may change in a Trainer's training; see `compatibility.Judge`.
+    """The judge of what may change in a Trainer's training; see `compatibility.Judge`.
 
     Args:
-        is_whole: the Trainer was made from a configuration, so that a flag accepts.
-        name_to_accept: gives what the flag takes for a name.
+        is_whole: the Trainer was made from a configuration, so a flag accepts differences.
+        name_to_accept: returns the flag's name for an argument.
     """
 
     def __init__(self, is_whole: bool = False, name_to_accept: Callable[[str], str] = str) -> None:
         self.is_whole, self.name_to_accept = is_whole, name_to_accept
 
     def differences(self, was: Facts, now: Facts) -> Iterator[Difference]:
-        """Arguments, parts, machine and versions that differ."""
+        """Yield arguments, parts, machine facts and versions that differ."""
         same_libraries = was["versions"] == now["versions"]
         explained = False
         for difference in self._arguments(was, now, same_libraries):
@@ -571,7 +573,7 @@ class TrainerJudge:
     def part_differences(
         self, was: Facts, now: Facts, *, same_libraries: bool
     ) -> Iterator[Difference]:
-        """Parts that differ."""
+        """Yield parts that differ."""
         never = Verdict.NEEDS_A_NEW_RUN
         verdicts = {OPTIMIZER: never, SCHEDULER: never, OWN_CALLBACKS: Verdict.ROUNDS_OTHERWISE}
         if _has_other_shape(was.get(LORA), now.get(LORA)):
@@ -596,20 +598,20 @@ class TrainerJudge:
             yield Difference(name, before.get(name), current.get(name), verdict)
 
     def how_to_accept(self, names: Sequence[str]) -> str:
-        """The argument for it."""
+        """Return the argument that accepts the differences."""
         if self.is_whole:
             accepted = dict.fromkeys(map(self.name_to_accept, names))
             return format(Setting("accept", ",".join(accepted)))
         return f"TemperCallback(..., accept={list(names)!r})"
 
     def why_never(self, names: Sequence[str]) -> str:
-        """It would have no effect, or has no place."""
+        """Return why the differences cannot be accepted: without effect, or of another shape."""
         fixed = [name for name in names if name in FIXED]
         other = [phrase("trainer.shape_is_fixed", name=name) for name in names if name not in FIXED]
         return "; ".join([*map(_why_not, fixed), *other])
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """Another run beside this one."""
+        """Return the remedy of starting another run next to this one."""
         if self.is_whole:
             return [phrase("trainer.start_another_run")]
         return [phrase("trainer.use_another_name")]

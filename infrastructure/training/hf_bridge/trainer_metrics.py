@@ -1,4 +1,4 @@
-"""The numbers of a step from what a Trainer logs, and the time that steps take."""
+"""The numbers of a step from a Trainer's log, and the time of steps."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,28 +12,29 @@ class StepClock:
     """Seconds of steps and of the wait for their data, without evaluating and saving.
 
     Args:
-        clock: seconds that never go back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.seconds = 0.0  # since the last `read`
-        self.waited_seconds = 0.0  # in all
+        self.waited_seconds = 0.0  # in total
         self._began: float | None = None
         self._ended: float | None = None
 
     def begin(self) -> None:
-        """A step begins: its data is there."""
+        """Record the start of a step, whose data is there."""
         self._began = self.clock()
         if self._ended is not None:
             self.waited_seconds += self._began - self._ended
             self.seconds += self._began - self._ended
 
     def end(self, *, goes_on_at_once: bool) -> None:
-        """A step has ended.
+        """Record the end of a step.
 
         Args:
-            goes_on_at_once: nothing but the next step comes now, so that time is a wait for data.
+            goes_on_at_once: the next step follows immediately, so that time in between is a wait
+                for data.
         """
         now = self.clock()
         if self._began is not None:
@@ -41,13 +42,13 @@ class StepClock:
         self._ended = now if goes_on_at_once else None
 
     def read(self) -> float:
-        """The seconds since the last call."""
+        """Return the seconds since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
 
 def numbers_of(logs: Mapping[str, JsonValue]) -> dict[str, float]:
-    """What a Trainer logged of its steps, as numbers."""
+    """Return the numbers that a Trainer logged for its steps."""
     return {
         name: float(value)
         for name, value in logs.items()
@@ -56,17 +57,17 @@ def numbers_of(logs: Mapping[str, JsonValue]) -> dict[str, float]:
 
 
 def evaluation_of(metrics: Mapping[str, JsonValue]) -> dict[str, float]:
-    """The numbers of an evaluation that are about the model, not about how fast it went."""
+    """Return the numbers of an evaluation that describe the model, not its speed."""
     speed = ("_runtime", "_per_second")
     numbers = numbers_of(metrics)
     return {name: value for name, value in numbers.items() if not name.endswith(speed)}
 
 
 def over_all_processes(logs: Mapping[str, float], seconds_before: float) -> dict[str, float]:
-    """What a Trainer logs of its speed at the end, over the processes before this one too.
+    """Return the speed that a Trainer logs at the end, over earlier processes, too.
 
     Args:
-        seconds_before: that they trained.
+        seconds_before: training time of the earlier processes.
     """
     seconds = logs["train_runtime"]
     speeds = {n: logs[n] for n in logs if n.startswith("train_") and n.endswith("_per_second")}

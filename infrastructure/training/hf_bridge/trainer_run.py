@@ -1,4 +1,4 @@
-"""The run of a Trainer's training: directory, versions and copies, found again by its name.
+"""The run of a Trainer's training: directory, versions and backup, found again by its name.
 
 runs/<name>/run.json · metrics.jsonl · logs/ · checkpoints/ · tokenizer/ · resume/
            /final/ · report.html · summary.json
@@ -57,11 +57,11 @@ from infrastructure.training.resume.fingerprint import installed_versions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
+HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that belong to this training
 PLACE_IN_PYTHON = 'DeploymentConfig(backup={"place": …})'
-REFERENCE = "ref"  # TRL's name for the LoRA that a training began with
+REFERENCE = "ref"  # TRL's name for the initial LoRA of a training
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# Settings of the configuration that mean something here; all else is the Trainer's to decide.
+# Settings that have an effect here; the Trainer decides everything else.
 TAKES_EFFECT = (
     *("backup.", "monitor.", "output_dir", "enable_monitoring", "enable_backups", "cache."),
     *("training.checkpoint_seconds", "training.keep_", "training.compress_checkpoints"),
@@ -71,29 +71,30 @@ TAKES_EFFECT = (
 
 
 class TrainerRun:
-    """The directory, versions and copies of one training.
+    """The directory, versions and backup of one training.
 
     Args:
-        name: what it is found by when it goes on, here and at `backup.place`.
-        config: `TAKES_EFFECT` lists what of it counts.
-        report: shows a line to a person.
-        is_whole: the configuration decides all of the training, whose Trainer was made from it: it
-            is recorded, and the same command goes on.
+        name: identifies the run on resume, here and at `backup.place`.
+        config: only the settings in `TAKES_EFFECT` have an effect.
+        report: shows a line to the user.
+        is_whole: the configuration decides the whole training, whose Trainer was made from it. It
+            is recorded, and the same command resumes.
 
     Attributes:
         files: the paths of the run.
         versions: its checkpoints on this machine.
-        copies: of them, at `backup.place`.
-        describe_model: gives what run.json says of the model.
-        more_of_summary: gives what summary.json says besides, when the training has ended.
-        before_saving: is given the trained model before it is written.
-        check_saved: is given the trained model and where it was saved; raises where they differ.
-        how_to_begin_anew: said behind the step that it goes on from.
-        name_to_accept: gives what a flag calls an argument of the Trainer that may differ.
+        copies: their backup, at `backup.place`.
+        describe_model: returns the model's entry in run.json.
+        more_of_summary: returns further entries of summary.json, when the training has ended.
+        before_saving: receives the trained model before it is written.
+        check_saved: receives the trained model and where it was saved, and raises if they differ.
+        how_to_begin_anew: text after the step from which the run resumes.
+        name_to_accept: returns the flag's name for an argument of the Trainer that may differ.
         decided: what was measured and chosen before the training, by key.
 
     Raises:
-        ValueError: the name cannot be a folder's, or `backup.place` names no place.
+        ValueError: the name is not valid for a folder, or `backup.place` is not a valid
+            destination.
     """
 
     def __init__(
@@ -126,16 +127,16 @@ class TrainerRun:
 
     @property
     def directory(self) -> Path:
-        """Where everything of the run lies."""
+        """The directory of the run."""
         return self.files.path
 
     @property
     def final(self) -> Path:
-        """The trained model."""
+        """The folder of the trained model."""
         return self.files.final
 
     def notes(self) -> list[str]:
-        """A sentence for each setting that was given for this run and has no effect in it."""
+        """Return a sentence for each setting that was given for this run but has no effect."""
         if self.is_whole:
             return []
         return [
@@ -145,11 +146,13 @@ class TrainerRun:
         ]
 
     def enter(self, stack: ExitStack) -> None:
-        """Until `stack` closes, nobody else trains this run. A training of this process that an
-        exception has just ended is waited for: it is noticed in less than a second.
+        """Lock the run until `stack` closes, so that nothing else trains it.
+
+        This waits for a training of this process that an exception has just ended, which is noticed
+        in less than a second.
 
         Raises:
-            ValueError: a living process trains it; says which.
+            ValueError: a live process trains it. The message says which.
         """
         make_directory(self.directory)
         deadline = time.monotonic() + 4 * LOOK_SECONDS
@@ -165,11 +168,11 @@ class TrainerRun:
             time.sleep(LOOK_SECONDS / 10)
 
     def check_place(self) -> None:
-        """Whatever is wrong with the place is told before anything is trained, once.
+        """Check the backup destination once, before anything is trained.
 
         Raises:
-            StorageError: it cannot be used; says what to do.
-            CopyNotConfirmedError: the same of a finished run, whose copy is not confirmed so.
+            StorageError: it cannot be used. The message says what to do.
+            CopyNotConfirmedError: the same for a finished run, whose backup then stays unconfirmed.
         """
         if self._is_place_checked:
             return
@@ -184,12 +187,13 @@ class TrainerRun:
         self.copies.backup.remember_place(self.copies.backup.place_id)
 
     def newest(self) -> Path | None:
-        """The newest healthy version that verifies, brought back from the place where this machine
-        has none; None: nothing was saved yet.
+        """Return the newest healthy version that verifies; None: nothing was saved yet.
+
+        If this machine has none, the run is restored from the backup destination.
 
         Raises:
             CheckpointError: there are versions, and all are damaged.
-            StorageError: the place does not answer.
+            StorageError: the backup destination does not respond.
         """
         self.check_place()
         options = place_options(self.config)
@@ -207,18 +211,19 @@ class TrainerRun:
         return checkpoint
 
     def copies_line(self) -> str:
-        """How the copies stand; of somebody's own Trainer in the words of their script."""
+        """Return the state of the backup; for a user's own Trainer it names the Python setting."""
         line = self.copies.line()
         return line if self.is_whole else line.replace("backup.place", PLACE_IN_PYTHON)
 
     def _lies_at_place(self) -> bool:
-        """Whether the place has a version of this run; not asked where it is not there."""
+        """Return whether the backup destination has a version of this run; False if it is
+        missing."""
         if not self.copies.has_place or self.copies.backup.is_missing:
             return False
         return self.name in runs_at_place(place_options(self.config))
 
     def record(self, parts: TrainerParts, num_examples: int | None) -> None:
-        """Write run.json before the first step; it stays as it is when the training goes on."""
+        """Write run.json before the first step; it does not change when the training resumes."""
         if self.files.has_record():
             return
         args = parts.args
@@ -237,8 +242,10 @@ class TrainerRun:
         write_record(self.files.run_file, record)
 
     def _settings(self) -> dict[str, tuple[object, str]]:
-        """The settings of the configuration that count, each with the place where it was set; of a
-        whole training all."""
+        """Return the settings that have an effect, each with where it was set.
+
+        For a whole training these are all settings.
+        """
         return {
             key: (self.config.value(key), source.place)
             for key, source in self.config.sources().items()
@@ -246,12 +253,13 @@ class TrainerRun:
         }
 
     def save_model(self, model: torch.nn.Module) -> None:
-        """Write `final/`, the trained model in the ordinary layout with its tokenizer; one that is
-        there and whole stays.
+        """Write `final/`, the trained model in the ordinary layout with its tokenizer.
+
+        An existing intact one is kept.
 
         Raises:
-            OSError: the disk refuses.
-            CheckpointError: what was saved is not what was trained; it is not there then.
+            OSError: the disk returns an error.
+            CheckpointError: the saved model differs from the trained one; it is then not there.
         """
         recover_directory(self.final)
         if not self._is_saved():
@@ -271,7 +279,7 @@ class TrainerRun:
                 write_sums(part)
 
     def _is_saved(self) -> bool:
-        """Whether `final/` is there and what was written."""
+        """Return whether `final/` exists and is intact."""
         if not self.final.is_dir():
             return False
         try:
@@ -283,19 +291,19 @@ class TrainerRun:
         return not damaged
 
     def save_tokenizer(self, processing_class: "PreTrainedTokenizerBase") -> None:
-        """Write the tokenizer that the training goes on with; all of it is on the disk then."""
+        """Write the tokenizer that a resumed training uses, completely or not at all."""
         with whole_directory(self.files.tokenizer) as part:
             processing_class.save_pretrained(part)
 
     def is_recorded_finished(self) -> bool:
-        """Whether summary.json says so."""
+        """Return whether summary.json says that the run is finished."""
         return bool(read_summary(self.files).get("status") == RunStatus.FINISHED)
 
     def complete(self) -> None:
-        """Have the place confirm all of the run, which is finished.
+        """Have the backup destination confirm the whole finished run.
 
         Raises:
-            CopyNotConfirmedError: it does not; everything of this machine is in order.
+            CopyNotConfirmedError: it does not. Everything on this machine is in order.
         """
         complete_finished(self.files, self.copies, self.config.backup.finish_seconds)
         problem = self.copies.problem()
@@ -305,25 +313,25 @@ class TrainerRun:
 
 
 def nothing_before(_model: torch.nn.Module) -> None:
-    """The model is saved as it is."""
+    """Do nothing; the model is saved as it is."""
 
 
 def no_check(_model: torch.nn.Module, _folder: Path) -> None:
-    """Nothing to compare the saved model with."""
+    """Check nothing; there is nothing to compare the saved model with."""
 
 
 def no_more() -> Summary:
-    """Nothing to add to a summary."""
+    """Add nothing to a summary."""
     return {}
 
 
 def without_reference(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of a version without the LoRA that TRL compares with."""
+    """Return the weights of a version without TRL's reference LoRA."""
     return {name: tensor for name, tensor in tensors.items() if REFERENCE not in name.split(".")}
 
 
 def _adapters_but_reference(model: torch.nn.Module) -> dict[str, list[str]]:
-    """What keeps the copy of a LoRA that TRL compares with out of the trained model."""
+    """Return arguments that keep TRL's reference LoRA out of the trained model."""
     names = list(getattr(model, "peft_config", {}))
     if REFERENCE not in names:
         return {}
@@ -331,12 +339,12 @@ def _adapters_but_reference(model: torch.nn.Module) -> dict[str, list[str]]:
 
 
 def precision_name(args: "TrainingArguments") -> str:
-    """The number format of the arithmetic: bf16, fp16 or fp32."""
+    """Return the number format of the arithmetic: bf16, fp16 or fp32."""
     return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
 
 
 def name_and_size(model: torch.nn.Module) -> JsonObject:
-    """What is known of the model of a Trainer that somebody has made."""
+    """Return what is known of the model of a user's Trainer."""
     path = getattr(getattr(model, "config", None), "_name_or_path", None)
     counts = count_parameters(model)
     return {
@@ -347,8 +355,10 @@ def name_and_size(model: torch.nn.Module) -> JsonObject:
 
 
 def _arguments(args: "TrainingArguments") -> dict[str, tuple[object, str]]:
-    """The Trainer's arguments that are not at their default, with their source; secrets are
-    masked."""
+    """Return the Trainer's arguments that are not at their default, with their source.
+
+    Secrets are masked.
+    """
     given = {
         field.name: args.to_dict().get(field.name)
         for field in dataclasses.fields(args)

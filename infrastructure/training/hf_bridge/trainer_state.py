@@ -1,4 +1,4 @@
-"""What a Trainer's training is between two steps, as a snapshot; and back into its model."""
+"""The state of a Trainer's training between two steps as a snapshot, and its restoration."""
 
 import dataclasses
 import json
@@ -37,12 +37,12 @@ TRAINER_STATE = "trainer_state.json"
 
 @dataclass
 class TrainerParts:
-    """What a Trainer of transformers hands to its callbacks.
+    """The objects that a Trainer of transformers passes to its callbacks.
 
     Attributes:
         args: its TrainingArguments.
         state: its TrainerState.
-        optimizer: as accelerate has wrapped it, with the gradient scaler if there is one.
+        optimizer: as wrapped by accelerate, with the gradient scaler if there is one.
     """
 
     args: "TrainingArguments"
@@ -53,17 +53,17 @@ class TrainerParts:
 
     @property
     def device(self) -> torch.device:
-        """Where it trains."""
+        """The device on which it trains."""
         return torch.device(self.args.device)
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler, where fp16 needs one."""
+        """The gradient scaler, if fp16 needs one."""
         return getattr(self.optimizer, "scaler", None)
 
     @property
     def needs_own_checkpoints(self) -> bool:
-        """Whether the Trainer itself makes use of the folders that it saves."""
+        """Whether the Trainer itself uses the folders that it saves."""
         args = self.args
         best = args.load_best_model_at_end or str(args.save_strategy) == "SaveStrategy.BEST"
         return bool(best or args.push_to_hub)
@@ -76,7 +76,7 @@ class TrainerParts:
 
 
 class AdapterFiles(TypedDict):
-    """What an adapter of PEFT has besides its weights."""
+    """The contents of a PEFT adapter apart from its weights."""
 
     config: JsonObject
     names: dict[str, str]
@@ -84,13 +84,13 @@ class AdapterFiles(TypedDict):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What the files of an ordinary checkpoint folder say about a model besides its weights.
+    """The contents of an ordinary checkpoint folder apart from a model's weights.
 
     Attributes:
-        config: text of config.json; None: the model has none.
-        adapters: for each adapter of PEFT its configuration, and the names that its weights have
-            in its file, each with the name in the model; None: the model is none of PEFT's.
-        tied: further names of weights, each with the name that a version has them by.
+        config: text of config.json. None: the model has none.
+        adapters: for each PEFT adapter its configuration, and the names of its weights in its file,
+            each with the name in the model. None: it is not a PEFT model.
+        tied: further names of weights, each with the name that a version uses.
     """
 
     config: str | None
@@ -99,7 +99,7 @@ class ModelFiles:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "ModelFiles":
-        """Of a model as it stands before the first step; its structure stays."""
+        """Return the files of a model before the first step; its structure does not change."""
         config: object = getattr(model, "config", None)
         text = config.to_json_string() if hasattr(config, "to_json_string") else None
         adapters = adapters_of(model) if is_peft(model) else None
@@ -107,12 +107,12 @@ class ModelFiles:
 
 
 def is_peft(model: torch.nn.Module) -> "TypeGuard[PeftModel]":
-    """Whether PEFT has wrapped the model, so that a Trainer saves its adapters only."""
+    """Return whether PEFT has wrapped the model, so that a Trainer saves only its adapters."""
     return is_installed("peft") and isinstance(model, require("peft", "the adapter").PeftModel)
 
 
 def adapters_of(model: "PeftModel") -> dict[str, AdapterFiles]:
-    """See `ModelFiles.adapters`."""
+    """Return `ModelFiles.adapters`."""
     peft = require("peft", "the adapter")
     names = {_identity(tensor): name for name, tensor in trainable_state(model).items()}
     adapters: dict[str, AdapterFiles] = {}
@@ -129,7 +129,7 @@ def adapters_of(model: "PeftModel") -> dict[str, AdapterFiles]:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """See `ModelFiles.tied`: a Trainer looks for all names, and warns of those that are missing."""
+    """Return `ModelFiles.tied`: a Trainer looks for all names and warns about missing ones."""
     kept = trainable_state(model)
     names = {_identity(tensor): name for name, tensor in kept.items()}
     every = {n: t for n, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
@@ -145,7 +145,7 @@ def _identity(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
 
 
 def _adapter_config(config: "PeftConfig") -> JsonObject:
-    """As PEFT writes it: sets and enumerations are no JSON."""
+    """Return the configuration as PEFT writes it, since sets and enumerations are not JSON."""
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         return as_object(parse_json((Path(folder) / "adapter_config.json").read_text()))
@@ -154,7 +154,7 @@ def _adapter_config(config: "PeftConfig") -> JsonObject:
 def take_snapshot(
     parts: TrainerParts, files: ModelFiles, carried: CarriedState, values: Mapping[str, object]
 ) -> Snapshot:
-    """The whole state of a Trainer's training, sharing memory with it.
+    """Return the whole state of a Trainer's training, sharing memory with it.
 
     Args:
         values: more JSON values.
@@ -195,14 +195,15 @@ def take_snapshot(
 
 @dataclass(frozen=True)
 class TrainerSnapshots:
-    """What the versions of a training hold, besides what its Trainer would save.
+    """The contents of a training's versions, besides what its Trainer would save.
 
     Attributes:
         facts: what decides its result; see `trainer_facts`.
-        carried: what the Trainer remembers besides.
-        hooks: their states go along.
-        settings: by which the same command finds the run, at its place too; None: its name does.
-        history: what changed under way.
+        carried: further state of the Trainer.
+        hooks: their states are included.
+        settings: by which the same command finds the run, also at its backup destination. None: it
+            is found by name.
+        history: changes during the run.
     """
 
     parts: TrainerParts
@@ -215,7 +216,7 @@ class TrainerSnapshots:
     history: History = ()
 
     def take(self, is_finished: bool) -> Snapshot:
-        """The whole state now, sharing memory with the training."""
+        """Return the current state, sharing memory with the training."""
         state, best = self.state, self.state.best_evaluation_loss
         values = {
             "facts": self.facts,
@@ -235,7 +236,7 @@ class TrainerSnapshots:
 
 
 def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
-    """Put back what a version has counted."""
+    """Restore the counts of a version."""
     state.num_examples, state.num_tokens = values["num_examples"], values["num_tokens"]
     state.recoveries = list(values["recoveries"])
     best = values["best_evaluation_loss"]
@@ -244,20 +245,20 @@ def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
 
 
 def _as_tensor(text: str) -> torch.Tensor:
-    """A text as bytes: it may be long, and may hold NaN, which a manifest must not."""
+    """Return a text as bytes: it may be long, and may hold NaN, which a manifest must not."""
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def text_of(tensor: torch.Tensor) -> str:
-    """The text in a tensor of bytes."""
+    """Return the text in a tensor of bytes."""
     return tensor.numpy().tobytes().decode()
 
 
 def read_version(checkpoint: Path) -> Snapshot:
-    """A version that `TemperCallback` wrote, verified.
+    """Return a version that `TemperCallback` wrote, verified.
 
     Raises:
-        CheckpointError: it is damaged, or somebody else wrote it.
+        CheckpointError: it is damaged, or was not written by `TemperCallback`.
     """
     snapshot = load_checkpoint(checkpoint)
     if snapshot.values.get("writer") != WRITER:
@@ -266,28 +267,28 @@ def read_version(checkpoint: Path) -> Snapshot:
 
 
 def restore_model(model: torch.nn.Module, snapshot: Snapshot) -> None:
-    """Put the weights of a version into the model, all or none.
+    """Restore the weights of a version in the model, all or none.
 
     Raises:
-        CheckpointError: they are of another model.
+        CheckpointError: they belong to another model.
     """
     load_trainable_state(model, snapshot.tensors["model"])
 
 
 def restore_optimizer(parts: TrainerParts, snapshot: Snapshot) -> None:
-    """Put optimizer and random state of a version back, where a Trainer does not."""
+    """Restore optimizer and random state of a version, if the Trainer does not."""
     values, tensors = snapshot.values, snapshot.tensors.get("optimizer", {})
     parts.optimizer.load_state_dict(merge_optimizer(tensors, from_json(values["optimizer"])))
     restore_random(snapshot.tensors["random"], parts.device)
 
 
 def trainer_state_of(snapshot: Snapshot) -> dict[str, Any]:
-    """The `TrainerState` of a version."""
+    """Return the `TrainerState` of a version."""
     state: dict[str, Any] = json.loads(text_of(snapshot.tensors["trainer"][TRAINER_STATE]))
     return state
 
 
 def has_finite_weights(snapshot: Snapshot) -> bool:
-    """Whether every weight that trains is a number."""
+    """Return whether all trained weights are finite."""
     tensors = snapshot.tensors["model"].values()
     return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())

@@ -1,1 +1,1 @@
-"""The training loop, its optimizer step, and how it gets over errors."""
+"""The training loop, its optimizer step, and its recovery from errors."""

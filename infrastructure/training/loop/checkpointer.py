@@ -1,4 +1,4 @@
-"""Saves a training while it runs, announces what is committed, and rolls back to what was saved."""
+"""Save a training while it runs, announce committed checkpoints, and roll back to them."""
 
 import logging
 import time
@@ -34,26 +34,26 @@ from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.models.trainable_state import own_part
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
-LAST_KIND = "last"  # what rank 0 says instead of what it would decide, where it fails
+LAST_KIND = "last"  # what rank 0 sends instead of its decision if it fails
 
 log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """What the loop saves with.
+    """The part of the loop that saves and restores.
 
     Args:
-        manager: keeps the checkpoints; None: the training saves none.
+        manager: keeps the checkpoints. None: the training saves none.
         optimizer_step: has the parts whose state a checkpoint holds.
-        identity: gives what decides the result, which every checkpoint holds.
-        schedule: says when a save is due by time, by wish, or because the deadline is near.
-        failures: how many refused saves are tolerated.
+        identity: returns what decides the result, which every checkpoint holds.
+        schedule: decides when a save is due by time, by request, or because the deadline is near.
+        failures: how many failed saves are tolerated.
 
     Attributes:
-        start_is_saved: what the training begins with is the newest checkpoint already.
-        is_saving: a checkpoint is being taken just now.
-        others_wait: the other ranks have done the step, too, and wait for what rank 0 decides at
-            its end.
+        start_is_saved: the state at the start is already the newest checkpoint.
+        is_saving: a checkpoint is being taken right now.
+        others_wait: the other ranks have also done the step, and wait for rank 0's decision at its
+            end.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Checkpointer:
         self.others_wait = False
 
     def snapshot(self, state: TrainingState) -> Snapshot:
-        """Everything that decides how the training goes on; see `checkpoints.snapshot`."""
+        """Return everything needed to resume the training; see `checkpoints.snapshot`."""
         snapshot = take_snapshot(state, self.optimizer_step)
         if self.optimizer_step.group.is_first:
             snapshot.values["identity"] = self.identity()
@@ -83,10 +83,10 @@ class Checkpointer:
         return snapshot
 
     def begin(self, state: TrainingState, kind: SaveKind) -> None:
-        """Begin to write a checkpoint; it counts when `collect` gives it.
+        """Begin to write a checkpoint. It counts once `collect` returns it.
 
         Raises:
-            StorageError: the disk refuses this one, or the one before it.
+            StorageError: the disk returned an error for this one, or for the one before it.
         """
         group = self.optimizer_step.group
         if not is_sharded(state.model):
@@ -98,26 +98,29 @@ class Checkpointer:
             )
 
     def rescue(self, state: TrainingState, kind: SaveKind) -> None:
-        """Write a last checkpoint, as rank 0, which fails; of a model that is spread, with the
-        others, where they wait for it.
+        """Write a last checkpoint from rank 0, which is failing.
+
+        If the model is sharded, the others take part, provided that they wait for it.
 
         Raises:
             StorageError, ProcessLostError: it cannot be written.
         """
         group = self.optimizer_step.group
         if is_sharded(state.model):
-            if not self.others_wait:  # they are elsewhere: the last checkpoint holds
+            if not self.others_wait:  # they are elsewhere: the last checkpoint remains
                 return
             group.decide(lambda: {LAST_KIND: kind.value})
         self.begin(state, kind)
         self.announce(state, wait=True)
 
     def rescue_with_first(self, state: TrainingState, decided: JsonObject) -> None:
-        """What another rank does where rank 0 has decided to fail: its part of the checkpoint, and
-        wait for the reason.
+        """Write this rank's part of the last checkpoint if rank 0 is failing, and wait for its
+        error.
+
+        Called on ranks other than 0.
 
         Raises:
-            ProcessLostError: rank 0 has failed; says why.
+            ProcessLostError: rank 0 has failed. The message says why.
         """
         if LAST_KIND not in decided:
             return
@@ -125,19 +128,21 @@ class Checkpointer:
         self.optimizer_step.group.decide(dict)
 
     def collect(self, wait: bool = False) -> list[Path]:
-        """The checkpoints that are committed since the last call.
+        """Return the checkpoints that were committed since the last call.
 
         Args:
-            wait: for what is being written.
+            wait: wait for the checkpoint that is being written.
         """
         return [] if self.manager is None else self.manager.collect(wait)
 
     def save(self, state: TrainingState, kind: SaveKind) -> None:
-        """Begin to write a checkpoint of finite numbers; a store may refuse a few times.
+        """Begin to write a checkpoint, after checking that its losses are finite.
+
+        A few failures of the store are tolerated.
 
         Raises:
-            BadLossError: they are not finite.
-            StorageError: the store has refused once too often.
+            BadLossError: the losses are not finite.
+            StorageError: the store has failed too often.
         """
         if self.manager is None and not is_sharded(state.model):
             return
@@ -153,33 +158,33 @@ class Checkpointer:
         self.schedule.note_save(state.step, time.perf_counter() - started)
 
     def save_now(self, state: TrainingState) -> Path:
-        """Write a checkpoint that somebody asked for.
+        """Write a checkpoint on request, and return its path.
 
         Raises:
             ValueError: there is no folder for it.
-            OSError: the disk refuses; earlier checkpoints are untouched.
+            OSError: the disk returns an error. Earlier checkpoints are untouched.
         """
         if self.manager is None:
             raise InputError("training.no_checkpoint_directory")
         return self.manager.save(self.snapshot(state), kind=SaveKind.MANUAL, score=state.score)
 
     def save_decision(self, state: TrainingState) -> None:
-        """Save at once what was decided just now: whoever goes on after a kill must do the same."""
+        """Save at once what was just decided: a run resumed after a kill must do the same."""
         self.optimizer_step.mark_safe(state)
         self.save(state, SaveKind.SCHEDULED)
 
     def keep_evidence(self, state: TrainingState) -> Path | None:
-        """Write a state that is not good, for people to look at; None: there is no folder for it.
+        """Write a bad state for inspection, and return its path; None: there is no folder for it.
 
         Raises:
-            StorageError: the disk refuses.
+            StorageError: the disk returns an error.
         """
         if self.manager is None or is_sharded(state.model):  # the others do not take part
             return None
         return self.manager.save(self.snapshot(state), kind=SaveKind.EMERGENCY, healthy=False)
 
     def announce(self, state: TrainingState, wait: bool = False) -> None:
-        """Fire CHECKPOINT_SAVED for what is committed: the call to save it proves nothing."""
+        """Fire CHECKPOINT_SAVED for each committed checkpoint; a call to save proves nothing."""
         committed: list[Path] = []
         with self.failures.tolerated(state), self.optimizer_step.group.busy():
             committed = self.collect(wait)
@@ -189,7 +194,7 @@ class Checkpointer:
             self.optimizer_step.hooks.fire(Event.CHECKPOINT_SAVED, state)
 
     def finish(self, state: TrainingState) -> None:
-        """Wait for the last checkpoint; one that was refused is tried once more."""
+        """Wait for the last checkpoint. If it failed, try once more."""
         self.announce(state, wait=True)
         must_retry = bool(self.failures.count)
         if is_sharded(state.model):
@@ -201,10 +206,10 @@ class Checkpointer:
     def roll_back(self, state: TrainingState) -> Path:
         """Restore the newest healthy checkpoint that verifies and holds finite parameters.
 
-        Checkpoints of later steps are of another course of this run, and passed over.
+        Checkpoints of later steps belong to another course of this run and are skipped.
 
         Raises:
-            CheckpointError: there is none; the state is as it was.
+            CheckpointError: there is none. The state is unchanged.
         """
         if self.manager is None:
             raise CheckpointError("training.no_checkpoints_saved")
@@ -231,7 +236,10 @@ class Checkpointer:
         )
 
     def roll_back_with_first(self, state: TrainingState) -> None:
-        """What another rank does of a model that is spread, while rank 0 rolls back."""
+        """Restore this rank's parts of a sharded model while rank 0 rolls back.
+
+        Called on ranks other than 0.
+        """
         step = self.optimizer_step
         while step.group.decide(bool):
             with suppress(CheckpointError):  # rank 0 tries the one before it
@@ -250,7 +258,7 @@ class Checkpointer:
         return self._load_part(checkpoint, state)
 
     def _load_part(self, checkpoint: Path | None, state: TrainingState) -> Snapshot:
-        """This rank's parts of a checkpoint; an error of one rank is one of all."""
+        """Return this rank's parts of a checkpoint; an error of one rank is an error of all."""
         group, reason = self.optimizer_step.group, ""
         snapshot = load_together(group, checkpoint, state.model, self.optimizer_step.optimizer)
         try:
@@ -267,8 +275,11 @@ class Checkpointer:
 
 
 def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
-    """A step may overflow the weights with a loss and a gradient that were numbers still; the
-    next loss tells. Buffers may be infinite, such as an attention mask."""
+    """Refuse a checkpoint with parameters that are not finite.
+
+    A step can overflow the weights while its loss and gradient are still finite; only the next loss
+    shows it. Buffers may be infinite, such as an attention mask.
+    """
     buffers = {name.replace("_orig_mod.", "") for name, _ in model.named_buffers()}
     for name, tensor in snapshot.tensors["model"].items():
         if name not in buffers and not bool(torch.isfinite(own_part(tensor)).all()):

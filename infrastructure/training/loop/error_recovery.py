@@ -1,8 +1,8 @@
-"""How a training gets over errors: bad losses, torn steps, rescue at the end.
+"""Recovery from errors: bad losses, torn steps, and the rescue at the end.
 
-A rollback is a resume in the same process: the newest good checkpoint is restored, and what was
-learnt since (which batch is passed over, how small micro-batches must be) is kept and saved at
-once, so that whoever goes on after a kill chooses the same.
+A rollback is a resume in the same process: the newest good checkpoint is restored. What was learned
+since (which batch to skip, how small micro-batches must be) is kept and saved at once, so that a
+run resumed after a kill decides the same.
 """
 
 from infrastructure.backup.format.manifest import SaveKind
@@ -38,12 +38,12 @@ from infrastructure.training.recovery.safe_point import forget_unscaling
 
 
 class ErrorRecovery:
-    """Answers the errors of a training, with the checkpoints that it has.
+    """The answers to a training's errors, based on its checkpoints.
 
     Args:
-        optimizer_step: what went wrong, and what is done again.
-        checkpointer: what is gone back to.
-        policy: which errors are got over, and how often.
+        optimizer_step: the step that failed and is repeated.
+        checkpointer: restores an earlier checkpoint.
+        policy: which errors to recover from, and how often.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class ErrorRecovery:
         self.policy = policy
 
     def after_bad_loss(self, state: TrainingState, bad: BadStep) -> None:
-        """Back to the newest good checkpoint: to skip the bad batch, or to find it first.
+        """Go back to the newest good checkpoint, to skip the bad batch or to find it first.
 
         Raises:
-            TrainingDivergedError: that is not allowed, or not possible, any more.
+            TrainingDivergedError: that is not allowed or not possible any more.
         """
-        # Whatever happens from here on, this state is not saved as a good one.
+        # From here on this state is never saved as a good one.
         self.optimizer_step.safe_point = None
         if not self.optimizer_step.group.is_first:
             self._go_back_with_first(state)
@@ -79,7 +79,7 @@ class ErrorRecovery:
         self._give_to_others(state)
 
     def _evidence(self, state: TrainingState, bad: BadStep, reason: str) -> str:
-        """All that is known of a bad loss; the state is kept, and never gone on from."""
+        """Return all that is known of a bad loss. The state is kept, but never resumed from."""
         kept = ""
         self.optimizer_step.losses.forget_sums()
         try:
@@ -92,10 +92,11 @@ class ErrorRecovery:
         return f"{bad}{rows}; {reason}{describe_attempts(state)}.{kept} {advice}"
 
     def after_torn_step(self, state: TrainingState, error: Exception) -> None:
-        """Out of memory inside the optimizer's step: its weights are those of neither step.
+        """Recover from running out of memory in the optimizer's step, which mixes old and new
+        weights.
 
         Raises:
-            Exception: `error`, where it was something else, or nothing can be gone back to.
+            Exception: `error`, if it was something else or there is nothing to go back to.
         """
         step = self.optimizer_step
         size = step.micro_batch_size(state)
@@ -128,10 +129,10 @@ class ErrorRecovery:
         mirror(self.optimizer_step.group, state, self.optimizer_step)
 
     def _go_back_with_first(self, state: TrainingState) -> None:
-        """Another rank than 0: be where rank 0 has gone back to.
+        """Go back to the state that rank 0 has gone back to. Called on ranks other than 0.
 
         Raises:
-            ProcessLostError: it could not.
+            ProcessLostError: rank 0 could not go back.
         """
         step = self.optimizer_step
         step.optimizer.zero_grad()
@@ -144,7 +145,7 @@ class ErrorRecovery:
         mirror(step.group, state, step)
 
     def roll_back(self, state: TrainingState) -> int:
-        """Be where the newest good checkpoint was, and keep what was learnt since; its step.
+        """Restore the newest good checkpoint, keep what was learned since, and return its step.
 
         Raises:
             CheckpointError: there is none.
@@ -164,20 +165,21 @@ class ErrorRecovery:
         return state.step
 
     def readable(self, state: TrainingState, error: BaseException) -> BaseException:
-        """`error`, or what a person should read in its place."""
+        """Return `error`, or a clearer one in its place."""
         if not is_device_fault(error):
             return error
         try:
-            # What was handed over before is written still.
+            # A checkpoint that was handed over before is still written.
             self.checkpointer.announce(state, wait=True)
         except Exception as failure:
             error.add_note(phrase("training.finishing_checkpoint_failed", error=named(failure)))
         return device_failed(error, state)
 
     def rescue(self, state: TrainingState, error: BaseException) -> None:
-        """Go back to the last safe point, and save it, if the weights are still those it had.
+        """Go back to the last safe point and save it, if the weights are still the same as there.
 
-        Not after the GPU failed (it cannot be read any more) nor after divergence.
+        This does nothing after the GPU failed (it cannot be read any more), and saves nothing after
+        divergence.
         """
         step = self.optimizer_step
         if step.safe_point is None or isinstance(error, DeviceFailedError):

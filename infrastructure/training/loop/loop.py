@@ -1,11 +1,12 @@
 """The training loop: the only loop.
 
-It walks phases, epochs and batches from any position, evaluates and saves when due. It knows
-neither files nor models: what it needs is given to it. Everything that can be saved is saved
-between two optimizer steps; a step that fails half-way is done again from its recorded random
-state. With several processes each rank runs it, over the same data; whatever depends on a clock, a
-signal, a file or an observer is decided by rank 0. The step itself is in `optimizer_step`, the
-answers to errors are in `error_recovery`, and what saves and restores is in `checkpointer`.
+It walks phases, epochs and batches from any position, and evaluates and saves when due. It knows
+neither files nor models; everything that it needs is passed to it. Everything that can be saved is
+saved between two optimizer steps. A step that fails halfway is repeated from its recorded random
+state. With several processes each rank runs the loop over the same data, and rank 0 makes all
+decisions that depend on a clock, a signal, a file or an observer. The step itself is in
+`optimizer_step`, the answers to errors are in `error_recovery`, and saving and restoring are in
+`checkpointer`.
 """
 
 import math
@@ -41,17 +42,17 @@ from infrastructure.training.recovery.safe_point import FirstStates, at_safe_poi
 
 @dataclass
 class TrainingLoop:
-    """Walks the data; what it does there is done by the three parts that it is made of.
+    """The loop over the data. The three parts that it consists of do the work.
 
     Attributes:
-        config: has the rhythms: when to log, to evaluate and to save.
-        phases: what is trained, one after the other.
+        config: has the intervals of logging, evaluating and saving.
+        phases: the phases of the training, in order.
         global_batch_size: examples of one optimizer step, over all processes.
         total_steps: optimizer steps of the whole training.
-        evaluate: gives the held-out numbers, at least `eval_loss`; None when nothing is held out.
-        join: gives the group of ranks that train, once all of them are there.
-        leave: leaves it; its argument is why the training fails, None where it does not.
-        is_ending: the last step is done; what is written still is waited for.
+        evaluate: returns the held-out numbers, at least `eval_loss`. None: nothing is held out.
+        join: returns the group of ranks that train, once all of them are there.
+        leave: leaves the group. Its argument is why the training fails, or None.
+        is_ending: the last step is done, and pending writes are waited for.
     """
 
     optimizer_step: OptimizerStep
@@ -74,8 +75,8 @@ class TrainingLoop:
         Raises:
             TrainingDivergedError: the loss is bad, and going back did not help.
             DeviceFailedError: the GPU failed.
-            NothingLearnedError: steps change no weight any more; the last of them is saved.
-            BaseException: whatever went wrong, after the ERROR and TRAIN_END events.
+            NothingLearnedError: steps no longer change any weight; the last of them is saved.
+            BaseException: any other error, after the ERROR and TRAIN_END events.
         """
         step, hooks = self.optimizer_step, self.hooks
         self.is_ending, self._is_stopped = False, False
@@ -91,7 +92,7 @@ class TrainingLoop:
             if is_sharded(state.model):
                 is_saved = step.group.decide(lambda: is_saved)
             if not is_saved:
-                # There is something to go back to from the first step on.
+                # There is something to roll back to from the first step on.
                 self.checkpointer.save(state, SaveKind.SCHEDULED)
                 self.checkpointer.announce(state)
             while not self._has_trained(state):
@@ -117,7 +118,7 @@ class TrainingLoop:
         return state
 
     def _joined(self) -> Group:
-        """The group, with everybody in it."""
+        """Return the group, with all ranks in it."""
         self._is_joining = True
         try:
             return self.join()
@@ -125,7 +126,7 @@ class TrainingLoop:
             self._is_joining = False
 
     def _take_state_of_first(self, state: TrainingState) -> None:
-        """Be where rank 0 is, and compute as it does."""
+        """Take over rank 0's state and its way to compute."""
         step = self.optimizer_step
         mirror(step.group, state, step)
         is_on = step.group.decide(lambda: is_compiled(state.model))
@@ -133,38 +134,40 @@ class TrainingLoop:
             step.adapter.set_compiled(is_on)
 
     def single_step(self, state: TrainingState, examples: Sequence[object]) -> float:
-        """One optimizer step outside `run`, for one's own loop; returns the mean loss.
+        """Perform one optimizer step outside `run`, for a custom loop, and return the mean loss.
 
-        The position moves on in its epoch; evaluating, saving and ending epochs are the caller's.
+        The position moves on within its epoch. The caller evaluates, saves and ends epochs.
         """
         self._timed_step(state, examples)
         self._read_losses(state)
         self.hooks.fire(Event.STEP_END, state)
         state.step_is_ending = False
-        self.optimizer_step.safe_point = None  # what the caller does next is not known here
+        self.optimizer_step.safe_point = None  # the caller may change the state next
         return state.loss
 
     def save_is_due(self, state: TrainingState) -> bool:
-        """Whether a checkpoint is due after the step that `single_step` has done: by steps, epochs,
-        time, at the end, or because something was decided that depends on a clock."""
+        """Return whether a checkpoint is due after the step that `single_step` has done.
+
+        It is due by steps, epochs or time, at the end, or after a decision that depends on a clock.
+        """
         epoch_ended = state.position.example >= self.data.num_examples
         by_clock = self.checkpointer.schedule.kind_due(state.step) is not None
         return self._save_is_due(state, epoch_ended) or by_clock or state.must_save
 
     @property
     def may_break_off(self) -> bool:
-        """Whether an exception now costs no more than the step that is being done."""
+        """Whether an exception now costs no more than the current step."""
         is_safe = self._is_joining or self.optimizer_step.safe_point is not None
         return is_safe and not (self.checkpointer.is_saving or self.is_ending)
 
     def poll(self, state: TrainingState) -> None:
-        """For what takes long between two steps: save if that is due, end if that is asked for.
+        """Save if that is due, and end if that was requested, during long work between two steps.
 
         Raises:
-            KeyboardInterrupt: the training is to end; what called this is done again on resuming.
+            KeyboardInterrupt: the training is to end. The caller's work is repeated on resume.
         """
         self.optimizer_step.group.note_progress()
-        if is_sharded(state.model):  # all ranks do it together: after it
+        if is_sharded(state.model):  # the ranks work together, and save afterwards
             return
         self._check_deadline(state)
         if state.is_interrupted:
@@ -177,16 +180,16 @@ class TrainingLoop:
 
     @property
     def hooks(self) -> HookRunner:
-        """The observers and extensions; this loop and its parts are the only callers of `fire`."""
+        """The observers and extensions; only this loop and its parts call `fire`."""
         return self.optimizer_step.hooks
 
     @property
     def data(self) -> DataSource:
-        """What is trained on."""
+        """The data source that is trained on."""
         return self.optimizer_step.data
 
     def _has_trained(self, state: TrainingState) -> bool:
-        """Train to the end; False after a rollback, to go on from there."""
+        """Train to the end and return True; return False after a rollback, to continue."""
         try:
             if state.step_is_ending:  # a checkpoint from the middle of a step's end
                 self._finish_step(state)
@@ -207,7 +210,7 @@ class TrainingLoop:
         return is_stopped or state.step >= self.total_steps
 
     def _run_phase(self, state: TrainingState) -> None:
-        """One phase, from the middle of it when resumed; PHASE_START fires then too."""
+        """Run one phase, from its middle if resumed; PHASE_START fires in either case."""
         index, step = state.position.phase, self.optimizer_step
         state.phase = self.phases[index]
         if state.phase.begins_anew and step.strategy.entered < index:
@@ -216,7 +219,7 @@ class TrainingLoop:
         step.strategy.enter_phase(state.model, step.optimizer, index)
         select_trainable(state.model, state.phase, step.optimizer)
         self.hooks.fire(Event.PHASE_START, state)
-        if len(self.phases) > 1:  # what a phase begins with may have been drawn
+        if len(self.phases) > 1:  # the start of a phase may be random
             mirror(step.group, state, step)
         while state.position.phase == index and not self._is_over(state):
             self._run_epoch(state)
@@ -245,7 +248,7 @@ class TrainingLoop:
         self.optimizer_step.losses.sums.seconds += time.perf_counter() - started
 
     def _refuse_short_epoch(self, state: TrainingState) -> None:
-        """A source that ends before its own `num_examples` would make this loop endless."""
+        """Refuse a source that ends before its own `num_examples`; the loop would never end."""
         if not self._is_over(state):
             raise RuntimeError(
                 f"the data source ended at example {state.position.example} of epoch"
@@ -253,12 +256,15 @@ class TrainingLoop:
             )
 
     def _finish_step(self, state: TrainingState) -> None:
-        """Everything between two steps, in an order that a resumed training repeats. Each part
-        stands where it does because of the one after it."""
+        """Do everything between two steps, in an order that a resumed training repeats.
+
+        Each part comes before the next one for a reason.
+        """
         self.checkpointer.others_wait = True
-        # Before anything that takes time: a step that ends at the deadline is saved, not begun on.
+        # Before anything that takes time: a step that ends at the deadline is saved, and no other
+        # begins.
         self._check_deadline(state)
-        # Both are questions about the epoch that this step was in, whose number moves on below.
+        # Both refer to the epoch of this step, whose number changes below.
         epoch_ended = state.position.example >= self.data.num_examples
         phase_ended = epoch_ended and self._phase_ends_with(state.position.epoch)
         will_save = self._save_is_due(state, epoch_ended)
@@ -269,27 +275,28 @@ class TrainingLoop:
         else:
             state.metrics = {}
         self.hooks.fire(Event.STEP_END, state)
-        # From here on the position is that of the next batch, as a checkpoint needs it: whatever
-        # saves from now on (a signal, an evaluation's error) goes on behind this step.
+        # From here on the position is that of the next batch, as a checkpoint needs it: a save from
+        # now on (after a signal or an error in an evaluation) resumes after this step.
         if epoch_ended:
             state.position.epoch += 1
             state.position.example = 0
         if self.evaluate is not None and self._evaluation_is_due(state, epoch_ended):
             self._evaluate(state, self.evaluate)
-        # An epoch ends with its evaluation: hooks of its end choose by that (stopping, the best).
+        # An epoch ends with its evaluation: hooks at its end use it (early stopping, best
+        # checkpoint).
         if epoch_ended:
             self.hooks.fire(Event.EPOCH_END, state)
         if phase_ended:
             self.hooks.fire(Event.PHASE_END, state)
             state.position.phase += 1
         state.step_is_ending = False
-        # Saving comes last, so that a checkpoint holds what all hooks did; a hook may also have
-        # asked for it, or for the end, just now.
+        # Saving comes last, so that a checkpoint holds what all hooks did. A hook may also have
+        # just asked for a save, or for the end.
         self.optimizer_step.mark_safe(state)
         kind = self._agreed_kind(state, will_save)
         if kind is not None:
             self.checkpointer.save(state, kind)
-        # Of this checkpoint or an earlier one: another process writes them, and takes its time.
+        # Of this checkpoint or an earlier one: another process writes them, with a delay.
         self.checkpointer.announce(state)
 
     def _evaluate(self, state: TrainingState, evaluate: Callable[[], dict[str, float]]) -> None:
@@ -315,7 +322,7 @@ class TrainingLoop:
         return decided
 
     def _agreed_kind(self, state: TrainingState, will_save: bool) -> SaveKind | None:
-        """The kind to save now, if any; every rank learns how rank 0 goes on.
+        """Return the kind to save now, if any, and share rank 0's decisions with every rank.
 
         Raises:
             BadLossError: rank 0 refuses to save for this reason, and so does this rank.
@@ -349,14 +356,17 @@ class TrainingLoop:
         state.micro_batch_size = decided["micro_batch_size"]
         if decided["weights"] is not None:
             self._compare(state, decided["weights"])
-        if decided["kind"] is not None:  # of a model that is spread each rank saves its part
+        if decided["kind"] is not None:  # each rank saves its part of a sharded model
             return SaveKind(decided["kind"])
         if decided["saves"] and not group.is_first:
             step.losses.check_sums(state)
         return kind
 
     def _compare(self, state: TrainingState, weights: str) -> None:
-        """Before anything is saved: what one rank computes is of no use to weights of another."""
+        """Compare the weights of the ranks before anything is saved.
+
+        The results of one rank are useless for the weights of another.
+        """
         group = self.optimizer_step.group
         differs = checksum(state.model) != weights
         reason = f"rank {group.rank}" if differs else ""
@@ -383,7 +393,7 @@ class TrainingLoop:
         return epoch + 1 in phase_ends(self.phases)
 
     def _log_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
-        """Saving is no reason: when that happens must not decide what is logged and judged."""
+        """Return whether to log this step. Saving does not count; its time must not matter here."""
         by_step = state.every(self.config.log_frequency)
         return epoch_ended or by_step or state.step in (1, self.total_steps)
 
@@ -402,7 +412,7 @@ class TrainingLoop:
 
 
 def phase_ends(phases: Sequence[Phase]) -> set[int]:
-    """The numbers of epochs after which a phase is over."""
+    """Return the numbers of epochs after which a phase is over."""
     ends: set[int] = set()
     done = 0
     for phase in phases:

@@ -1,5 +1,7 @@
-"""The losses of the steps since the last record: summed on the device, read when a record is due,
-and refused where they are bad. A bad loss is raised, never averaged away.
+"""The losses of the steps since the last record.
+
+They are summed on the device, read when a record is due, and refused if they are bad. A bad loss is
+raised, never averaged away.
 """
 
 from dataclasses import replace
@@ -19,19 +21,19 @@ from infrastructure.training.recovery.recovery_log import record_recovery
 
 
 class LossJudge:
-    """What the steps gave, and whether a training may go on from it.
+    """The losses of the steps, and whether a training may continue from them.
 
     Args:
-        recovery: what is to be done about a loss that rises suddenly.
+        recovery: what to do about a loss that rises suddenly.
         data: names the rows of a bad batch.
-        device: that the sums lie on.
-        has_scaler: fp16; an overflow of the gradients is the scaler's business then.
+        device: where the sums are stored.
+        has_scaler: fp16: the scaler handles overflows of the gradients.
 
     Attributes:
         sums: of the steps since the last record.
-        watch: judges what was read.
+        watch: judges the losses that were read.
         batch_at: where the last batch of this process began; None before the first.
-        last_step: its sums; None where it was passed over.
+        last_step: its sums; None if it was skipped.
     """
 
     def __init__(
@@ -47,43 +49,43 @@ class LossJudge:
         self.last_step: MetricAccumulator | None = None
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds of it, as JSON values."""
+        """Return the state that a checkpoint holds, as JSON values."""
         return {"log": self.sums.state_dict(), "watch": self.watch.state_dict()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.sums = MetricAccumulator(**saved["log"])
         if "watch" in saved:
             self.watch.load_state_dict(saved["watch"])
         self.batch_at = self.last_step = None
 
     def begin_step(self, position: Position) -> None:
-        """The next losses are of the batch that begins at `position`."""
+        """Attribute the next losses to the batch that begins at `position`."""
         self.batch_at = replace(position)
 
     def add(self, step: MetricAccumulator) -> None:
-        """Take in the sums of one step."""
+        """Add the sums of one step."""
         self.sums.add(step)
         self.last_step = replace(step, num_steps=1)
 
     def pass_over(self) -> None:
-        """The step's batch is passed over: there is no loss to be judged."""
+        """Record that the step's batch is skipped and has no loss to judge."""
         self.last_step = None
 
     def forget_sums(self) -> None:
-        """What was summed may be no numbers, and nobody reads it any more."""
+        """Drop the sums, which may not be finite and are no longer read."""
         self.sums = MetricAccumulator()
 
     def read(self, state: TrainingState) -> None:
-        """Read the sums from the device into `state.metrics`, and begin new ones; NaN stays NaN.
+        """Read the sums from the device into `state.metrics` and start new ones; NaN stays NaN.
 
         Raises:
-            BadLossError: the loss is no number or a spike (fp16 overflow is the scaler's business
-                and shows in the gradient norm, not in the loss).
+            BadLossError: the loss is not finite, or is a spike (the scaler handles fp16 overflows,
+                which show in the gradient norm, not in the loss).
         """
         sums, self.sums = self.sums, MetricAccumulator()
         state.metrics = {}
-        if sums.num_steps == 0:  # all of them were passed over
+        if sums.num_steps == 0:  # all of them were skipped
             return
         state.loss = sums.loss
         state.metrics = {
@@ -98,7 +100,7 @@ class LossJudge:
         self._judge(state, sums)
 
     def _judge(self, state: TrainingState, sums: MetricAccumulator) -> None:
-        """Refuse a loss that is bad, or take a note of it."""
+        """Refuse a loss that is bad, or record it."""
         if not sums.is_finite(self.has_scaler):
             raise self._error(RecoveryKind.NOT_FINITE, state, sums)
         if self.watch.observe(sums.loss, sums.num_items):
@@ -109,10 +111,10 @@ class LossJudge:
             record_recovery(state, RecoveryKind.LOSS_SPIKE, action, spike.bad.numbers)
 
     def check_last_step(self, state: TrainingState) -> None:
-        """In the search for a bad loss, read each step's; what is logged stays as it is.
+        """Read each step's loss during the search for a bad one; the log does not change.
 
         Raises:
-            BadLossError: the last step's is bad.
+            BadLossError: the loss of the last step is bad.
         """
         step = self.last_step
         if step is None or state.step > self.watch.until_step:
@@ -123,7 +125,7 @@ class LossJudge:
             raise self._error(kind, state, step)
 
     def check_sums(self, state: TrainingState) -> None:
-        """Before evaluating or saving; where all is well, the next record covers as many steps.
+        """Check the sums before evaluating or saving; good sums stay unread until the next record.
 
         Raises:
             BadLossError: the steps since the last record have a bad loss.
@@ -133,7 +135,7 @@ class LossJudge:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the sums are numbers; reads the device."""
+        """Whether the sums are finite. Synchronizes with the device."""
         return self.sums.is_finite(self.has_scaler)
 
     def _error(
@@ -143,7 +145,7 @@ class LossJudge:
 
 
 def memory_in_use_bytes(device: torch.device) -> int:
-    """Peak memory of this process: on the GPU since the start, else the resident set."""
+    """Return the memory of this process: the GPU's peak since the start, or the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resident_bytes()

@@ -1,5 +1,6 @@
-"""One optimizer step on one batch. A batch is split among the ranks, and then into micro-batches;
-running out of memory is answered by smaller ones.
+"""One optimizer step on one batch.
+
+A batch is split among the ranks, and then into micro-batches, which get smaller if memory runs out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -57,19 +58,19 @@ Result = TypeVar("Result")
 
 @dataclass
 class OptimizerStep:
-    """The parts that change the weights, and one step of them.
+    """The parts that change the weights, and a step of them.
 
     It is also what a checkpoint holds besides the model: see `checkpoints.snapshot`.
 
     Attributes:
         losses: sums and judges the losses.
-        recovery: what is to be done where memory runs out.
-        remember_limit: called with the micro-batch that is tried after running out of memory.
-        seed: of the training; other ranks than 0 draw their random numbers by it.
+        recovery: what to do if memory runs out.
+        remember_limit: called with the micro-batch size that is tried after running out of memory.
+        seed: seed of the training; ranks other than 0 draw their random numbers from it.
         group: all ranks of this training.
-        safe_point: from here the training can be saved as it is now; None while the weights are
-            those of neither step.
-        first_states: the hooks' states as this process began.
+        safe_point: the training can be saved as it is now. None while the weights belong to neither
+            step.
+        first_states: the hooks' states when this process began.
     """
 
     adapter: ModelAdapter
@@ -91,16 +92,16 @@ class OptimizerStep:
 
     @property
     def device(self) -> torch.device:
-        """That the training runs on."""
+        """The device of the training."""
         return self.adapter.device
 
     @property
     def learning_rate(self) -> float:
-        """Of the first parameter group, now."""
+        """The current learning rate of the first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds of the loop and its hooks, as JSON values."""
+        """Return the state of the loop and its hooks for a checkpoint, as JSON values."""
         return {
             "hooks": self.safe_point.hooks if self.safe_point else self.hooks.state_dict(),
             **self.losses.state_dict(),
@@ -108,23 +109,23 @@ class OptimizerStep:
         }
 
     def take_form(self, model: torch.nn.Module, saved: dict[str, Any]) -> None:
-        """Give the model the form that it had when `saved` was taken, before its values come."""
+        """Give the model the form that it had when `saved` was taken, before values are loaded."""
         self.strategy.take_form(model, self.optimizer, saved.get("entered", NOT_ENTERED))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.hooks.load_state_dict(self.first_states.completed(saved["hooks"], self.hooks))
         self.losses.load_state_dict(saved)
 
     def mark_safe(self, state: TrainingState) -> None:
-        """From here on, and until the weights change, the training can be saved as it is now."""
+        """Mark the training as safe to save in its current state until the weights change."""
         self.safe_point = SafePoint.of(state, self.hooks, self.losses, self.device)
 
     def run(self, state: TrainingState, examples: Sequence[object]) -> None:
-        """One optimizer step on one batch, again in smaller pieces if memory runs out."""
+        """Perform one optimizer step on one batch, in smaller pieces if memory runs out."""
         state.batch = examples
         self.losses.begin_step(state.position)
-        self.optimizer.zero_grad(set_to_none=True)  # nothing of a step that was broken off
+        self.optimizer.zero_grad(set_to_none=True)  # drop gradients of an aborted step
         self.mark_safe(state)
         self.strategy.begin_step(state.step, examples)
         self.hooks.fire(Event.STEP_START, state)
@@ -146,7 +147,7 @@ class OptimizerStep:
     def _gradients(
         self, state: TrainingState, examples: Sequence[object], total_items: int
     ) -> MetricAccumulator | None:
-        """Forward and backward of the whole batch; None if it is to be done in smaller pieces."""
+        """Run forward and backward of the whole batch; None: repeat it in smaller pieces."""
         try:
             window = self._accumulate(state, examples, total_items)
             self.strategy.unscale_gradients(self.optimizer, self.scaler)
@@ -165,11 +166,11 @@ class OptimizerStep:
         return None
 
     def micro_batch_size(self, state: TrainingState) -> int:
-        """How many examples one forward pass of the state's batch has at most."""
+        """Return the maximum number of examples in one forward pass of the state's batch."""
         return min(state.micro_batch_size, ceil_div(len(state.batch), self.group.size))
 
     def shrink(self, state: TrainingState, micro_batch_size: int) -> None:
-        """Go on with smaller micro-batches: larger ones do not fit the memory."""
+        """Continue with smaller micro-batches, since larger ones do not fit into memory."""
         state.micro_batch_size = micro_batch_size
         self.remember_limit(micro_batch_size)
 
@@ -208,7 +209,7 @@ class OptimizerStep:
                 window = gradients_of(examples)
             self._agree(state, Status.FINE, "")
             return window
-        if self.scaler is not None:  # it makes its tensors at the first use: a share may be empty
+        if self.scaler is not None:  # it creates its tensors on first use: a share may be empty
             self.scaler.scale(torch.zeros((), device=self.device))
         share = shares_of(examples, group.size)[group.rank]
         window = self._agreed(state, lambda: gradients_of(share))
@@ -216,7 +217,7 @@ class OptimizerStep:
         return window
 
     def _agreed(self, state: TrainingState, compute: Callable[[], Result]) -> Result:
-        """What this rank computes, once all ranks had the memory for theirs; raises as `_agree`."""
+        """Return what this rank computes once all ranks had enough memory; raises as `_agree`."""
         status, reason = Status.FINE, ""
         try:
             result = compute()
@@ -225,14 +226,16 @@ class OptimizerStep:
                 raise
             status, reason = Status.OUT_OF_MEMORY, str(error)
             release_traceback(error)
-        self._agree(state, status, reason)  # raises where there is no result
+        self._agree(state, status, reason)  # raises if there is no result
         return result
 
     @contextmanager
     def _ended_by_errors(self, state: TrainingState) -> Iterator[None]:
-        """Inside, all ranks compute together: one that fails cannot tell the others, which wait for
-        it in there, so the training ends, and goes on from its last checkpoint; with smaller
-        micro-batches, if memory ran out."""
+        """End the training on any error inside, where all ranks compute together.
+
+        A rank that fails cannot notify the others, which wait for it. So the training ends and
+        resumes from its last checkpoint, with smaller micro-batches if memory ran out.
+        """
         with self.group.watched():
             try:
                 yield
@@ -246,7 +249,7 @@ class OptimizerStep:
                 ) from error
 
     def _agree(self, state: TrainingState, status: Status, reason: str) -> None:
-        """Go on together.
+        """Agree with the other ranks to continue.
 
         Raises:
             GroupOutOfMemoryError: a rank ran out of memory.
@@ -272,8 +275,10 @@ class OptimizerStep:
         self._count_step(state)
 
     def _update_parameters(self, state: TrainingState) -> torch.Tensor:
-        """Raises:
-        GroupOutOfMemoryError: a rank's update was broken off, which tears the step of all.
+        """Update the parameters and return the gradient norm.
+
+        Raises:
+            GroupOutOfMemoryError: a rank's update failed halfway, which tears the step of all.
         """
         parts = state.model, self.optimizer, self.scaler, self.scheduler
         if self.group.size == 1:
@@ -284,7 +289,7 @@ class OptimizerStep:
         return self._agreed(state, lambda: self.strategy.update_parameters(*parts))
 
     def _pass_over(self, state: TrainingState) -> None:
-        """A step without an update: the schedule and all rhythms go on as if there were one."""
+        """Do a step without an update; the schedule and all intervals proceed as usual."""
         self.losses.pass_over()
         state.grad_norm = None
         if self.group.is_first and not is_sharded(state.model):

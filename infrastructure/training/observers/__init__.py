@@ -1,1 +1,1 @@
-"""Hooks that look and change nothing: numbers, monitor, profiler, early stopping."""
+"""Hooks that observe and change nothing: numbers, monitor, profiler, early stopping."""

@@ -1,4 +1,4 @@
-"""Ends a training that no longer improves, and sees that its best step is saved."""
+"""Early stopping of a training that no longer improves, and saving of its best step."""
 
 import math
 from typing import Any
@@ -13,13 +13,13 @@ from infrastructure.training.extensions.extension_hooks import Hook, Observer
 
 
 class EarlyStopping(Observer):
-    """Asks to stop when `patience` evaluations in a row brought no better held-out number.
+    """An observer that asks to stop after `patience` evaluations in a row without improvement.
 
     Args:
-        patience: evaluations without improvement that are borne.
-        min_delta: an improvement is a change for the better by more than this.
+        patience: evaluations without improvement that are tolerated.
+        min_delta: a change counts as an improvement if it is greater than this.
         metric: the key in the evaluation's numbers.
-        greater_is_better: whether more of it is better; else less.
+        greater_is_better: whether a higher value is better; otherwise a lower one is.
 
     Raises:
         ValueError: `patience` is below 1 or `min_delta` below 0.
@@ -45,8 +45,10 @@ class EarlyStopping(Observer):
         self.measured_on: str | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """A run that was killed between the decision to stop and its end stops again, unless it is
-        measured on other rows since."""
+        """Stop again if the run was killed between the decision to stop and its end.
+
+        This does not apply if the evaluation uses other rows since.
+        """
         self._measure_on(state)
         if self.num_without_improvement >= self.patience:
             state.stop(
@@ -54,7 +56,7 @@ class EarlyStopping(Observer):
             )
 
     def _measure_on(self, state: TrainingState) -> None:
-        """What was best on other held-out rows says nothing of these."""
+        """Drop the best value if it was measured on other held-out rows."""
         if state.measured_on is None:
             return
         if self.measured_on not in (None, state.measured_on):
@@ -109,8 +111,10 @@ class EarlyStopping(Observer):
 
 
 class BestSaved(Observer):
-    """Asks for a checkpoint of each step that is better than all before it: the trained model is
-    one of these in the end."""
+    """An observer that asks for a checkpoint of each step that is better than all before it.
+
+    The final model is one of these checkpoints.
+    """
 
     def __init__(self) -> None:
         self.best: float | None = None
@@ -135,7 +139,7 @@ def _shown(value: float | None) -> str:
 
 
 def early_stopping(config: TrainingConfig) -> list[Hook]:
-    """The observers that stop a training, and keep its best step, where it is asked for."""
+    """Return the observers that stop a training and save its best step, as configured."""
     best: list[Hook] = [BestSaved()] if config.ends_with_best else []
     if config.early_stopping_patience is None:
         return best

@@ -1,7 +1,7 @@
-"""What the monitor and the log are told of a training: speed, waiting, latency, age of its saves.
+"""Data for the monitor and the log of a training: speed, waiting, latency, age of its saves.
 
-Numbers are handed over when the loop has read them from the device (`log_frequency`); between two
-records a step costs a few additions. Whatever fails here is told once and switched off.
+Numbers are passed on when the loop has read them from the device (`log_frequency`). Between two
+records a step costs a few additions. A part that fails here is reported once and switched off.
 """
 
 import logging
@@ -48,14 +48,14 @@ class _Window:
 
 
 class MonitorObserver(Observer):
-    """Tells `monitor` of each logged step; starts it with the training and stops it at the end.
+    """An observer that reports each logged step to `monitor`, and starts and stops it.
 
     Args:
-        monitor: gets the probes `checkpoint_age_seconds` and `inference_latency_seconds` (of one
-            forward pass over one example) besides its own.
-        adapter: of the training, to measure one forward pass; None: that is not measured.
+        monitor: gets the additional probes `checkpoint_age_seconds` and `inference_latency_seconds`
+            (of one forward pass over one example).
+        adapter: of the training, to measure one forward pass. None: that is not measured.
         precision: of the training, to measure the device.
-        start, stop: further things that begin and end with the monitor, in this order.
+        start, stop: further actions at the start and end of the monitor, in this order.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MonitorObserver(Observer):
 
     def train_start(self, state: TrainingState) -> None:
         self.monitor.step = state.step
-        self._saved_at = time.monotonic()  # what is older is on the disk already
+        self._saved_at = time.monotonic()  # earlier state is already on disk
         self._counted = (state.num_examples, state.num_tokens)
         self._waited = state.data_wait_seconds
         self._best_effort.attempt(MONITOR, self.start)
@@ -97,7 +97,7 @@ class MonitorObserver(Observer):
         self._best_effort.attempt(MONITOR, lambda: self._measure_devices(state))
 
     def phase_start(self, state: TrainingState) -> None:
-        """What trains may differ from phase to phase."""
+        """Count the arithmetic again, since phases may train different parameters."""
 
         def count() -> None:
             self._arithmetic = arithmetic_of(state.model)
@@ -122,7 +122,7 @@ class MonitorObserver(Observer):
         now = time.monotonic()
         if self.adapter is None or not state.batch or now < self._next_latency:
             return
-        if self.adapter.training_config.compile_mode:  # would compile for this shape too
+        if self.adapter.training_config.compile_mode:  # it would compile for this shape, too
             return
         self._next_latency = now + LATENCY_INTERVAL_SECONDS
         adapter = self.adapter
@@ -132,7 +132,7 @@ class MonitorObserver(Observer):
         self._saved_at = time.monotonic()
 
     def error(self, state: TrainingState) -> None:
-        """The numbers of the step that ended the training were not told yet."""
+        """Report the numbers of the step that ended the training, if that has not happened yet."""
         if state.metrics and state.step != self.monitor.step:
             self._best_effort.attempt(MONITOR, lambda: self._log(state))
 
@@ -167,7 +167,7 @@ class MonitorObserver(Observer):
         )
 
     def _gradient_norm(self, state: TrainingState) -> float | None:
-        """An overflow is what a loss scaler looks for, and nothing to tell of."""
+        """Return the gradient norm, or None for an overflow that the loss scaler handles."""
         norm = state.metrics.get("grad_norm")
         is_overflow = norm is not None and not math.isfinite(norm)
         return None if is_overflow and self.precision.name == "fp16" else norm
@@ -175,25 +175,26 @@ class MonitorObserver(Observer):
     def _utilization(self, window: _Window) -> float | None:
         if self._arithmetic is None or not self._most_per_second:
             return None
-        if not window.num_examples or not window.num_tokens:  # nobody has counted them
+        if not window.num_examples or not window.num_tokens:  # they were not counted
             return None
         speed, length = (
             window.num_tokens / window.seconds,
             window.num_tokens / window.num_examples,
         )
         reached = self._arithmetic.per_second(speed, length)
-        # Measured while the machine was busy, the most is too low: what is reached can be reached.
+        # The measured maximum is too low if the machine was busy: a speed that is reached is
+        # possible.
         self._most_per_second = max(self._most_per_second, reached)
         return reached / self._most_per_second
 
     def _measure_devices(self, state: TrainingState) -> None:
-        """All processes compute on devices like this one."""
+        """Measure this device and assume that all processes have the same."""
         of_one = measure_operations_per_second(self._device, self.precision.dtype)
         self._most_per_second = state.num_processes * of_one
 
     @torch.no_grad()
     def _measure_latency(self, adapter: ModelAdapter, state: TrainingState) -> None:
-        """One forward pass over the first example of the last batch, after one of warm-up."""
+        """Time a forward pass over the first example of the last batch, after one warm-up."""
         if is_sharded(state.model):  # the other ranks do not take part
             return
         device = adapter.device
@@ -213,11 +214,10 @@ class MonitorObserver(Observer):
 
 
 class RunLogObserver(Observer):
-    """Writes what happens in a training to its log: a record for each beginning, evaluation,
-    checkpoint and end.
+    """An observer that logs each start, evaluation, checkpoint and end of a training.
 
     Args:
-        write: takes a record of plain values; secrets in it are masked there.
+        write: receives a record of plain values, and masks secrets in it.
     """
 
     def __init__(self, write: Callable[[Mapping[str, object]], None]) -> None:

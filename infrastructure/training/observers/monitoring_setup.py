@@ -1,4 +1,4 @@
-"""What watches a run: the monitor with its sinks, the run's log, Prometheus, the profiler."""
+"""Monitoring of a run: the monitor with its sinks, the run's log, Prometheus, the profiler."""
 
 import logging
 import time
@@ -29,11 +29,11 @@ from infrastructure.training.observers.profiler import ProfilerObserver
 
 logger = logging.getLogger(__name__)
 
-CACHE_SECONDS = 60.0  # the cache's size is that of many files, and changes seldom
+CACHE_SECONDS = 60.0  # computing the cache's size reads many files, and it rarely changes
 
 
 def check_watching(config: DeploymentConfig) -> None:
-    """Raise ValueError, before anything that takes time, where alerts have nowhere to go."""
+    """Raise ValueError early if the alert sinks are invalid."""
     if config.enable_monitoring:
         check_alert_sinks(config.monitor.alert_sinks)
 
@@ -46,12 +46,12 @@ def monitoring_hooks(
     report: Callable[[str], None],
     probes: dict[str, Probe],
 ) -> list[Hook]:
-    """The observers that watch a run; none where monitoring is off.
+    """Return the observers that monitor a run; none if monitoring is off.
 
     Args:
-        adapter: of the training's model; None: the model is somebody else's to run.
-        report: shows a line to a person.
-        probes: further numbers for each sample of the machine, by their key.
+        adapter: of the training's model. None: another library runs the model.
+        report: shows a line to the user.
+        probes: further numbers for each sample of the machine, by key.
     """
     if not config.enable_monitoring:
         return []
@@ -67,13 +67,13 @@ def monitoring_hooks(
 
 
 def _limits(limits: AlertThresholds, device_type: str) -> AlertThresholds:
-    """A training on the processor is there to use all of it; a limit that somebody gave holds."""
+    """Return the limits; the default for the CPU is 100 % if the training runs on it."""
     is_default = limits.cpu_percent == AlertThresholds().cpu_percent
     return limits.copy_with(cpu_percent=100.0) if device_type == "cpu" and is_default else limits
 
 
 class RunMonitoring:
-    """The monitor of one run and what begins and ends with it."""
+    """The monitor of one run and everything that starts and ends with it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class RunMonitoring:
         )
 
     def start(self) -> None:
-        """Begin the run's log and answer Prometheus; an address that is taken is only told."""
+        """Open the run's log and serve Prometheus; an address in use only causes a warning."""
         self.log.start()
         address = self.config.monitor.prometheus
         if address is not None:
@@ -112,7 +112,7 @@ class RunMonitoring:
                 )
 
     def stop(self) -> None:
-        """End what `start` began."""
+        """Stop everything that `start` started."""
         if self._endpoint is not None:
             self._endpoint.close()
         if self._tensorboard is not None:
@@ -125,12 +125,12 @@ class RunMonitoring:
     def _make_tensorboard(self) -> TensorBoardSink | None:
         if "tensorboard" not in self.config.training.metrics_sinks:
             return None
-        if not is_installed("tensorboard"):  # told by the sink of the metrics
+        if not is_installed("tensorboard"):  # the metrics sink reports it
             return None
         return TensorBoardSink(self.run_directory / "tensorboard" / "machine")
 
     def _draw(self, sample: Record) -> None:
-        """Into a TensorBoard run of its own, `machine`."""
+        """Write a sample into a separate TensorBoard run, `machine`."""
         assert self._tensorboard is not None
         gpus = {f"gpu{g['index']}_{k}": v for g in sample["gpus"] for k, v in g.items()}
         numbers: JsonObject = {**sample, **gpus, "kind": "machine"}
@@ -139,7 +139,7 @@ class RunMonitoring:
 
 
 def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> Probe:
-    """`probe`, called at most once in `seconds`; between, its last value."""
+    """Return `probe`, called at most once in `seconds`, with its last value in between."""
     newest: list[tuple[float, float | None]] = []
 
     def call() -> float | None:

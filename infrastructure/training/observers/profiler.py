@@ -1,7 +1,7 @@
-"""Records some steps with the PyTorch profiler: a trace to look at, and a table for the report.
+"""Recording of some steps with the PyTorch profiler: a trace to view, and a table for the report.
 
-The trace opens in https://ui.perfetto.dev or chrome://tracing. Recording slows the steps that are
-recorded and changes none of their numbers.
+The trace opens in https://ui.perfetto.dev or chrome://tracing. Recording slows the recorded steps
+and does not change their numbers.
 """
 
 import logging
@@ -24,10 +24,11 @@ MAX_ROWS = 30
 
 
 class ProfilerObserver(Observer):
-    """Profiles `num_steps` steps after two of warm-up, once in a process.
+    """A profiler of `num_steps` steps after two warm-up steps, once per process.
 
-    Writes `logs/performance/trace.json` and `profile.json`, whose table has the operations that
-    took longest by themselves: name, calls, seconds on the processor and on the GPU.
+    It writes `logs/performance/trace.json` and `profile.json`. The table in the latter has the
+    operations with the most time of their own: name, calls, seconds on the processor and on the
+    GPU.
     """
 
     def __init__(self, run_directory: Path, num_steps: int) -> None:
@@ -82,7 +83,7 @@ class ProfilerObserver(Observer):
 
 
 def table_of(profiler: torch.profiler.profile) -> list[dict[str, object]]:
-    """The operations that took longest by themselves, on the GPU if there was one."""
+    """Return the operations with the most time of their own, on the GPU if there was one."""
     rows = [
         {
             "name": event.key,

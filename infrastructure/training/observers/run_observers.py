@@ -1,7 +1,8 @@
-"""Observers of a training: its numbers, progress, errors, copies and report.
+"""Observers of a training: its numbers, progress, errors, backups and report.
 
-They turn events into calls of parts that know no training. None of them changes the state; a
-display that fails (a closed terminal, a full disk) is switched off and said so, never fatal.
+They turn events into calls of parts that know nothing about training. None of them changes the
+state. A display that fails (a closed terminal, a full disk) is switched off with a message, and is
+never fatal.
 """
 
 import logging
@@ -40,11 +41,11 @@ LOOK_SECONDS = 2.0  # between two looks at what is backed up
 
 
 class MetricsObserver(Observer):
-    """Hands every logged step and every evaluation to the logger.
+    """An observer that sends every logged step and every evaluation to the logger.
 
-    A step is logged when the loop left numbers in `state.metrics`. Records of steps after the one
-    that the training starts from, as a killed process left them, are dropped first; so are those
-    of steps that are done again, because the training went back.
+    A step is logged if the loop left numbers in `state.metrics`. Records of steps after the start
+    of the training, left by a killed process, are dropped first. So are records of steps that are
+    repeated after a rollback.
     """
 
     def __init__(self, metrics_logger: MetricsLogger) -> None:
@@ -67,12 +68,12 @@ class MetricsObserver(Observer):
             self._log_step(state)
 
     def eval_end(self, state: TrainingState) -> None:
-        """Of the epoch of the last step; at its end the position is in the next one already."""
+        """Log with the last step's epoch; at its end the position is already in the next one."""
         position = {"step": state.step, "epoch": self._epoch}
         self.metrics_logger.log({**position, "kind": EVALUATION, **state.evaluation})
 
     def error(self, state: TrainingState) -> None:
-        """The step that diverged has numbers, and no STEP_END: they are what people look for."""
+        """Log the step that diverged: it has no STEP_END, but numbers that the user needs."""
         if state.metrics and state.metrics is not self._logged:
             self._log_step(state)
 
@@ -92,12 +93,12 @@ class MetricsObserver(Observer):
 
 
 class ProgressObserver(Observer):
-    """Keeps a display at the training's step; `make_progress(total_steps, step)` makes it."""
+    """An observer that updates a progress display, made by `make_progress(total_steps, step)`."""
 
     def __init__(self, make_progress: Callable[[int, int], ProgressDisplay] = Progress) -> None:
         self.make_progress = make_progress
         self._progress: ProgressDisplay | None = None
-        self._best_effort = BestEffort(logger, errors=(OSError, ValueError))  # a closed stream's
+        self._best_effort = BestEffort(logger, errors=(OSError, ValueError))  # of a closed stream
 
     def train_start(self, state: TrainingState) -> None:
         def make() -> ProgressDisplay:
@@ -154,11 +155,11 @@ class CheckpointLines(Observer):
 
 
 class ErrorsObserver(Observer):
-    """Writes `logs/errors/errors.jsonl`: a line for each error that the training got over, and for
-    the one that ended it.
+    """An observer that writes `logs/errors/errors.jsonl`.
 
-    A line has time, step, kind, action (what was done), message and rows; secrets are masked. After
-    MAX_ERROR_LINES nothing is added any more.
+    The file has a line for each error that the training recovered from, and for the one that ended
+    it. A line has time, step, kind, action (what was done), message and rows; secrets are masked.
+    After MAX_ERROR_LINES nothing more is added.
     """
 
     def __init__(self, run_directory: Path) -> None:
@@ -168,7 +169,7 @@ class ErrorsObserver(Observer):
         self._best_effort = BestEffort(logger, INCOMPLETE, errors=(OSError,), tries_again=True)
 
     def train_start(self, state: TrainingState) -> None:
-        """A killed run may have noted more than it had written, or written more than it saved."""
+        """Write missing lines: what a killed run wrote may differ from what it saved."""
         self._attempt(lambda: self._write_missing(state))
 
     def step_start(self, state: TrainingState) -> None:
@@ -179,7 +180,7 @@ class ErrorsObserver(Observer):
 
     def error(self, state: TrainingState) -> None:
         self._write_new(state)
-        if isinstance(state.error, Exception):  # an interrupt is none
+        if isinstance(state.error, Exception):  # an interrupt is not an error
             kind, message = type(state.error).__name__, f"{state.error}{at_place(state.error)}"
             record = error_record(state.step, kind, "the run stopped", message)
             self._attempt(lambda: self._write(record))
@@ -219,9 +220,9 @@ class ErrorsObserver(Observer):
 
 
 class ReportObserver(Observer):
-    """Writes `report.html` after evaluations, as often as costs next to nothing, and at the end.
+    """An observer that writes `report.html` at the end, and after evaluations at negligible cost.
 
-    `metrics.jsonl` is read, so this observer comes after the one that writes it.
+    It reads `metrics.jsonl`, so it must come after the observer that writes it.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class ReportObserver(Observer):
 
 
 class CopiesObserver(Observer):
-    """Tells the copier of a run that there is something new, and sees to it that one runs."""
+    """An observer that notifies the backup worker of new data and keeps one running."""
 
     def __init__(self, backup: RunBackup) -> None:
         self.backup = backup

@@ -1,4 +1,4 @@
-"""Writes down a stack-wise training: which phase began when, and the stacks that are finished."""
+"""Records of a stack-wise training: the step at which each phase began, and the finished stacks."""
 
 import logging
 import math
@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class PhaseRecords(Observer):
-    """Writes `stackwise.json` into a run directory: the plan, and at which step each phase began.
+    """An observer that writes `stackwise.json`: the plan, and the step at which each phase began.
 
     Args:
-        plan: gives the plan of the training; None: it cannot be said.
+        plan: returns the plan of the training. None: it cannot be determined.
     """
 
     def __init__(self, run_directory: Path, plan: Callable[[], PlanCosts | None]) -> None:
@@ -46,7 +46,7 @@ class PhaseRecords(Observer):
         self._write()
 
     def phase_start(self, state: TrainingState) -> None:
-        """Also of a phase that is gone on with, and after the training has gone back."""
+        """Record the start of a phase, also if it is resumed or the training has gone back."""
         index = state.position.phase
         began = {phase: step for phase, step in self._began.items() if phase <= index}
         began[index] = min(state.step, began.get(index, state.step))
@@ -67,18 +67,18 @@ class PhaseRecords(Observer):
         began = [{"phase": phase, "step": step} for phase, step in sorted(self._began.items())]
         try:
             write_record(self.path, {"plan": asdict(plan), "began": began})
-        except OSError as error:  # to look at only: the training has it in its checkpoints
+        except OSError as error:  # only informative: the training's checkpoints have the data
             logger.warning("%s is not complete: %s", self.path, error)
 
 
 class StackFiles(Observer):
-    """Writes each finished stack into a folder, and all of them as they are at the end.
+    """An observer that writes each finished stack into a folder, and all of them at the end.
 
-    A disk that refuses costs the files, never the training.
+    A disk error costs the files, but never the training.
 
     Args:
-        strategy: of the training; it has its plan when the first phase ends.
-        training: gives the settings that decide the result, and the data's fingerprint.
+        strategy: of the training. It has its plan when the first phase ends.
+        training: returns the settings that decide the result, and the data's fingerprint.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class StackFiles(Observer):
             self._ended = {one.index: ended for one in plan.units}
             return
         later = plan.phases[index + 1 :]
-        if any(phase.unit == unit for phase in later):  # of its next time step
+        if any(phase.unit == unit for phase in later):  # its next time step follows
             return
         self._ended[unit.index] = ended
         try:
@@ -105,13 +105,13 @@ class StackFiles(Observer):
             logger.warning(phrase("training.stack_not_written", index=unit.index, error=error))
 
     def finish(self, state: TrainingState) -> None:
-        """Write all stacks as they are now, at the training's end; what is there already stays.
+        """Write all stacks at the training's end; files that already exist stay.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the disk returns an error.
         """
         plan, index = self._plan(), state.position.phase
-        if index < len(plan.phases):  # it has ended early: somebody has asked for fewer steps
+        if index < len(plan.phases):  # it has ended early: fewer steps were requested
             unit = plan.phases[index].unit
             for one in plan.units if unit is None else [unit]:
                 self._ended.setdefault(one.index, {"step": None, "loss": _finite(state.loss)})
@@ -131,8 +131,10 @@ class StackFiles(Observer):
         return self.strategy.plan
 
     def _holds(self, unit: Unit, phases: list[StackPhase]) -> list[str]:
-        """What the file of a unit holds after some phases: the top where it is the last unit, or
-        where nothing has trained the top since."""
+        """Return what the file of a unit holds after some phases.
+
+        It includes the top if it is the last unit, or if no later unit has trained the top.
+        """
         assert self.strategy.rack is not None
         above = set(self.strategy.rack.above)
         trained_top = [p.unit for p in phases if p.unit and above & (p.parameters or above)]

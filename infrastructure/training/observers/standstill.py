@@ -1,10 +1,9 @@
-"""Ends a training whose steps change nothing, whoever trains it: our loop, a method of TRL, or
-somebody's own Trainer.
+"""End of a training whose steps change nothing, in our loop, a method of TRL or any other Trainer.
 
 A step teaches nothing if all of its gradients are exactly 0 at a learning rate above 0, or if no
-reward function gave a number for any of its answers. One such step is normal: a batch may have
+reward function returned a number for any of its answers. One such step is normal: a batch may have
 nothing to learn, and a warm-up may begin at a rate of 0. NUM_STEPS in a row are not. Groups of
-equal rewards (GRPO) have no gradient either, and are normal; the monitor has an alert for many of
+equal rewards (GRPO) have no gradient either and are normal; the monitor has an alert for many of
 them.
 """
 
@@ -24,11 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class Standstill(Observer):
-    """Saves and stops a training after NUM_STEPS steps in a row that taught nothing, and names
-    parameters that no gradient has reached by then.
+    """An observer that saves and stops a training after NUM_STEPS useless steps in a row.
 
-    Reading a norm waits for a GPU, so there it is read in every NUM_STEPS-th step, and in each one
-    while it is 0.
+    It also names parameters that no gradient has reached by then. Reading a norm waits for the GPU,
+    so on a GPU it is read in every NUM_STEPS-th step, and in each step while it is 0.
     """
 
     def __init__(self) -> None:
@@ -38,11 +36,11 @@ class Standstill(Observer):
         self._num_looked = 0
 
     def phase_start(self, state: TrainingState) -> None:
-        """What trains may differ from phase to phase."""
+        """Start again, since phases may train different parameters."""
         self._unreached, self._num_looked = None, 0
 
     def after_backward(self, state: TrainingState) -> None:
-        """Strike out the parameters that a gradient has reached; name those that are left."""
+        """Remove the parameters that a gradient has reached, and name the remaining ones."""
         if self._num_looked >= NUM_STEPS:
             return
         if self._unreached is None:
@@ -95,7 +93,7 @@ class Standstill(Observer):
 
 
 def _trained(state: TrainingState) -> list[tuple[str, torch.nn.Parameter]]:
-    """The parameters that are to be trained now."""
+    """Return the parameters that are currently trained."""
     assert state.optimizer is not None
     held = {id(p) for group in state.optimizer.param_groups for p in group["params"]}
     named = state.model.named_parameters()

@@ -1,1 +1,1 @@
-"""Going on with a run: what has to be as it was, and what may change."""
+"""Resuming a run: what must be unchanged, and what may differ."""

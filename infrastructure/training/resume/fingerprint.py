@@ -1,4 +1,4 @@
-"""What a training is made of, as JSON values: kept in checkpoints, compared when it goes on."""
+"""What a training consists of, as JSON values, kept in checkpoints and compared on resume."""
 
 import functools
 import sys
@@ -35,8 +35,8 @@ RECORDED_PACKAGES = (
 
 
 def installed_versions() -> dict[str, str]:
-    """Version of Python and of every recorded package that is installed."""
-    # torch's own words name the build, which its package may not: 2.13.0+cu130
+    """Return the version of Python and of every recorded package that is installed."""
+    # torch.__version__ names the build, which its package metadata may not: 2.13.0+cu130
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
     versions |= {
         name: installed for name in RECORDED_PACKAGES if (installed := _installed_version(name))
@@ -44,7 +44,7 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-@functools.cache  # what a process has imported stays what it is
+@functools.cache  # imported packages do not change
 def _installed_version(package: str) -> str | None:
     try:
         return version(package)
@@ -53,7 +53,7 @@ def _installed_version(package: str) -> str | None:
 
 
 class MachineFacts(TypedDict):
-    """What computes, as far as it decides the result."""
+    """The hardware and software that compute, as far as they decide the result."""
 
     device: str
     driver: str | None
@@ -64,7 +64,7 @@ class MachineFacts(TypedDict):
 
 
 class HasSettings(Protocol):
-    """Sections of a configuration, as a trainer has them."""
+    """The sections of a configuration, as a trainer has them."""
 
     model_config: ModelConfig
     training_config: TrainingConfig
@@ -73,12 +73,12 @@ class HasSettings(Protocol):
 
 
 def settings_of(trainer: HasSettings) -> dict[str, object]:
-    """The settings of a trainer that decide the result, by key."""
+    """Return the settings of a trainer that decide the result, by key."""
     return result_settings(_configuration_of(trainer))
 
 
 def code_of_parts(trainer: HasSettings) -> CodeOfParts:
-    """The source of the parts of somebody's own that decide the result, by kind and name."""
+    """Return the source of user-defined parts that decide the result, by kind and name."""
     code = code_of(_configuration_of(trainer))
     name = str(trainer.model_config.name)
     address = address_of(MODELS[name].build) if name in MODELS else None
@@ -99,7 +99,7 @@ def _configuration_of(trainer: HasSettings) -> DeploymentConfig:
 
 
 def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
-    """What computes: the GPU's or the CPU's kind, libraries, and how many processes."""
+    """Return what computes: the GPU's or CPU's model, libraries, and the number of processes."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
@@ -111,7 +111,7 @@ def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
     }
 
 
-# Names, places and versions, and what a Trainer or a method sets for its own use.
+# Names, locations and versions, and values that a Trainer or a method sets for its own use.
 OF_NO_RESULT = frozenset(
     {
         *("_name_or_path", "transformers_version", "_commit_hash", "use_cache", "auto_map"),
@@ -135,8 +135,7 @@ OF_A_NAME = ("tokenizer", "_name_or_path", "name_or_path")
 
 
 def config_facts(config: Any) -> JsonValue:
-    """Return what decides the result of a configuration of transformers or PEFT; None: there is
-    none."""
+    """Return what decides the result of a transformers or PEFT configuration; None without one."""
     if not hasattr(config, "to_dict"):
         return None
     return ObjectReader().read(_without_names(config.to_dict()), "configuration")
@@ -151,12 +150,12 @@ def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
-    """Return what a tokenizer, or a processor with one, makes of rows."""
+    """Return how a tokenizer, or a processor with one, processes rows."""
     if processing_class is None:
         return {}
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     template = getattr(processing_class, "chat_template", None)
-    if template is None:  # of a processor without one, its tokenizer's may be used
+    if template is None:  # a processor without one may use its tokenizer's
         template = getattr(tokenizer, "chat_template", None)
     parts: dict[str, JsonValue] = {
         "chat_template": None if template is None else text_hash(template)
@@ -171,7 +170,7 @@ def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
 
 
 def code_of_objects(objects: Iterable[object], named: CodeOfParts) -> JsonValue:
-    """Return the code of objects that Python was given, and whose code no setting names."""
+    """Return the code of objects that were passed from Python and that no setting names."""
     addresses = {part["address"] for group in named.values() for part in group.values()}
     kinds = [type(one) for one in objects]
     reader = ObjectReader()
@@ -183,10 +182,10 @@ def code_of_objects(objects: Iterable[object], named: CodeOfParts) -> JsonValue:
 
 
 def base_facts(described: JsonObject) -> dict[str, object]:
-    """Which weights the training started from, and whether they stay as they were."""
+    """Return which weights the training started from, and whether they are frozen."""
     base = described.get("base_sha256") or described.get("revision")
     tower = described.get("vision_tower")
-    if isinstance(tower, dict):  # of a model that was put together of two
+    if isinstance(tower, dict):  # of a model that was assembled from two
         base = f"{base} with {tower.get('sha256') or tower.get('revision')}"
     return {
         "base_model": base,

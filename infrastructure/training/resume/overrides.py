@@ -1,14 +1,14 @@
-"""How a checkpoint goes on in a training that has been changed with the user's consent.
+"""How a checkpoint continues in a training that the user has changed on purpose.
 
-What an accepted change must mean is decided here: a new setting takes effect from the next step on,
-whatever the checkpoint remembers of the old one.
+This module defines what an accepted change means: a new setting takes effect from the next step on,
+whatever the checkpoint holds of the old one.
 
-- Other data: the current epoch begins again, with the new data, so each row of it is seen as often
+- Other data: the current epoch starts again with the new data, so each of its rows is seen as often
   as epochs are left.
-- Another seed: the epoch goes on at the same place of another order.
-- Other data, batch size, epochs or max_steps: the training ends when the epochs that are left are
-  done, and the learning rate falls over the steps that are left.
-- Another optimizer: it begins without a memory.
+- Another seed: the epoch continues at the same position of another order.
+- Other data, batch size, epochs or max_steps: the training ends when the remaining epochs are done,
+  and the learning rate decays over the remaining steps.
+- Another optimizer: it starts without state.
 """
 
 import sys
@@ -30,7 +30,7 @@ MICRO_BATCH = frozenset({"batch_size", "gradient_accumulation"})
 def move_position(
     values: dict[str, Any], accepted: Collection[str], phases: Sequence[Phase]
 ) -> None:
-    """Let a checkpoint's values stand where the changed training can go on from."""
+    """Move a checkpoint's position to where the changed training can resume."""
     position = values["position"]
     if "data" in accepted:
         num_examples = values["identity"]["num_examples"]
@@ -43,7 +43,7 @@ def move_position(
 def steps_left(
     values: dict[str, Any], num_examples: int, global_batch_size: int, phases: Sequence[Phase]
 ) -> int:
-    """Optimizer steps from a checkpoint's position to the end of the last epoch."""
+    """Return the optimizer steps from a checkpoint's position to the end of the last epoch."""
     position = values["position"]
     epochs_after = sum(phase.num_epochs for phase in phases) - position["epoch"] - 1
     if epochs_after < 0:
@@ -55,8 +55,10 @@ def steps_left(
 def resumed_total_steps(
     was: Mapping[str, Any], values: dict[str, Any], loop: TrainingLoop, planned_steps: int
 ) -> int:
-    """Optimizer steps of the whole training that goes on: as many as they were, or where its parts
-    have changed, until the epochs that are left are done.
+    """Return the optimizer steps of the whole resumed training.
+
+    The number is unchanged, unless parts of the training have changed: it then covers the remaining
+    epochs.
 
     Args:
         was: the identity in the checkpoint, whose other values are `values`.
@@ -69,14 +71,14 @@ def resumed_total_steps(
 
 
 def forget_optimizer(snapshot: Snapshot, optimizer: torch.optim.Optimizer) -> None:
-    """Put a new optimizer's empty state in the place of what the checkpoint holds."""
+    """Replace the optimizer state in the checkpoint by that of a new optimizer."""
     tensors, values = split_optimizer(optimizer.state_dict())
     snapshot.tensors["optimizer"] = tensors
     snapshot.values["optimizer"] = values
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
-    """Learning rates, betas, decay of each group, as the configuration says."""
+    """Return learning rates, betas and decay of each group, as configured."""
     return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
 
 
@@ -85,7 +87,7 @@ def apply_hyperparameters(
     scheduler: LambdaLR | None,
     groups: list[dict[str, Any]],
 ) -> None:
-    """Set what `hyperparameters` gave, and the learning rate that the schedule has by now."""
+    """Set what `hyperparameters` returned, and the current learning rate of the schedule."""
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group.update(wanted)
     if scheduler is None:

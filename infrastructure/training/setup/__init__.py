@@ -1,1 +1,1 @@
-"""What is attached to a trainer before it runs: limits of the machine, stacks and their plan."""
+"""Preparation of a trainer before it runs: limits of the machine, stacks and their plan."""

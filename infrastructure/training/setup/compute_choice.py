@@ -1,13 +1,13 @@
-"""How many CPU threads a new run computes with, and in which number format, by measurement.
+"""Choice of CPU threads and number format for a new run, by measurement.
 
-Threads wait for each other after every operation. A small model has many small ones, and where a
-waiting thread is slow to wake, as on many virtual machines, one thread trains it faster than two.
-A CPU with bf16 instructions multiplies faster in bf16, and converts more: small models may train
-faster in fp32. Where it multiplies more slowly, bf16 is not tried (`product_choice`). With the
-format goes the form of attention (see `packed_attention`).
+Threads wait for each other after every operation. A small model has many small operations. If a
+waiting thread is slow to wake, as on many virtual machines, one thread trains it faster than two. A
+CPU with bf16 instructions multiplies faster in bf16 but also converts more, so small models may
+train faster in fp32. If it multiplies more slowly in bf16, bf16 is not tried (`product_choice`).
+The form of attention depends on the format (see `packed_attention`).
 
-Both decide the last digits, so they are decided once in the life of a run: checkpoints and run.json
-hold them, and whoever goes on computes the same.
+Both choices affect the last digits, so they are made once in the life of a run. Checkpoints and
+run.json hold them, and a resumed run computes the same way.
 """
 
 import os
@@ -32,13 +32,13 @@ from infrastructure.training.sizing.batch_plan import USUAL_STEP
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.strategies.trial import is_own
 
-LEAST_GAIN = 0.1  # a smaller one may be chance: then runs of the same kind compute alike
-# A program that is busy just now slows two threads down, and may end long before the training.
+LEAST_GAIN = 0.1  # a smaller gain may be chance, and then similar runs compute alike
+# A program that is currently busy slows two threads down, and may end long before the training.
 LEAST_GAIN_OF_FEWER_THREADS = 0.2
-# Operations of a longer micro-batch are large: what threads wait for each other is little of it.
+# Operations of a longer micro-batch are large, and waiting for other threads is a small part of it.
 LONG_SECONDS = 0.5
 TIMED_MICRO_BATCHES = 2  # of each candidate, after one that loads kernels
-# What is measured may take a fiftieth of the run: two formats, each with all threads and with half.
+# The measurement may take a fiftieth of the run: two formats, each with all threads and with half.
 WORTH_IT = 50 * 4 * (1 + TIMED_MICRO_BATCHES)
 NUM_THREADS = "num_threads"
 
@@ -47,18 +47,18 @@ Candidate = tuple[str, int]  # the format, and the number of threads
 
 @dataclass(frozen=True)
 class ComputeChoice:
-    """What was measured, and what is the fastest.
+    """The measurements, and the fastest choice.
 
     Attributes:
-        seconds: of a micro-batch by candidate, the least; with most threads first, and of two
-            formats the usual one first.
+        seconds: of a micro-batch by candidate, the minimum. The candidates with most threads come
+            first, and the usual format comes before the other.
     """
 
     seconds: Mapping[Candidate, float]
 
     @property
     def num_threads(self) -> int:
-        """To train with."""
+        """The number of threads to train with."""
         best, *fewer = dict.fromkeys(count for _, count in self.seconds)
         for count in fewer:
             if self._least(count) < (1 - LEAST_GAIN_OF_FEWER_THREADS) * self._least(best):
@@ -67,7 +67,7 @@ class ComputeChoice:
 
     @property
     def precision(self) -> str:
-        """The format to train in."""
+        """The number format to train in."""
         return self._precision_with(self.num_threads)
 
     def _precision_with(self, count: int) -> str:
@@ -81,7 +81,7 @@ class ComputeChoice:
         return self.seconds[self._precision_with(count), count]
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """For run.json, by key: what there was a choice of."""
+        """Return the decisions for run.json, by key, where there was a choice."""
         measured = ", ".join(
             f"{each:.3g} s in {name} with {_threads(count)}"
             for (name, count), each in self.seconds.items()
@@ -99,7 +99,7 @@ class ComputeChoice:
         return decisions
 
     def lines(self) -> list[str]:
-        """For people; nothing where it is what everybody expects."""
+        """Return the choice as lines of text; empty if it is the default."""
         precision, count = self.precision, self.num_threads
         usual, most = next(iter(self.seconds))
         shown = [f"CPU threads: {count} of {most}"] if count != most else []
@@ -121,11 +121,10 @@ class ComputeChoice:
 
 
 def choose_by_product(trainer: EnhancedTrainer) -> ProductChoice | None:
-    """Let a trainer whose model is not there yet compute in fp32, where this CPU multiplies more
-    slowly in bf16.
+    """Let a trainer without a model compute in fp32 if this CPU multiplies more slowly in bf16.
 
     Returns:
-        What was measured; None: nothing is decided by it.
+        The measurement. None: it decides nothing.
     """
     if not (_precision_is_open(trainer) and _multiplies_fp32(trainer)):
         return None
@@ -136,10 +135,10 @@ def choose_by_product(trainer: EnhancedTrainer) -> ProductChoice | None:
 
 
 def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
-    """Let a trainer that has not begun compute in the way in which its own passes are the fastest.
+    """Let a trainer that has not started compute in the way that makes its own passes fastest.
 
     Returns:
-        What was measured; None: there was nothing to choose, or it was not worth measuring.
+        The measurement. None: there was no choice, or it was not worth measuring.
     """
     most = torch.get_num_threads()
     is_open = _precision_is_open(trainer)
@@ -154,7 +153,7 @@ def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
         if not (halves or is_open):
             return None
         if not threads_are_open:
-            seconds()  # loads kernels, as looking whether it is long does
+            seconds()  # loads kernels, as `_is_long` does
         choice = ComputeChoice(_compared(trainer, seconds, precisions, most, halves=halves))
     trainer.use_num_threads(choice.num_threads)
     trainer.use_precision(choice.precision)
@@ -170,7 +169,7 @@ def _threads(count: int) -> str:
 
 
 def _is_alone(trainer: EnhancedTrainer) -> bool:
-    """Whether this process computes all of the training, on a CPU, as it will go on computing."""
+    """Return whether this process does the whole training on a CPU, in one unchanging way."""
     return (
         trainer.device.type == "cpu"
         and trainer.training_config.compile_mode is None
@@ -181,7 +180,7 @@ def _is_alone(trainer: EnhancedTrainer) -> bool:
 
 
 def _multiplies_fp32(trainer: EnhancedTrainer) -> bool:
-    """Whether this is a CPU, and all weights are in fp32, so that products can be."""
+    """Return whether this is a CPU and all weights are in fp32, so that products can be."""
     model, holds_others = trainer.model_config, trainer.training_config.holds_half_weights
     has_fp32 = model.quantization is None and model.dtype in ("auto", OTHER) and not holds_others
     return trainer.device.type == "cpu" and has_fp32
@@ -197,7 +196,7 @@ def _num_micro_batches(trainer: EnhancedTrainer) -> int:
 
 @contextmanager
 def _timing(trainer: EnhancedTrainer) -> Iterator[Callable[[], float]]:
-    """What trains a usual micro-batch, as a dry run, and returns the seconds of it."""
+    """Yield a function that trains a usual micro-batch as a dry run and returns its seconds."""
     fit, size = trainer.cost_measurement(), trainer.training_config.batch_size
     examples = fit.usual[: USUAL_STEP if size == "auto" else size]
     with fit.strategy.measuring(fit.model), fit.probing(accumulates=False) as probe:
@@ -216,8 +215,10 @@ def _compared(
     *,
     halves: bool,
 ) -> dict[Candidate, float]:
-    """All threads beside half of them in each format, where `halves` are open; and half of these as
-    long as half of them are clearly faster."""
+    """Measure all threads and, if `halves`, half of them, in each format.
+
+    Continue to halve the number as long as half of it is clearly faster.
+    """
     counts = [most, most // 2] if halves else [most]
     compared = [(name, count) for count in counts for name in precisions]
     measured = _in_turns(trainer, compared, seconds)
@@ -226,7 +227,7 @@ def _compared(
         counts.append(counts[-1] // 2)
         fewer = best[0], counts[-1]
         of_now = _in_turns(trainer, [best, fewer], seconds)
-        # By the pair at hand: what was measured before is of another minute.
+        # Scale by the current pair: the earlier measurement is from another minute.
         measured[fewer] = of_now[fewer] * measured[best] / of_now[best]
     return measured
 
@@ -234,8 +235,11 @@ def _compared(
 def _in_turns(
     trainer: EnhancedTrainer, candidates: list[Candidate], seconds: Callable[[], float]
 ) -> dict[Candidate, float]:
-    """Seconds of a micro-batch of each of the candidates, which take turns; of the first one, whose
-    kernels are loaded, none is left out."""
+    """Return the seconds of a micro-batch of each candidate, measured in turns.
+
+    The first result of each candidate is dropped, except for the first candidate, whose kernels are
+    already loaded.
+    """
     measured: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
     first, *others = candidates
     for precision, num_threads in (*others, *candidates * TIMED_MICRO_BATCHES):

@@ -1,4 +1,4 @@
-"""Fits a training to its machine: what a whole configuration says of memory, caches and the GPU."""
+"""Adaptation of a training to its machine: the configured limits of memory, caches and the GPU."""
 
 import logging
 
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
-    """Set limits on the device, and add the hooks that hold those of memory.
+    """Set limits on the device, and add the hooks that enforce the memory limits.
 
     Raises:
-        ValueError: the GPU is not what `resources.gpu` asks for.
+        ValueError: the GPU is not the one that `resources.gpu` asks for.
     """
     require_capability(trainer.device, config.resources.gpu.compute_capability)
     _limit_gpu(trainer, config)
@@ -49,8 +49,10 @@ def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) ->
 
 
 def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
-    """The cache's sizes where memory and disk together may be `memory.cache_size`: at most half of
-    that is memory, and the rest disk."""
+    """Return the cache's sizes within `memory.cache_size`, the limit of memory and disk together.
+
+    At most half of it is memory, and the rest is disk.
+    """
     most = total_bytes_of(memory.cache_size)
     if most is None:
         return cache
@@ -60,7 +62,7 @@ def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
 
 
 def memory_facts(trainer: EnhancedTrainer) -> dict[str, object] | None:
-    """What the memory optimizer did in this process; None where it is off."""
+    """Return what the memory optimizer did in this process; None if it is off."""
     extensions = [hook for hook in trainer.hooks.hooks if isinstance(hook, MemoryExtension)]
     return extensions[0].facts() if extensions else None
 
@@ -109,8 +111,10 @@ def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> Mem
 
 
 def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[Recommendation]:
-    """What would save memory in this training, measured on its model with one example of the last
-    batch: when memory is short there is no room for more."""
+    """Return what would save memory in this training, measured on its model.
+
+    The measurement uses one example of the last batch: more may not fit if memory is short.
+    """
     if is_sharded(state.model):  # the other ranks do not take part
         return []
     batch = trainer.adapter.prepare_batch(state.batch[:1])

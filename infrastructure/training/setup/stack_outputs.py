@@ -1,5 +1,7 @@
-"""What a stack-wise training says before it starts, and what it leaves beside its model: the plan,
-which phase began when, each stack, the whole rack."""
+"""The plan that a stack-wise training prints before it starts, and its files besides the model.
+
+The files are the plan, the start of each phase, each stack, and the whole rack.
+"""
 
 import logging
 from functools import cache
@@ -31,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
-    """What writes down a stack-wise training in `folder`: `stackwise.json`, and `stacks/` as far as
-    they are wanted. Nothing for any other training.
+    """Return the observers that record a stack-wise training in `folder`.
 
-    To be added to the trainer before it is prepared; see `save_stacks_and_rack`.
+    They write `stackwise.json`, and `stacks/` if configured. Other trainings have none. Add them to
+    the trainer before it is prepared; see `save_stacks_and_rack`.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, StackwiseStrategy):
@@ -44,7 +46,7 @@ def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
         return [records]
 
     def training() -> JsonObject:
-        # not the hash of the identity, which has a key of the run: equal trainings, equal files
+        # not the hash of the identity, which contains a run key: equal trainings, equal files
         data = trainer.prepare().data.fingerprint
         return {"settings": trainer.identity()["settings"], "data": data}
 
@@ -52,8 +54,10 @@ def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
 
 
 def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
-    """What a stack-wise training will take, phase by phase; prepares it if need be. None of any
-    other training, and where it cannot be said."""
+    """Return the costs of a stack-wise training, phase by phase, and prepare it if necessary.
+
+    None: it is another kind of training, or the costs cannot be determined.
+    """
     strategy = trainer.strategy
     if not isinstance(strategy, StackwiseStrategy):
         return None
@@ -71,22 +75,22 @@ def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
             loaded_dtype=strategy.loaded_dtype,
             cache_bytes=_cache_bytes(trainer, strategy),
         )
-    except Exception as error:  # the training itself will meet it, and knows an answer
+    except Exception as error:  # the training will hit it too, and can handle it
         logger.warning(phrase("training.stack_plan_unavailable", error=error))
         return None
 
 
 def known_plan(trainer: EnhancedTrainer) -> PlanCosts | None:
-    """`plan_of`, once for a run that writes it down."""
+    """Return `plan_of`, computed only once for a run that records it."""
     known = [hook.plan() for hook in trainer.hooks.hooks if isinstance(hook, PhaseRecords)]
     return known[0] if known else plan_of(trainer)
 
 
 def plan_lines(trainer: EnhancedTrainer, step_seconds: float | None = None) -> list[str]:
-    """The plan of a stack-wise training, for people.
+    """Return the plan of a stack-wise training as lines of text.
 
     Args:
-        step_seconds: of a step as it is measured; None: nothing is said of time.
+        step_seconds: the measured time of a step. None: the lines have no times.
     """
     plan = known_plan(trainer)
     if plan is None:
@@ -97,15 +101,18 @@ def plan_lines(trainer: EnhancedTrainer, step_seconds: float | None = None) -> l
 
 
 def measured_phase(trainer: EnhancedTrainer) -> int:
-    """The number of the phase that the costs of a step are measured of."""
+    """Return the index of the phase for which the costs of a step are measured."""
     assert isinstance(trainer.strategy, StackwiseStrategy)
     assert trainer.strategy.plan is not None
     return trainer.strategy.entered % len(trainer.strategy.plan.phases)
 
 
 def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:
-    """What a stack-wise training leaves in its folder beside its model (stacks, rack), and what it
-    has there meanwhile (cached activations). Nothing of any other."""
+    """Return the disk use of a stack-wise training besides its model; 0 for any other training.
+
+    The first number is what it leaves (stacks, rack), the second what it uses during training
+    (cached activations).
+    """
     strategy, config = trainer.strategy, trainer.training_config
     if not isinstance(strategy, StackwiseStrategy):
         return 0, 0
@@ -118,7 +125,7 @@ def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:
 
 
 def _cache_bytes(trainer: EnhancedTrainer, strategy: StackwiseStrategy) -> int | None:
-    """What cached activations take on the disk at most; None where none are cached."""
+    """Return the maximum disk use of cached activations; None if none are cached."""
     config = trainer.training_config
     assert strategy.rack is not None
     assert strategy.plan is not None
@@ -138,10 +145,10 @@ def _cache_bytes(trainer: EnhancedTrainer, strategy: StackwiseStrategy) -> int |
 
 
 def save_stacks_and_rack(trainer: EnhancedTrainer, folder: Path) -> list[str]:
-    """Write all stacks as they are at the training's end, and the rack, as far as they are wanted.
+    """Write the final state of all stacks, and the rack, as configured.
 
     Returns:
-        A sentence for each that the disk refused; the model itself is saved elsewhere.
+        A sentence for each that could not be written; the model itself is saved elsewhere.
     """
     state, model = trainer.state, trainer.model
     if not isinstance(trainer.strategy, StackwiseStrategy):

@@ -1,8 +1,8 @@
-"""How many examples go through the model at once, and how many make an optimizer step.
+"""The number of examples in a forward pass, and in an optimizer step.
 
-Both are the configuration's numbers, or with `batch_size: auto` what was measured: the fastest
-micro-batch that fits, and as many of them as make an optimizer step of the usual size. Decided once
-in the life of a run; whoever goes on with it repeats the decision.
+Both come from the configuration, or from a measurement with `batch_size: auto`: the fastest
+micro-batch that fits, and as many of them as make an optimizer step of the usual size. The decision
+is made once in the life of a run, and a resumed run repeats it.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from infrastructure.core.messages import phrase
 from infrastructure.optimization.batch_size import LARGEST, BatchChoice
 from infrastructure.run.record_types import DecidedSetting
 
-# An optimizer step of the default batch_size: what the default learning rates are made for.
+# An optimizer step of the default batch_size, for which the default learning rates are made.
 USUAL_STEP = int(TrainingConfig().batch_size)
 USUAL_EPOCHS = 3
 # A training of fewer optimizer steps learns little, however fast each of them is.
@@ -31,10 +31,10 @@ ACCUMULATION = "training.gradient_accumulation"
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Examples in one forward pass, forward passes in an optimizer step, and who said so.
+    """Examples in a forward pass, forward passes in an optimizer step, and their origin.
 
     Attributes:
-        origin: for people; empty where the configuration gives both numbers.
+        origin: a text for the user; empty if the configuration sets both numbers.
         trials: a line for each size that was measured.
     """
 
@@ -48,23 +48,23 @@ class BatchPlan:
         return self.micro_batch_size * self.gradient_accumulation
 
     def of_one_process(self, num_processes: int) -> "BatchPlan":
-        """What one of several processes does of an optimizer step, at most."""
+        """Return the largest part of an optimizer step that one of several processes does."""
         share = ceil_div(self.global_batch_size, num_processes)
         micro_batch_size = min(self.micro_batch_size, share)
         return BatchPlan(micro_batch_size, ceil_div(share, micro_batch_size))
 
     def resolved(self) -> dict[str, int]:
-        """Both numbers by key, as checkpoints hold them."""
+        """Return both numbers by key, as checkpoints hold them."""
         return {BATCH_SIZE: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation}
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """Value and origin of what the configuration left open, for run.json."""
+        """Return value and origin of what the configuration left open, for run.json."""
         if not self.origin:
             return {}
         return {key: {"value": n, "origin": self.origin} for key, n in self.resolved().items()}
 
     def lines(self) -> list[str]:
-        """What was decided, for people; nothing where nothing was."""
+        """Return the decision as lines of text; empty if there was none to make."""
         if not self.origin:
             return []
         decided = phrase(
@@ -77,14 +77,14 @@ class BatchPlan:
 
 
 def configured(config: TrainingConfig) -> BatchPlan | None:
-    """The plan of a configuration that leaves nothing open; None with `batch_size: auto`."""
+    """Return the plan of a configuration that leaves nothing open; None with `batch_size: auto`."""
     if config.batch_size == "auto":
         return None
     return BatchPlan(config.batch_size, config.gradient_accumulation)
 
 
 def repeated(config: TrainingConfig, resolved: Mapping[str, int]) -> BatchPlan | None:
-    """The plan that a checkpoint was trained with, where this configuration leaves it open."""
+    """Return the plan of a checkpoint's run, if this configuration leaves it open."""
     if config.batch_size != "auto" or BATCH_SIZE not in resolved:
         return None
     return BatchPlan(
@@ -93,14 +93,14 @@ def repeated(config: TrainingConfig, resolved: Mapping[str, int]) -> BatchPlan |
 
 
 def largest_size(config: TrainingConfig, num_examples: int) -> int:
-    """The largest micro-batch that leaves the training enough optimizer steps."""
+    """Return the largest micro-batch that leaves the training enough optimizer steps."""
     epochs = USUAL_EPOCHS if config.num_epochs == "auto" else config.num_epochs
     by_steps = num_examples * epochs // FEWEST_STEPS // given_accumulation(config)
     return max(1, min(LARGEST, num_examples, by_steps))
 
 
 def why_largest(config: TrainingConfig, num_examples: int) -> str:
-    """Why none larger than `largest_size` was tried: the next power of two is too large."""
+    """Return why nothing above `largest_size` was tried: the next power of two is too large."""
     largest = largest_size(config, num_examples)
     if largest in (LARGEST, num_examples):
         return phrase("training.largest_batch_size_tried", largest=largest)
@@ -112,12 +112,12 @@ def why_largest(config: TrainingConfig, num_examples: int) -> str:
 
 
 def given_accumulation(config: TrainingConfig) -> int:
-    """The accumulation that somebody asked for; 1 where it is left open."""
+    """Return the configured accumulation, or 1 if it is left open."""
     return config.gradient_accumulation if _is_given(config) else 1
 
 
 def accumulation_for(config: TrainingConfig, size: int, largest: int) -> int:
-    """Micro-batches of `size` that make an optimizer step: as given, or a usual step of them."""
+    """Return the micro-batches of `size` per optimizer step: as configured, or a usual step."""
     if _is_given(config):
         return config.gradient_accumulation
     return max(1, min(USUAL_STEP, largest) // size)
@@ -131,11 +131,11 @@ def measured(
     key: Key,
     budget_bytes: int,
 ) -> BatchPlan:
-    """The plan by measurement, or by what was measured of such a training before.
+    """Return the plan by measurement, or by an earlier measurement of the same kind of training.
 
     Args:
-        search: finds the fastest size of at most the given one.
-        budget_bytes: what may be taken now; what was measured before must fit into it.
+        search: finds the fastest size up to the given one.
+        budget_bytes: the memory that may be used now. An earlier result must fit into it.
 
     Raises:
         DoesNotFitError: not even one example fits.
@@ -161,7 +161,7 @@ def measured(
 
 
 def measured_before(cache_directory: Path) -> JsonCache[dict[str, int]]:
-    """The sizes that were measured, by hardware, versions, model, length and largest size."""
+    """Return the cache of measured sizes, by hardware, versions, model, length and largest size."""
     return JsonCache(cache_directory / TUNING_FILE, "what was measured", _is_result)
 
 

@@ -1,4 +1,4 @@
-"""Decides how a batch goes through the model, once, and remembers what fitted on this device."""
+"""One-time decision of how a batch goes through the model, and a record of what fit here."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,12 +38,12 @@ VERSIONS_THAT_COUNT = ("torch", "transformers", "peft", "bitsandbytes", "unsloth
 
 
 class BatchPlanner:
-    """Decides for one training.
+    """The planner of one training.
 
     Args:
-        sections: model, training and data of the configuration.
-        cache: gives its section on the cache, as it is when it is needed.
-        fit: gives what measures the training, once model and data are there.
+        sections: the configuration's model, training and data sections.
+        cache: returns its cache section, as it is at the time of the call.
+        fit: returns the object that measures the training, once model and data are there.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class BatchPlanner:
         self._plan = configured(self.config)
 
     def decide(self) -> BatchPlan:
-        """The plan; where the configuration leaves it open, it is measured the first time.
+        """Return the plan. If the configuration leaves it open, measure it the first time.
 
         Raises:
             DoesNotFitError: not even one example fits.
@@ -82,16 +82,16 @@ class BatchPlanner:
         return self._plan
 
     def repeat(self, resolved: Mapping[str, Any]) -> None:
-        """Decide as it was decided when a checkpoint's run began."""
+        """Repeat the decision that was made when a checkpoint's run began."""
         self._plan = repeated(self.config, resolved) or self._plan
 
     @property
     def cache_directory(self) -> Path:
-        """Where what was found out on this machine is kept."""
+        """The folder of results measured on this machine."""
         return cache_directory(self.cache().directory)
 
     def memory_limit(self) -> KnownMicroBatchLimit:
-        """The micro-batch that was found to fit on this device while training."""
+        """Return the known limit of the micro-batch for training on this device."""
         return KnownMicroBatchLimit(memory_limits(self.cache_directory), self._machine_key())
 
     def _machine_key(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class BatchPlanner:
         }
 
     def _tuning_key(self, fit: CostMeasurement) -> JsonObject:
-        """All that decides which batch is fastest: hardware, versions, model and lengths."""
+        """Return all that decides which batch is fastest: hardware, versions, model and lengths."""
         versions = installed_versions()
         parameters = list(fit.model.parameters())
         return {

@@ -1,7 +1,7 @@
-"""`training.compile_mode: auto`: compile where it pays back inside this run, by measurement.
+"""`training.compile_mode: auto`: compile if it pays off within this run, by measurement.
 
-The decision is part of the checkpoint: a run that goes on computes as it did before, so that it
-comes to the same numbers.
+Checkpoints hold the decision: a resumed run computes as before, so that it reaches the same
+numbers.
 """
 
 import logging
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 
 class CompileBenchmark(Extension):
-    """Times steps of the run's own first batches, without and with torch.compile.
+    """An extension that times the run's own first batches, without and with torch.compile.
 
-    Weights, random state and gradients are afterwards what they were.
+    Afterwards weights, random state and gradients are as they were.
 
     Args:
-        get_loop: gives the training loop, once the training starts.
+        get_loop: returns the training loop, once the training starts.
 
     Attributes:
-        decision: what was measured; None where it was decided before, or could not be.
+        decision: the measurement. None: it was decided earlier, or could not be.
     """
 
     is_of_first_rank = True
@@ -49,7 +49,7 @@ class CompileBenchmark(Extension):
         self._is_compiled: bool | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """Decide, or do what was decided when this run began.
+        """Decide, or repeat the decision from the start of this run.
 
         Raises:
             CheckpointError: the run compiles, and this machine cannot.
@@ -91,7 +91,7 @@ class CompileBenchmark(Extension):
 
 
 def _gradients(loop: TrainingLoop, state: TrainingState, examples: Sequence[object]) -> None:
-    """Forward and backward of one batch; nothing is kept."""
+    """Run forward and backward of one batch, and keep nothing."""
     step = loop.optimizer_step
     scaler = None if step.scaler is None else torch.amp.GradScaler(step.device.type)
     total_items = max(1, step.adapter.count_items(examples))

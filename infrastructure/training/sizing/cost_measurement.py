@@ -1,4 +1,4 @@
-"""What one training costs on this machine, measured with its own model and rows beforehand."""
+"""The costs of a training on this machine, measured beforehand with its own model and rows."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -35,33 +35,34 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.trial import first_step
 
 SAMPLE_ROWS = 256
-# Usual rows that a speed is measured with, at least.
+# Minimum number of usual rows to measure a speed with.
 SPEED_ROWS = 8
-# Parts of a micro-batch that its memory is predicted from; the last two that fit give the line.
-# With gradient checkpointing the smallest peak elsewhere in a step than a whole one does.
+# Parts of a micro-batch from which its memory is predicted; the last two that fit give the line.
+# With gradient checkpointing the smallest part peaks elsewhere in a step than a whole one does.
 SHARES = (8, 4, 2)
-# A training of fewer steps is over sooner than a measurement of a whole one is worth.
+# A training of fewer steps is too short for the measurement of a whole one to pay off.
 STEPS_WORTH_A_WHOLE_ONE = 20
-# What the loop does between two steps: positions, random states, hooks, records. Measured.
+# Work of the loop between two steps: positions, random states, hooks, records. Measured.
 LOOP_SECONDS = 0.002
-# What saving beside the training takes besides the copy: measured by benchmarks/memory_prediction.
+# Memory for saving in the background, besides the copy: measured by benchmarks/memory_prediction.
 SAVING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a training's steps cost here.
+    """The costs of a training's steps on this machine.
 
     Attributes:
-        memory: peak of a step by the units of its micro-batch: tokens where rows are packed, else
+        memory: peak of a step by the units of its micro-batch: tokens if rows are packed, otherwise
             rows times the longest; padding included.
         heaviest_units, longest_units: of the heaviest micro-batch of the first epoch; of one
             example of the longest.
-        copy_bytes: copy of the state that saving keeps in main memory; counted in the peak there.
-        kept_bytes: what libraries will keep of all sizes of micro-batches; counted in the peak.
+        copy_bytes: copy of the state that saving keeps in main memory; included in the peak there.
+        kept_bytes: memory that libraries will keep for all sizes of micro-batches; included in the
+            peak.
         step_seconds: of an optimizer step of usual rows.
         evaluation_seconds: of one held-out example, on average.
-        limit_bytes: what is there for this process at most.
+        limit_bytes: the maximum that is available to this process.
     """
 
     memory: MemoryLine
@@ -79,27 +80,29 @@ class StepCosts:
         return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes + self.kept_bytes
 
     def largest_that_fits(self, wanted: int) -> int:
-        """The largest micro-batch, of at most `wanted` examples, that fits whatever its rows;
-        0: not even one example does."""
+        """Halve `wanted` until a micro-batch fits with any rows, and return its size.
+
+        0: not even one example fits.
+        """
         size = wanted
         while size and self.peak_of(size) > self.limit_bytes:
             size //= 2
         return size
 
     def peak_of(self, size: int) -> int:
-        """The predicted peak with micro-batches of `size`, whatever their rows."""
+        """Return the predicted peak with micro-batches of `size`, with any rows."""
         units = min(size * self.longest_units, self.heaviest_units)
         return self.memory.peak_bytes(units) + self.copy_bytes + self.kept_bytes
 
 
 @dataclass
 class CostMeasurement:
-    """Measures a training that is put together and has not begun.
+    """The measurement of a training that is assembled and has not started.
 
     Attributes:
-        create_optimizer: makes one for the model as it stands; it is thrown away.
-        budget: what may be taken.
-        epochs: lengths of the examples of an epoch in each stage, in its order; None: every epoch
+        create_optimizer: creates an optimizer for the model in its current form, to be discarded.
+        budget: the memory that may be used.
+        epochs: lengths of the examples of an epoch in each stage, in its order. None: every epoch
             is like the first one.
     """
 
@@ -119,7 +122,7 @@ class CostMeasurement:
             return list(next(batches, ()))
 
     def longest(self, count: int) -> list[object]:
-        """Examples as long as the longest that there is, held-out ones included."""
+        """Return examples as long as the longest one, held-out ones included."""
         example = max(self.usual, key=lambda one: self.adapter.count_tokens([one]))
         report = getattr(self.data, "report", None)
         return [lengthened(example, getattr(report, "longest", 0))] * count
@@ -127,7 +130,7 @@ class CostMeasurement:
     def search(
         self, largest: int, accumulation_for: Callable[[int], int], beside: int | None = None
     ) -> BatchChoice:
-        """The fastest micro-batch that fits, of at most `largest` examples.
+        """Return the fastest micro-batch that fits, up to `largest` examples.
 
         Args:
             beside: a size that another one must clearly beat.
@@ -157,11 +160,11 @@ class CostMeasurement:
             return search.run(largest, beside)
 
     def costs(self, plan: BatchPlan, total_steps: int, has_optimizer: bool = False) -> StepCosts:
-        """What the steps of a planned training cost, from a few micro-batches of it.
+        """Return the costs of a planned training's steps, from a few of its micro-batches.
 
         Args:
-            has_optimizer: the training's own optimizer has its state already, and there may be no
-                memory for another one.
+            has_optimizer: the training's own optimizer already has its state, and there may not be
+                enough memory for another one.
 
         Raises:
             DoesNotFitError: not even weights, gradients and optimizer fit.
@@ -205,7 +208,7 @@ class CostMeasurement:
         )
 
     def _warm_up(self, probe: DryRunStep, has_optimizer: bool) -> float:
-        """Let libraries and optimizer take what they keep; seconds of an update."""
+        """Let libraries and optimizer allocate their memory; return the seconds of an update."""
         probe.micro_batch(self.usual[:1])
         if has_optimizer:
             return 0.0
@@ -224,7 +227,7 @@ class CostMeasurement:
 
     @contextmanager
     def probing(self, accumulates: bool) -> Iterator[DryRunStep]:
-        """A probe with an optimizer of its own; the training is afterwards what it was."""
+        """Yield a probe with its own optimizer; the training is afterwards as it was."""
         with dry_run(self.model, self.adapter.device):
             optimizer = self.create_optimizer()
             with first_step(self.strategy, self.model, optimizer, self.usual[:1]) as strategy:
@@ -234,8 +237,10 @@ class CostMeasurement:
     def _small_steps(
         self, probe: DryRunStep, size: int, idle_bytes: int, limit_bytes: int
     ) -> tuple[MemoryLine, float]:
-        """The memory line by parts of a micro-batch, each tried only if it is to fit; and the
-        seconds of a whole one, by the largest of them."""
+        """Return the memory line and the seconds of a whole micro-batch, from parts of it.
+
+        Each part is tried only if it is predicted to fit. The largest gives the seconds.
+        """
         points: list[MemoryPoint] = []
         seconds = 0.0
         for count in dict.fromkeys(max(1, size // share) for share in SHARES):
@@ -251,7 +256,7 @@ class CostMeasurement:
         return fit_line(points[-2:], idle_bytes), seconds
 
     def _worst_peak(self, probe: DryRunStep, size: int) -> int:
-        """With the longest rows, a full optimizer, gradients of before, and evaluation."""
+        """Return the peak with the longest rows, full optimizer, old gradients, and evaluation."""
         if not probe.optimizer.state:
             probe.micro_batch(self.longest(1))
             probe.update()
@@ -260,7 +265,7 @@ class CostMeasurement:
         return max(trained.peak_bytes, evaluated.peak_bytes) + self._copy_bytes(probe)
 
     def fixed_bytes(self) -> int:
-        """Memory now, with the gradients and the optimizer's state that will come."""
+        """Return the current memory plus that of the future gradients and optimizer state."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
         states = optimizer_state_bytes(
             lambda samples: self.strategy.create_optimizer(samples, 0.0),
@@ -270,8 +275,10 @@ class CostMeasurement:
         return PeakMemory(self.adapter.device).now() + sum(map(_size_bytes, trained)) + states
 
     def _copy_bytes(self, probe: DryRunStep) -> int:
-        """The copy of weights and optimizer that is kept in main memory while a process writes it;
-        a small state is written at once."""
+        """Return the copy of weights and optimizer in main memory while a process writes it.
+
+        A small state is written at once.
+        """
         if self.adapter.device.type != "cpu":
             return 0
         states = [value for state in probe.optimizer.state.values() for value in state.values()]
@@ -281,12 +288,14 @@ class CostMeasurement:
         return size_bytes + SAVING_BYTES if size_bytes >= BACKGROUND_BYTES else 0
 
     def units(self, examples: Sequence[object]) -> int:
-        """What the memory of a micro-batch grows with; see `StepCosts`."""
+        """Return the units that determine a micro-batch's memory; see `StepCosts`."""
         return self.adapter.count_computed(examples)
 
     def heaviest_units(self, size: int) -> int:
-        """Of the micro-batches of the first epoch, and of those of each stage; where lengths are
-        not known, of the sample."""
+        """Return the maximum over the micro-batches of the first epoch and of each stage.
+
+        If the lengths are unknown, the sample's are used.
+        """
         return max(self._heaviest_of(lengths, size) for lengths in self._stages)
 
     def _heaviest_of(self, lengths: np.ndarray, size: int) -> int:
@@ -300,7 +309,7 @@ class CostMeasurement:
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        """Tokens of the examples of the first epoch; where they are not known, of the sample."""
+        """Tokens of the examples of the first epoch, or of the sample if they are unknown."""
         known = getattr(self.data, "lengths", None)
         lengths = known() if known is not None else None
         if lengths is None:
@@ -308,16 +317,18 @@ class CostMeasurement:
         return lengths
 
     def _units_of(self, lengths: np.ndarray) -> np.ndarray:
-        """Units of micro-batches, (N,), by the lengths of their examples, (N, B)."""
+        """Return the units of micro-batches, (N,), by the lengths of their examples, (N, B)."""
         up = np.vectorize(self.adapter.size_grid.up, otypes=[np.int64])
         if getattr(self.adapter, "packs", False):
             return np.asarray(up(lengths.sum(axis=1)))
         return np.asarray(lengths.shape[1] * up(lengths.max(axis=1)))
 
     def _drawn(self, size: int, num_micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
-        """Units and supervised items of micro-batches as the training will have, (N,) each: a
-        training of several epochs meets other sums of lengths than its first one does."""
-        generator = np.random.default_rng(0)  # its own: the training's numbers stay as they are
+        """Draw units and supervised items of micro-batches as the training will have, (N,) each.
+
+        A training of several epochs meets other sums of lengths than those of its first epoch.
+        """
+        generator = np.random.default_rng(0)  # separate: keeps the training's random state
         shape = (min(num_micro_batches, MOST_DRAWN), size)
         items = np.array([self.adapter.count_items([one]) for one in self.usual])
         stages = self._stages
@@ -331,7 +342,7 @@ class CostMeasurement:
         return units, generator.choice(items, shape).sum(axis=1)
 
     def _epoch_again(self, size: int) -> Generator[Sequence[object], None, None]:
-        """The micro-batches of the first epoch, without an end."""
+        """Yield the micro-batches of the first epoch, endlessly."""
         while True:
             with closing(self.data.train_batches(0, 0, size)) as batches:
                 yield from batches
@@ -346,7 +357,7 @@ class SpeedTrials:
     accumulation_for: Callable[[int], int]
 
     def tokens_per_second(self, size: int) -> float:
-        """Of usual rows; the optimizer's own time is shared by the micro-batches of a step."""
+        """Return the speed of usual rows; a step's micro-batches share the optimizer's time."""
         count = ceil_div(max(size, SPEED_ROWS), size)
         rows = list(islice(cycle(self.usual), count * size))
         costs = [self.probe.micro_batch(rows[i * size : (i + 1) * size]) for i in range(count)]
@@ -356,7 +367,7 @@ class SpeedTrials:
 
 
 def lengthened(example: object, length: int) -> object:
-    """An example of text, repeated up to `length` tokens; any other is as it is."""
+    """Return a text example, repeated up to `length` tokens; other examples are unchanged."""
     if not isinstance(example, TokenizedExample) or length <= len(example.input_ids):
         return example
     return replace(

@@ -1,8 +1,8 @@
-"""Real steps on real rows that leave a training as it was: what a step costs, before the first.
+"""Real steps on real rows that leave a training unchanged, to measure a step beforehand.
 
-Weights, buffers and random numbers are the same afterwards: gradients are thrown away, and the
-optimizer that steps is one of its own, at a learning rate of nothing. So a training that was
-measured before is, number for number, the training that was not.
+Weights, buffers and random state are the same afterwards. Gradients are discarded, and the
+optimizer that steps is a separate one with a learning rate of zero. So a training after such a
+measurement is, number for number, the same as without it.
 """
 
 import time
@@ -22,11 +22,11 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 @dataclass(frozen=True)
 class MicroCost:
-    """What forward and backward of one micro-batch took.
+    """The cost of forward and backward of one micro-batch.
 
     Attributes:
         num_tokens: as the adapter counts them, without padding.
-        peak_bytes: highest memory meanwhile.
+        peak_bytes: peak memory during the pass.
     """
 
     num_tokens: int
@@ -36,11 +36,11 @@ class MicroCost:
 
 @dataclass
 class DryRunStep:
-    """Measures parts of optimizer steps. Use it inside `dry_run`.
+    """Measurements of parts of optimizer steps. Use it inside `dry_run`.
 
     Attributes:
-        optimizer: not the training's own: it is stepped.
-        accumulates: whether gradients of the micro-batches before are there meanwhile.
+        optimizer: not the training's own, since it is stepped.
+        accumulates: whether gradients of earlier micro-batches exist in the meantime.
     """
 
     model: torch.nn.Module
@@ -55,7 +55,7 @@ class DryRunStep:
         return self.strategy.precision.name != "fp32"
 
     def micro_batch(self, examples: Sequence[object]) -> MicroCost:
-        """Forward and backward, as in training."""
+        """Run forward and backward as in training, and return the cost."""
         device = self.adapter.device
         if not self.accumulates:
             self.optimizer.zero_grad()
@@ -66,9 +66,10 @@ class DryRunStep:
             return MicroCost(self.adapter.count_tokens(examples), seconds, peak.read())
 
     def update(self) -> float:
-        """Seconds of clipping and the optimizer's step; its state is allocated by the first one.
+        """Return the seconds of clipping and of the optimizer's step.
 
-        The weights stay: gradients and learning rates are zero.
+        The first call allocates the optimizer's state. The weights do not change: gradients and
+        learning rates are zero.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
@@ -82,7 +83,7 @@ class DryRunStep:
 
     @torch.no_grad()
     def evaluation(self, examples: Sequence[object]) -> MicroCost:
-        """The held-out loss of one batch, as between two steps."""
+        """Compute the held-out loss of one batch, as between two steps, and return the cost."""
         device = self.adapter.device
         self.optimizer.zero_grad()
         self.model.eval()
@@ -99,8 +100,10 @@ class DryRunStep:
 
 @contextmanager
 def dry_run(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, the model trains and has no gradients yet; afterwards it is what it was, and memory
-    that nothing uses is given back. Weights are not kept: they are not to be changed."""
+    """Put the model into training mode without gradients, and restore it on exit.
+
+    Unused memory is then released. Weights are not restored, since they must not be changed.
+    """
     try:
         with preserve(model, random=device, modes=True, gradients=True, buffers=True):
             model.train()
@@ -110,7 +113,7 @@ def dry_run(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _now(device: torch.device) -> float:
-    """The time when the device is done with what it was given."""
+    """Return the time at which the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

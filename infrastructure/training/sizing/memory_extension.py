@@ -1,9 +1,9 @@
-"""Keeps a training inside its memory, step by step, and says so where it cannot.
+"""Memory limits of a training, enforced step by step, with a report if that is not possible.
 
-Between steps: garbage is collected when it is time, memory is released above `max_memory_percent`,
-caches unused for `cache_ttl` are dropped, the GPU allocator's free blocks beyond `gpu_cache_size`
-given back. `cpu_memory_limit` is held by the kernel on a CPU under Linux: an allocation beyond it
-fails, and the loop does the same batch in smaller pieces. Memory that grows steadily is told, with
+Between steps, garbage is collected when due, memory is released above `max_memory_percent`, caches
+unused for `cache_ttl` are dropped, and the GPU allocator's free blocks beyond `gpu_cache_size` are
+released. On a CPU under Linux the kernel enforces `cpu_memory_limit`: an allocation beyond it
+fails, and the loop repeats the batch in smaller pieces. Steady growth of memory is reported with
 the line that holds it.
 """
 
@@ -34,13 +34,13 @@ NUM_RECOMMENDED = 3
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """What to hold.
+    """Memory limits.
 
     Attributes:
-        max_percent: of main memory in use, above which memory is released.
-        limit_bytes: resident memory of the training and its processes; None: no limit.
-        gpu_cache_bytes: free blocks that the GPU's allocator may keep; None: no limit.
-        cache_seconds: after which unused data in memory is dropped; None: never.
+        max_percent: share of main memory in use above which memory is released.
+        limit_bytes: resident memory of the training and its processes. None: no limit.
+        gpu_cache_bytes: free blocks that the GPU's allocator may keep. None: no limit.
+        cache_seconds: time after which unused data in memory is dropped. None: never.
     """
 
     max_percent: float = 85.0
@@ -58,14 +58,16 @@ def _nothing_to_recommend(_state: TrainingState) -> list[Recommendation]:
 
 
 class MemoryExtension(Extension):
-    """See above.
+    """An extension that enforces memory limits; see above.
 
     Args:
         settings: the limits.
         device: where the training computes.
-        release_data: gives back the memory of data unused for so many seconds; the bytes it was.
-        recommend: what would save memory on this model, measured; asked once, when it is short.
-        leak_seconds: between two readings that are looked at for a leak.
+        release_data: releases the memory of data unused for that many seconds, and returns the
+            bytes.
+        recommend: returns measured recommendations to save memory on this model; called once, when
+            memory is short.
+        leak_seconds: time between two readings for the detection of leaks.
     """
 
     is_of_first_rank = True
@@ -98,10 +100,10 @@ class MemoryExtension(Extension):
         self._is_reported = False
 
     def train_start(self, state: TrainingState) -> None:
-        """Begin to hold the limits.
+        """Start to enforce the limits.
 
         Raises:
-            MemoryLimitError: the training takes more than its limit before its first step.
+            MemoryLimitError: the training exceeds its limit before its first step.
         """
         self.garbage.start()
         limit = self.settings.limit_bytes
@@ -128,7 +130,7 @@ class MemoryExtension(Extension):
         self._look_for_leaks(state)
 
     def error(self, state: TrainingState) -> None:
-        """Name the limit where it was what failed."""
+        """Add a note that names the limit if it caused the error."""
         if self._hard is not None and state.error is not None and is_out_of_memory(state.error):
             limit = _mib(self._hard.limit_bytes)
             state.error.add_note(phrase("training.memory_limit_allows_no_more", limit=limit))
@@ -141,7 +143,7 @@ class MemoryExtension(Extension):
         self.garbage.stop()
 
     def facts(self) -> dict[str, object]:
-        """What was done, as JSON values: for summary.json."""
+        """Return what was done, as JSON values for summary.json."""
         return {
             "highest_bytes": self.guard.highest_bytes,
             "limit_bytes": self.settings.limit_bytes,

@@ -1,4 +1,4 @@
-"""The largest micro-batch that fitted, remembered from run to run."""
+"""The largest micro-batch that fit, remembered from run to run."""
 
 import logging
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KnownMicroBatchLimit:
-    """What is remembered of one training on one device.
+    """The known limit of one training on one device.
 
     Attributes:
         key: what decides the size: device, model, length, precision, what trains.
@@ -28,7 +28,7 @@ class KnownMicroBatchLimit:
     key: Key
 
     def at_most(self, requested: int) -> int:
-        """The micro-batch that was asked for, or what fitted last time, if that is less."""
+        """Return the requested micro-batch, or what fit last time if that is less."""
         fitted = self.limits.get(self.key)
         if fitted is None or fitted >= requested:
             return requested
@@ -43,12 +43,12 @@ class KnownMicroBatchLimit:
         return fitted
 
     def remember(self, micro_batch_size: int) -> None:
-        """Keep it for the next training like this one."""
+        """Remember the size for the next training like this one."""
         self.limits.put(self.key, micro_batch_size)
 
 
 def memory_limits(cache_directory: Path) -> JsonCache[int]:
-    """The micro-batch sizes that fitted, by what decides them."""
+    """Return the cache of micro-batch sizes that fit, by what decides them."""
     return JsonCache(cache_directory / FILE, phrase("training.fitting_micro_batch_size"), _is_size)
 
 
@@ -57,7 +57,7 @@ def _is_size(value: object) -> TypeGuard[int]:
 
 
 def describe_device(device: torch.device) -> Key:
-    """Name and memory of a device: what decides, with the model, how much fits."""
+    """Return name and memory of a device, which decide, together with the model, what fits."""
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
         return {"device": facts.name, "memory_bytes": facts.total_memory}

@@ -1,8 +1,8 @@
-"""What one rank of a training takes whose model is spread over all of them, before it is.
+"""The costs of one rank of a training with a sharded model, before it is sharded.
 
-What lies still (weights, gradients, what the optimizer remembers) is counted and divided; what a
-micro-batch adds is measured by forward passes of the whole model, which keep what backward passes
-need and make no gradients. How long the ranks' exchange takes is not foretold.
+Persistent memory (weights, gradients, optimizer state) is counted and divided. The memory of a
+micro-batch is measured by forward passes of the whole model, which keep what backward passes need
+but compute no gradients. The time of the communication between ranks is not predicted.
 """
 
 import time
@@ -27,7 +27,7 @@ from infrastructure.training.sizing.cost_measurement import (
 )
 from infrastructure.training.sizing.dry_run import dry_run
 
-BACKWARD_SECONDS = 2.0  # by those of a forward pass
+BACKWARD_SECONDS = 2.0  # relative to a forward pass
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SpreadState:
     Attributes:
         whole_bytes: weights, gradients and optimizer of all ranks together.
         part_bytes: what a rank keeps of them on its device.
-        together_bytes: what is put together at the same time while it computes.
+        together_bytes: what is gathered at the same time during computation.
     """
 
     whole_bytes: int
@@ -53,13 +53,13 @@ def spread_state(
     offload: bool,
     on_gpu: bool,
 ) -> SpreadState:
-    """What a training keeps between two micro-batches, and what is put together in one.
+    """Return what a training keeps between two micro-batches, and what one gathers.
 
-    Embeddings, last norm and head are put together for a whole micro-batch. Of a block there is
-    what was received and what computes; gloo, on a CPU, copies what it receives. A GPU fetches
-    ahead: in the forward pass it has what was received of the last block besides, in the backward
-    one two blocks' gradients. Gradients are whole until they are summed, and once more in what is
-    sent.
+    Embeddings, last norm and head are gathered for a whole micro-batch. Of a block there is the
+    received and the computing copy; gloo, on a CPU, copies what it receives. A GPU prefetches: in
+    the forward pass it also holds what was received of the last block, in the backward pass the
+    gradients of two blocks. Gradients are whole until they are summed, and exist once more in the
+    send buffer.
     """
     weights, gradients = _bytes(model), _bytes(model, trained=True)
     blocks = blocks_of(model)
@@ -86,7 +86,7 @@ def spread_state(
 def spread_costs(
     measurement: CostMeasurement, plan: BatchPlan, num_ranks: int, *, offload: bool
 ) -> StepCosts:
-    """What the steps of a planned training will cost each rank; on a CPU all share one machine.
+    """Return the costs of a planned training's steps for each rank; on a CPU all share one machine.
 
     Args:
         plan: of all ranks together.
@@ -102,10 +102,10 @@ def spread_costs(
     own = plan.of_one_process(num_ranks)
     size = min(own.micro_batch_size, len(measurement.usual))
     points, seconds = [], 0.0
-    if has_blocks_to_give_back(model, device.type):  # as it will be when the model is spread
+    if has_blocks_to_give_back(model, device.type):  # as it will be when the model is sharded
         give_back_large_blocks()
     with dry_run(model, device):
-        _forward(measurement, 1)  # what is read from the disk as late as it can be is there now
+        _forward(measurement, 1)  # this loads what is read from the disk lazily
         idle = PeakMemory(device).now()
         for count in dict.fromkeys((1, ceil_div(size, 2), size)):
             with peak_memory(device) as peak:
@@ -130,19 +130,21 @@ def spread_costs(
 
 
 def _copy_bytes(model: torch.nn.Module, state: SpreadState) -> int:
-    """What rank 0 keeps of a state that it has gathered, such as that of a LoRA, while a process
-    writes it; what each rank writes of its own is not copied."""
-    saved_bytes = state.whole_bytes - _bytes(model)  # weights that train take what gradients do
+    """Return rank 0's copy of a gathered state, such as that of a LoRA, while a process writes it.
+
+    The parts that each rank writes by itself are not copied.
+    """
+    saved_bytes = state.whole_bytes - _bytes(model)  # trained weights are as large as gradients
     is_kept = saved_bytes >= BACKGROUND_BYTES and is_gathered(saved_bytes, model)
     return saved_bytes + SAVING_BYTES if is_kept else 0
 
 
 def _forward(measurement: CostMeasurement, count: int) -> None:
-    """The loss of a few examples, with all that a backward pass would need, until it is known."""
+    """Compute the loss of a few examples, with everything that a backward pass would need."""
     batch = measurement.adapter.prepare_batch(measurement.usual[:count])
     with measurement.strategy.precision.autocast():
         output = measurement.adapter.compute_loss(measurement.model, batch)
-    float(output.loss_sum.detach())  # the device is done
+    float(output.loss_sum.detach())  # waits for the device
 
 
 def _bytes(module: torch.nn.Module, *, trained: bool = False) -> int:

@@ -1,9 +1,9 @@
-"""The first steps of a training, done beforehand: how long one takes, and what its shapes leave.
+"""The first steps of a training, done beforehand: their time, and the memory they keep.
 
-A micro-batch of a new size takes longer than all later ones of that size, and leaves something: on
-a CPU in half precision oneDNN compiles a kernel for each layer, about half a megabyte each, keeps
-some hundred of them, and the heap between them is torn. So a time is that of sizes that were there
-before, and memory grows with the sizes that are still to come.
+A micro-batch of a new size takes longer than all later ones of that size, and keeps memory: on a
+CPU in half precision oneDNN compiles a kernel for each layer, about half a megabyte each, keeps
+some hundred of them, and fragments the heap between them. So times are measured on sizes that
+occurred before, and memory grows with the sizes that are still to come.
 """
 
 import time
@@ -17,16 +17,17 @@ from infrastructure.optimization.memory_prediction import MemoryLine
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.sizing.dry_run import DryRunStep
 
-# What a measurement may take of the training that it is for, and at most. Of a short training a few
-# micro-batches are a large share, and fewer of them would say little.
+# The share of a training that its measurement may take, and the maximum. In a short training a few
+# micro-batches are a large share, and fewer of them would not be informative.
 SHARE_OF_TRAINING, SHARE_OF_A_SHORT_ONE = 0.005, 0.1
 SHORT_SECONDS, MOST_SECONDS = 0.2, 4.0
-# Of the times, from either end: no hiccup of the machine is taken for a thousand steps.
+# Share of the times dropped at either end: a hiccup of the machine must not count for a thousand
+# steps.
 LEFT_OUT = 0.1
-# Micro-batches whose sizes are drawn; more of them have hardly any further sizes.
+# Micro-batches whose sizes are drawn; more of them have hardly any new sizes.
 MOST_DRAWN = 2048
-# What the kernels of a size leave at most, with what they tear: a layer, a LoRA beside it and the
-# head have some 26 shapes (measured: 3 to 20 MB). And all of them.
+# The maximum memory that the kernels of a size keep, fragmentation included: a layer, a LoRA next
+# to it and the head have some 26 shapes (measured: 3 to 20 MB). Then the maximum of all sizes.
 MOST_BYTES_OF_A_SIZE = 32 * BYTES_OF_A_KERNEL
 MOST_BYTES_OF_ALL = KEPT_KERNELS * BYTES_OF_A_KERNEL
 
@@ -35,14 +36,14 @@ Size = tuple[str, int]
 
 @dataclass
 class StepSample:
-    """What some micro-batches took.
+    """The costs of some micro-batches.
 
     Attributes:
-        line: the memory that a micro-batch is to take, by its units.
+        line: the predicted memory of a micro-batch, by its units.
         accumulation: micro-batches in a step.
         has_update: whether the probe's optimizer may be stepped.
-        seen: sizes that there were.
-        excess_bytes: what each micro-batch took beyond the line, and by how many sizes.
+        seen: sizes that have occurred.
+        excess_bytes: memory of each micro-batch beyond the line, and the number of sizes by then.
     """
 
     probe: DryRunStep
@@ -59,7 +60,7 @@ class StepSample:
         """Do micro-batches, in the order of the training, for a small share of its time.
 
         Args:
-            batches: at least two are done; it ends when the time is over.
+            batches: at least two are done; the sample ends when its time is over.
             num_steps: of the training.
         """
         began, estimated_seconds = time.perf_counter(), 0.0
@@ -75,7 +76,7 @@ class StepSample:
 
     @property
     def seconds_per_unit(self) -> float:
-        """Of a micro-batch of a size that was there before; where none came twice, of new ones."""
+        """The time of a micro-batch of a known size, or of new sizes if none occurred twice."""
         return _middle_mean(self.unit_seconds or self.first_unit_seconds)
 
     @property
@@ -83,7 +84,7 @@ class StepSample:
         return _middle_mean(self.update_seconds) if self.update_seconds else 0.0
 
     def bytes_kept(self, num_sizes: int) -> int:
-        """What a training of so many sizes takes beyond the line, at its highest."""
+        """Return the peak memory beyond the line of a training with that many sizes."""
         first, first_sizes = self.excess_bytes[0]
         highest = max(excess for excess, _ in self.excess_bytes)
         if not self.compiles_kernels:
@@ -95,7 +96,7 @@ class StepSample:
 
     @property
     def compiles_kernels(self) -> bool:
-        """Whether each size has kernels of its own, which stay."""
+        """Whether each size has its own kernels, which stay in memory."""
         return self.probe.adapter.device.type == "cpu" and self.probe.is_half_precision
 
     def _micro_batch(self, examples: Sequence[object]) -> float:
@@ -112,19 +113,19 @@ class StepSample:
 
 
 def allowed_seconds(training_seconds: float) -> float:
-    """What a measurement of a training may take."""
+    """Return the time that a measurement of a training may take."""
     of_a_short_one = min(SHARE_OF_A_SHORT_ONE * training_seconds, SHORT_SECONDS)
     return min(max(SHARE_OF_TRAINING * training_seconds, of_a_short_one), MOST_SECONDS)
 
 
 def sizes_of(adapter: ModelAdapter, examples: Sequence[object]) -> set[Size]:
-    """What the shapes of a micro-batch depend on: the layers', and those of the output head."""
+    """Return what the shapes of a micro-batch depend on, for the layers and for the output head."""
     rows = adapter.size_grid.rows_up(adapter.count_items(examples))
     return {("units", adapter.count_computed(examples)), ("items", rows)}
 
 
 def num_sizes(units: np.ndarray, items: np.ndarray, adapter: ModelAdapter) -> int:
-    """How many sizes micro-batches have.
+    """Return the number of different sizes of micro-batches.
 
     Args:
         units, items: of each micro-batch, (N,): computed tokens, and supervised ones.
@@ -135,7 +136,7 @@ def num_sizes(units: np.ndarray, items: np.ndarray, adapter: ModelAdapter) -> in
 
 
 def _middle_mean(times: list[float]) -> float:
-    """The mean without the slowest and the fastest."""
+    """Return the mean without the slowest and the fastest."""
     left_out = int(len(times) * LEFT_OUT)
     kept = sorted(times)[left_out : len(times) - left_out]
     return sum(kept) / len(kept)

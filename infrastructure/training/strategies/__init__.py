@@ -1,4 +1,4 @@
-"""Training algorithms. A strategy yields phases and does a train step.
+"""Training algorithms. A strategy yields phases and performs a train step.
 
 To add one: `register_strategy(name, class)` with a subclass of `TrainingStrategy`, an entry point
 in the group "temper.strategies", or its address, `training.strategy: module:Class`.
@@ -38,11 +38,12 @@ STRATEGIES.provide(
 
 
 def register_strategy(name: str, strategy: Callable[..., TrainingStrategy]) -> None:
-    """Make `training.strategy: name` use what `strategy(training_config, logger)` makes; it goes
-    before a built-in one of that name.
+    """Make `training.strategy: name` use the result of `strategy(training_config, logger)`.
+
+    It takes precedence over a built-in one of that name.
 
     Raises:
-        ValueError: the name is taken by another one's own, or `strategy` lacks a method.
+        ValueError: another user-defined strategy has the name, or `strategy` lacks a method.
     """
     STRATEGIES.register(name, strategy)
 
@@ -50,10 +51,11 @@ def register_strategy(name: str, strategy: Callable[..., TrainingStrategy]) -> N
 def get_training_strategy(
     name: str, training_config: TrainingConfig, logger: logging.Logger | None = None
 ) -> TrainingStrategy:
-    """The strategy called `name`.
+    """Return the strategy called `name`.
 
     Raises:
-        ValueError: there is no such strategy (suggests the nearest one), or it cannot be used.
+        ValueError: there is no such strategy (the message suggests the nearest one), or it cannot
+            be used.
     """
     made: TrainingStrategy = STRATEGIES.make(name, training_config, logger)
     return made

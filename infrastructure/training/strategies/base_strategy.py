@@ -1,7 +1,7 @@
-"""The contract of a training algorithm: which phases, which optimizer, how one micro-batch trains.
+"""The contract of a training algorithm: phases, optimizer, and the training of one micro-batch.
 
-A new algorithm implements `train_step` and, where it trains different parameters at different
-times, `phases`. It never imports an adapter: the trainer gives it `compute_loss`.
+A new algorithm implements `train_step` and, if it trains different parameters at different times,
+`phases`. It never imports an adapter: the trainer gives it `compute_loss`.
 """
 
 import logging
@@ -26,7 +26,7 @@ from infrastructure.training.models.trainable_state import whole
 
 
 class HasLossSum(Protocol):
-    """A loss as the sum over items, and how many they are."""
+    """A loss as the sum over items, and their number."""
 
     loss_sum: torch.Tensor
     num_items: int
@@ -53,11 +53,11 @@ class TrainingStrategy(ABC):
         config: the training section of the configuration.
         compute_loss: `(model, batch) -> (loss_sum, num_items)`, given by the trainer.
         precision: the number format of the forward pass, given by the trainer.
-        entered: the phase whose form the model has; -1: none, it is as it was loaded.
+        entered: the phase whose form the model has. -1: none; the model is as loaded.
         steps_per_epoch: optimizer steps, given by the trainer.
-        added_rate: peak learning rate of weights that extensions have added; None: as all others.
+        added_rate: peak learning rate of weights that extensions have added. None: the general one.
             Given by the trainer.
-        objective: what hides tokens of the examples; None: nothing does. Given by the trainer.
+        objective: masks tokens of the examples. None: nothing is masked. Given by the trainer.
     """
 
     config: TrainingConfig
@@ -89,20 +89,20 @@ class TrainingStrategy(ABC):
         scheduler: LambdaLR | None,
         update_gradients: bool = True,
     ) -> StepOutput:
-        """Forward and backward of one micro-batch; with `update_gradients` the optimizer steps too.
+        """Run forward and backward of one micro-batch; with `update_gradients`, step the optimizer.
 
-        `batch["total_items"]`, where given, is the number of supervised items in the whole
-        optimizer batch: the loss is divided by it, so that splitting a batch changes nothing.
-        The loop always passes `update_gradients=False` and calls `unscale_gradients` and
-        `update_parameters` itself, so that hooks see the final gradients in between.
+        `batch["total_items"]`, if given, is the number of supervised items in the whole optimizer
+        batch. The loss is divided by it, so that splitting a batch changes nothing. The loop always
+        passes `update_gradients=False` and calls `unscale_gradients` and `update_parameters`
+        itself, so that hooks see the final gradients in between.
         """
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
-        """The stretches of the training, in order; their epochs add up to `num_epochs`."""
+        """Return the stretches of the training, in order; their epochs add up to `num_epochs`."""
         return [Phase(num_epochs=num_epochs)]
 
     def prepare_model(self, model: torch.nn.Module) -> None:  # noqa: B027 (most need nothing)
-        """Look at the model that will be trained; once, before an optimizer is made for it.
+        """Inspect the model to be trained, once, before its optimizer is created.
 
         Raises:
             ValueError: it cannot be trained in this way.
@@ -111,52 +111,54 @@ class TrainingStrategy(ABC):
     def enter_phase(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Begin phase `index`, or go on in it; called before its PHASE_START."""
+        """Begin phase `index`, or resume in it; called before its PHASE_START."""
         self.take_form(model, optimizer, index)
 
     def check_length(self, total_steps: int) -> None:  # noqa: B027 (most can end at any step)
-        """Look at the number of optimizer steps, once the phases are known.
+        """Check the number of optimizer steps, once the phases are known.
 
         Raises:
-            ValueError: what has been trained by then is no whole model.
+            ValueError: the model would be only partly trained by then.
         """
 
     def begin_step(self, step: int, examples: Sequence[object]) -> None:
-        """Called before the batch of optimizer step `step` (from 0) is prepared."""
+        """Prepare for optimizer step `step` (from 0); called before its batch is prepared."""
         if self.objective is not None:
             self.objective.draw = step
 
     def take_form(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Give the model the form that it has in phase `index` (-1: before the first), whatever
-        form it has now: number formats, modes, what the optimizer holds. Values stay, or are loaded
-        from a checkpoint next."""
+        """Give the model the form of phase `index` (-1: before the first), whatever its form now.
+
+        The form includes number formats, modes, and what the optimizer holds. Values stay, or are
+        then loaded from a checkpoint.
+        """
         self.entered = index
 
     def close(self, is_over: bool) -> None:  # noqa: B027 (most hold nothing)
-        """The training ends, for good or to go on later."""
+        """End the training, for good or until it is resumed."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Inside, the model runs as it is measured on held-out data in this phase."""
+        """Return a context in which the model runs as it is evaluated in this phase."""
         return nullcontext()
 
     def measuring(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Inside, what does not train in the phase that is measured needs no gradient."""
+        """Return a context in which parameters outside the measured phase need no gradient."""
         return nullcontext()
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
-        """Optimizer groups: matrices with weight decay; vectors (norms, biases) without."""
+        """Return optimizer groups: matrices with weight decay; vectors (norms, biases) without."""
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         return decay_groups(named, learning_rate, self.config.weight_decay)
 
     def create_optimizer(
         self, model: torch.nn.Module, learning_rate: float
     ) -> torch.optim.Optimizer:
-        """The optimizer named by the configuration over `parameter_groups`.
+        """Create the configured optimizer over `parameter_groups`.
 
-        Of the model it reads the named parameters only: what an optimizer will hold is foretold
-        with samples of them (`optimization.optimizer_memory`).
+        It reads only the named parameters of the model: the size of the optimizer's state is
+        predicted with samples of them (`optimization.optimizer_memory`).
 
         Raises:
             ValueError: nothing in the model can be trained.
@@ -171,8 +173,7 @@ class TrainingStrategy(ABC):
     def _with_rate_of_added(
         self, model: torch.nn.Module, groups: ParameterGroups
     ) -> ParameterGroups:
-        """The same groups, those weights that extensions have added in groups of their own, which
-        learn at their own rate."""
+        """Return the same groups, with weights added by extensions in groups at their own rate."""
         added = {id(p) for name, p in model.named_parameters() if is_added(name)}
         split: list[ParameterGroups] = [[], []]
         for group in groups:
@@ -184,11 +185,12 @@ class TrainingStrategy(ABC):
         return [*split[False], *split[True]]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-        """Learning rate as a pure function of the step: linear warm-up, then the schedule."""
+        """Return a learning rate that depends only on the step: linear warm-up, then
+        `scheduler_type`."""
         return LambdaLR(optimizer, self.rate_factor(total_steps))
 
     def rate_factor(self, total_steps: int) -> Callable[[int], float]:
-        """What the learning rate is multiplied with at each of `total_steps` steps."""
+        """Return the factor of the learning rate at each of `total_steps` steps."""
         shape = look_up("scheduler", self.config.scheduler_type, SCHEDULES)
         warmup_steps = self.config.warmup_within(total_steps)
 
@@ -202,7 +204,7 @@ class TrainingStrategy(ABC):
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
     ) -> None:
-        """Make the accumulated gradients the true ones (fp16 keeps them scaled until now)."""
+        """Unscale the accumulated gradients (fp16 keeps them scaled until now)."""
         if scaler is not None:
             scaler.unscale_(optimizer)
 
@@ -213,10 +215,10 @@ class TrainingStrategy(ABC):
         scaler: torch.amp.GradScaler | None,
         scheduler: LambdaLR | None,
     ) -> torch.Tensor:
-        """Clip, step, advance the schedule, forget the gradients.
+        """Clip, step, advance the schedule, and clear the gradients.
 
         Returns:
-            The gradients' norm before clipping, a scalar tensor (reading it synchronises).
+            The gradients' norm before clipping, a scalar tensor (reading it synchronizes).
         """
         with_gradient = [p for p in model.parameters() if p.grad is not None]
         max_norm = self.config.max_grad_norm or math.inf
@@ -235,7 +237,7 @@ class TrainingStrategy(ABC):
 def decay_groups(
     named: Iterable[tuple[str, torch.nn.Parameter]], learning_rate: float, weight_decay: float
 ) -> ParameterGroups:
-    """Two groups of one learning rate: matrices decay, vectors and scalars do not."""
+    """Return two groups with one learning rate: matrices decay, vectors and scalars do not."""
     parameters = [parameter for _, parameter in named]
     matrices = [p for p in parameters if p.ndim >= 2]
     vectors = [p for p in parameters if p.ndim < 2]
@@ -248,13 +250,16 @@ def decay_groups(
 def _adamw(
     groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
 ) -> torch.optim.Optimizer:
-    # fused: one pass over the parameters instead of a dozen; exists for CPU and CUDA
+    # fused: one pass over the parameters instead of a dozen; available on CPU and CUDA
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
 
 def _from_bitsandbytes(name: str, class_name: str) -> Callable[..., torch.optim.Optimizer]:
-    """8-bit moments take a quarter of the memory; paged ones move to main memory when the GPU's is
-    full. On a CPU they are there already, and paged means nothing."""
+    """Return a builder of an 8-bit or paged optimizer.
+
+    8-bit moments take a quarter of the memory. Paged ones move to main memory when the GPU's is
+    full. On a CPU they are already there, and paging has no meaning.
+    """
 
     def build(
         groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
@@ -289,7 +294,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": _sgd,
 }
 
-# Each maps the share of the way done (0 to 1, warm-up left out) to a factor of the learning rate.
+# Each maps the completed share of the schedule (0 to 1, without warm-up) to a factor of the
+# learning rate.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
     "linear": lambda done: 1.0 - done,

@@ -1,8 +1,9 @@
 """Curriculum learning: easy examples first, harder ones from stage to stage.
 
-The strategy yields a phase for each stage and trains as the standard one does. Which examples a
-stage has is the data's order, and so `training.curriculum`'s. Methods: Bengio et al. 2009; stages
-that keep the easier examples are the "baby steps" of Spitkovsky, Alshawi & Jurafsky 2010.
+The strategy yields a phase for each stage and trains as the standard one does. The order of the
+data, set by `training.curriculum`, determines the examples of each stage. Methods: Bengio et al.
+2009; stages that keep the easier examples are the "baby steps" of Spitkovsky, Alshawi & Jurafsky
+2010.
 """
 
 import logging
@@ -16,11 +17,11 @@ from infrastructure.training.strategies.standard_strategy import StandardTrainin
 
 
 class CurriculumStrategy(StandardTrainingStrategy):
-    """The standard step, in stages; each stage has `num_epochs` epochs.
+    """The standard step, in stages. Each stage has `num_epochs` epochs.
 
     Attributes:
-        curriculum_stages: how many there are.
-        current_stage: the one that trains, from 0.
+        curriculum_stages: number of stages.
+        current_stage: the stage that trains, from 0.
     """
 
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:

@@ -1,7 +1,7 @@
 """Fine-tuning a trained model: layer-wise learning rates and gradual unfreezing.
 
-Which parameters exist to be trained (all, LoRA, QLoRA) was decided when the model was loaded; this
-strategy decides how fast and when each of them trains. Method: Howard & Ruder 2018 (ULMFiT).
+The loading of the model decides which parameters can be trained (all, LoRA, QLoRA). This strategy
+decides how fast and when each of them trains. Method: Howard & Ruder 2018 (ULMFiT).
 """
 
 import torch
@@ -18,8 +18,8 @@ class FinetuningStrategy(StandardTrainingStrategy):
     """The standard step, with a learning rate and a starting epoch for each layer.
 
     `layerwise_lr_decay` d: the layer k below the top learns at d**k of the learning rate.
-    `unfreeze_interval` n: training starts with the top layer alone, and every n epochs the next
-    one below joins; the last phase trains them all for the epochs that are left.
+    `unfreeze_interval` n: training starts with only the top layer, and every n epochs the next one
+    below joins. The last phase trains them all for the remaining epochs.
     """
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
@@ -70,7 +70,7 @@ class FinetuningStrategy(StandardTrainingStrategy):
 def trainable_layers(
     model: torch.nn.Module,
 ) -> list[list[tuple[str, torch.nn.Parameter]]]:
-    """The trainable parameters by layer, the layer nearest to the output first."""
+    """Return the trainable parameters by layer, the layer nearest to the output first."""
     by_layer: dict[int, list[tuple[str, torch.nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

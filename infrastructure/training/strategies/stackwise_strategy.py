@@ -1,13 +1,13 @@
-"""Stack-wise training: a deep model a unit of layers at a time, or all units at once by themselves.
+"""Stack-wise training: a deep model one unit of layers at a time, or all units at once separately.
 
-Which phases there are is in `stackwise.stack_phases`; this strategy does their steps, and puts the
-model into the form that each phase needs. That form is a function of the phase alone: a resumed
-run, and one that goes back, comes to it without doing again what was done.
+`stackwise.stack_phases` defines the phases. This strategy does their steps and puts the model into
+the form that each phase needs. The form depends only on the phase, so a resumed run, or one that
+goes back, reaches it without repeating earlier work.
 
-- SEQUENTIAL: a unit learns from the loss of the model that ends with it; the trunk below only hands
-  hidden states up, without gradients.
+- SEQUENTIAL: a unit learns from the loss of the model that ends with it. The trunk below only
+  passes hidden states up, without gradients.
 - STACKWISE: each step trains all units, each from the detached hidden states of the one below, so
-  that activations of one unit at a time are kept.
+  that only one unit's activations are kept at a time.
 - RACKWISE: one loss on top, ordinary backpropagation.
 
 Feature reconstruction: LoPT, 2605.04913. Training with the last layers: SegProp (openreview
@@ -56,11 +56,11 @@ from infrastructure.training.strategies.base_strategy import (
 
 
 class StackwiseStrategy(TrainingStrategy):
-    """`strategy: progressive` and `end_to_end`, and every `mode`.
+    """The strategy of `strategy: progressive` and `end_to_end`, and of every `mode`.
 
     Attributes:
         plan: the phases of this training; None before `phases`.
-        cache_source: where activations of a frozen trunk come from; None: they are not cached.
+        cache_source: where activations of a frozen trunk come from. None: they are not cached.
             Given by the trainer.
     """
 
@@ -76,10 +76,10 @@ class StackwiseStrategy(TrainingStrategy):
         self.cache: TrunkCache | None = None
 
     def prepare_model(self, model: torch.nn.Module) -> None:
-        """Find the parts of the model, prove that it can be cut, and add what training needs.
+        """Find the parts of the model, verify that it can be cut, and add what training needs.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: it cannot be cut.
         """
         if self.rack is not None and self.rack.model is model:
             return
@@ -97,7 +97,7 @@ class StackwiseStrategy(TrainingStrategy):
             )
 
     def notes(self) -> list[str]:
-        """What to tell of the division before the training begins."""
+        """Return notes on the division to print before the training begins."""
         size, rack = self.config.block_size, self.rack
         is_given = "block_size" in self.config.model_fields_set and self.config.mode is not None
         if rack is None or not is_given or size <= len(rack):
@@ -105,7 +105,7 @@ class StackwiseStrategy(TrainingStrategy):
         return [phrase("training.block_larger_than_model", size=size, num_layers=len(rack))]
 
     def _check_forms(self) -> None:
-        """What layers will be stored as can be done here: told now, not when it is needed."""
+        """Check early that the layers can be stored in the planned formats on this machine."""
         assert self.plan is not None
         assert self.rack is not None
         for phase in self.plan.phases:
@@ -115,11 +115,11 @@ class StackwiseStrategy(TrainingStrategy):
 
     @property
     def loaded_dtype(self) -> torch.dtype:
-        """Of the layers' weights, as they were loaded."""
+        """The dtype of the layers' weights as loaded."""
         return self._loaded_dtype
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
-        """One for each unit (and time step), of `num_epochs` epochs each."""
+        """Return a phase for each unit (and time step), of `num_epochs` epochs each."""
         self.prepare_model(model)
         assert self.rack is not None
         self.plan = plan_stacks(self.config, self.rack, num_epochs)
@@ -145,7 +145,7 @@ class StackwiseStrategy(TrainingStrategy):
     def enter_phase(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Begin phase `index`, or go on in it: the new unit's first weights, the trunk's form."""
+        """Begin phase `index`, or resume in it: initialize a new unit, and set the trunk's form."""
         self.prepare_model(model)
         assert self.plan is not None
         assert self.rack is not None
@@ -157,7 +157,7 @@ class StackwiseStrategy(TrainingStrategy):
         self._fill_cache(model, phase)
 
     def _fill_cache(self, model: torch.nn.Module, phase: StackPhase) -> None:
-        """Have the trunk's output of all examples, before the first of them is needed."""
+        """Cache the trunk's output of all examples before the first of them is needed."""
         if self.cache_source is None:
             return
         assert self.rack is not None
@@ -187,7 +187,7 @@ class StackwiseStrategy(TrainingStrategy):
         self.cache.enter(phase, self._trunk(phase.start), run)
 
     def _trunk(self, start: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Everything that what the trunk gives depends on, by name."""
+        """Yield, by name, everything that the trunk's output depends on."""
         assert self.rack is not None
         named = dict(self.rack.model.named_parameters())
         yield from ((name, named[name]) for name in self.rack.below)
@@ -208,7 +208,7 @@ class StackwiseStrategy(TrainingStrategy):
             self._finish()
 
     def _finish(self) -> None:
-        """Leave a plain model: weights as they were loaded, with what low-rank matrices learnt."""
+        """Leave a plain model: weights as loaded, with the trained low-rank matrices merged."""
         assert self.rack is not None
         layers = list(self.rack.layers)
         take_forms(layers, [AS_LOADED] * len(layers), self._loaded_dtype)
@@ -229,8 +229,10 @@ class StackwiseStrategy(TrainingStrategy):
     def take_form(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Give the model the form that it has in phase `index`, whatever form it has now; its
-        values are those of a checkpoint, which is loaded next, or stay."""
+        """Give the model the form of phase `index`, whatever form it has now.
+
+        Its values stay, or are then loaded from a checkpoint.
+        """
         self.prepare_model(model)
         assert self.plan is not None
         assert self.rack is not None
@@ -255,8 +257,11 @@ class StackwiseStrategy(TrainingStrategy):
     def _take_precision(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, phase: StackPhase
     ) -> None:
-        """Finished layers are stored as the configuration says, the unit that trains is in the
-        precision of a new stack, and all others are as they were loaded."""
+        """Set the number formats of a phase.
+
+        Finished layers are stored as configured, the unit that trains has the precision of a new
+        stack, and all others are as loaded.
+        """
         assert self.rack is not None
         assert self.plan is not None
         if self._names is None:
@@ -274,7 +279,7 @@ class StackwiseStrategy(TrainingStrategy):
                 self.adapters.hook()
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
-        """Low-rank matrices have a learning rate of their own."""
+        """Return the groups, with a separate learning rate for low-rank matrices."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         decay, rate = self.config.weight_decay, self.config.qlora_lr or learning_rate
         beside = [(name, p) for name, p in named if ADAPTERS in name]
@@ -285,9 +290,9 @@ class StackwiseStrategy(TrainingStrategy):
         ]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-        """Each phase has a warm-up and a schedule of its own: what trains in it is new.
+        """Return a scheduler with a warm-up and schedule per phase, since its parameters are new.
 
-        A model that grows in one step has one schedule: what trained before trains on.
+        A model that grows in one step has one schedule: earlier parameters continue to train.
         """
         assert self.plan is not None
         if self.config.grows_once:
@@ -311,8 +316,11 @@ class StackwiseStrategy(TrainingStrategy):
 
     @property
     def phase(self) -> StackPhase:
-        """The phase whose form the model has; before the first, the last one: it is as deep as any,
-        and what is measured then is measured of it."""
+        """The phase whose form the model has.
+
+        Before the first phase it is the last one: it is as deep as any, and measurements then refer
+        to it.
+        """
         assert self.plan is not None
         return self.plan.phases[self.entered]
 
@@ -360,7 +368,7 @@ class StackwiseStrategy(TrainingStrategy):
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> StepOutput:
-        """The loss of the model up to the phase's depth, with gradients from its start on."""
+        """Return the loss of the model up to the phase's depth; gradients begin at its start."""
         assert self.rack is not None
         assert self.compute_loss is not None
         phase = self.phase
@@ -374,7 +382,7 @@ class StackwiseStrategy(TrainingStrategy):
         return StepOutput(output.loss_sum.detach(), output.num_items)
 
     def _trunk_output(self, model: torch.nn.Module, inputs: dict[str, object]) -> torch.Tensor:
-        """What the trunk hands to the first layer with gradients: read, or computed."""
+        """Return the trunk's output to the first layer with gradients, cached or computed."""
         if self.cache is not None:
             like = next(p for p in model.parameters() if p.is_floating_point())
             cached = self.cache.read(inputs, like)
@@ -383,7 +391,7 @@ class StackwiseStrategy(TrainingStrategy):
         return self._compute_trunk(model, inputs)
 
     def _compute_trunk(self, model: torch.nn.Module, inputs: dict[str, object]) -> torch.Tensor:
-        """The same, without dropout and gradients."""
+        """Compute the trunk's output, without dropout and gradients."""
         assert self.rack is not None
         with probing(model), torch.no_grad():
             return self.rack.hidden_at(self.phase.start, lambda: self._forward(model, inputs))
@@ -406,8 +414,10 @@ class StackwiseStrategy(TrainingStrategy):
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> StepOutput:
-        """A unit below the top alone: it learns to keep features; the loss that is told is what
-        the reconstruction errs, for each supervised item."""
+        """Train a unit below the top by itself, to preserve features.
+
+        The reported loss is the reconstruction error per supervised item.
+        """
         assert self.rack is not None
         assert phase.unit is not None
         num_items = _num_items(inputs)
@@ -422,7 +432,7 @@ class StackwiseStrategy(TrainingStrategy):
         index: int,
         start: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weighted reconstruction loss of a unit, and its output, detached."""
+        """Return the weighted reconstruction loss of a unit, and its output, detached."""
         assert self.rack is not None
         assert self.plan is not None
         assert self.decoders is not None
@@ -447,8 +457,10 @@ class StackwiseStrategy(TrainingStrategy):
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> StepOutput:
-        """All units, from the input up, each with its own loss and its own backward pass; the loss
-        that is told is the top one's, which is the model's."""
+        """Train all units, from the input up, each with its own loss and backward pass.
+
+        The reported loss is that of the top unit, which is the model's.
+        """
         assert self.rack is not None
         assert self.plan is not None
         assert self.compute_loss is not None
@@ -469,14 +481,14 @@ class StackwiseStrategy(TrainingStrategy):
         return StepOutput(output.loss_sum.detach(), output.num_items)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Inside, the model is as deep as what has been trained."""
+        """Return a context in which the model is only as deep as the trained part."""
         if self.rack is None or self.entered == NOT_ENTERED:
             return nullcontext()
         return self.rack.span(0, self.phase.depth)
 
 
 def _num_items(inputs: Mapping[str, Any]) -> int:
-    """What a mean over a batch is the mean of: learnt tokens, or examples."""
+    """Return the number of items that a batch mean is taken over: trained tokens, or examples."""
     if "target_positions" in inputs:
         return int(inputs["target_positions"].numel())
     return len(inputs["inputs"])

@@ -1,4 +1,4 @@
-"""Ordinary training: every parameter that can train does, in one phase."""
+"""Ordinary training: all trainable parameters, in one phase."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Somebody's own strategy in its first step before the training: nothing of it stays.
+"""A trial of the first step of a user-defined strategy before the training, without side effects.
 
-What it keeps for itself it keeps in a copy; what it changes in the model is put back.
+The strategy's own state stays in a copy, and changes to the model are undone.
 """
 
 import copy
@@ -16,8 +16,10 @@ from infrastructure.training.strategies.stackwise_strategy import StackwiseStrat
 
 
 def is_own(strategy: TrainingStrategy) -> bool:
-    """Whether it is somebody's own. One that is stack-wise has forms that take a run to enter, and
-    counts as ours."""
+    """Return whether the strategy is user-defined.
+
+    A stack-wise one does not count: its forms take a run to enter.
+    """
     is_ours = type(strategy).__module__.partition(".")[0] in OUR_PACKAGES
     return not (is_ours or isinstance(strategy, StackwiseStrategy))
 
@@ -29,11 +31,12 @@ def first_step(
     optimizer: torch.optim.Optimizer,
     examples: Sequence[object],
 ) -> Iterator[TrainingStrategy]:
-    """Inside, a strategy of somebody's own has begun its first phase and step, as in the loop: what
-    its `train_step` reads may be set there. Ours needs none of it, and one whose training is under
-    way has it; they come back as they are.
+    """Begin the first phase and step of a user-defined strategy, as the loop does.
 
-    The weights of `model` are not put back: see `preserve`.
+    Its `train_step` may read what is set there. Built-in strategies, and one whose training is
+    already running, need no preparation and are yielded unchanged.
+
+    The weights of `model` are not restored: see `preserve`.
     """
     if not is_own(strategy) or strategy.entered != NOT_ENTERED:
         yield strategy
@@ -53,10 +56,10 @@ def first_step(
 
 
 def _copied(strategy: TrainingStrategy, model: torch.nn.Module) -> TrainingStrategy:
-    """A copy with everything of its own, and the same model, configuration and loss."""
+    """Return a deep copy that shares the model, configuration and loss."""
     given = (strategy.config, strategy.logger, strategy.compute_loss, strategy.objective)
     shared = [*given, *model.modules(), *model.parameters(), *model.buffers()]
     try:
         return copy.deepcopy(strategy, {id(one): one for one in shared})
-    except Exception:  # of a lock, an open file, or what is too large to be there twice
+    except Exception:  # for example a lock, an open file, or an object too large to copy
         return copy.copy(strategy)

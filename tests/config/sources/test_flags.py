@@ -150,7 +150,7 @@ def test_help_shows_description_and_default(key: str, help_text: str) -> None:
 
 
 def test_the_help_of_a_list_shows_how_several_are_typed(help_text: str) -> None:
-    of_rewards = help_text.partition("one's own. ")[2].partition("(default: [])")[0]
+    of_rewards = help_text.partition("or your own. ")[2].partition("(default: [])")[0]
     assert "with commas, or the flag again; what has a comma itself in double quotes" in of_rewards
 
 
