@@ -85,7 +85,8 @@ def test_a_gpu_below_the_least_capability_is_refused(monkeypatch: pytest.MonkeyP
     require_capability(GPU, None)
     require_capability(GPU, 7.5)
     with pytest.raises(
-        ValueError, match=r"optimization\.compute_capability_too_low.*major=7.*minor=5"
+        ValueError,
+        match=r"compute_capability_too_low\(least=8.*gpu=Tesla T4.*major=7.*minor=5",
     ):
         require_capability(GPU, 8.0)
     with pytest.raises(ValueError, match=r"compute_capability"):

@@ -106,7 +106,7 @@ def test_a_block_is_profiled_logged_and_kept(caplog: pytest.LogCaptureFixture) -
         torch.ones(2**20)
     assert optimizer.profiles == [profile]
     assert profile.top_allocations[0][1] == 2**22
-    assert "optimization.memory_profile_line" in caplog.text
+    assert "optimization.memory_profile_line(name=step, peak=" in caplog.text
 
 
 class Numbers(IterableDataset[torch.Tensor]):

@@ -158,7 +158,8 @@ def test_no_more_variables_than_the_solver_takes(
         trainer.train()
     (record,) = records(trainer)
     assert (record["num_variables"], record["failures"]) == (20, [])
-    assert "quantum.examining_training_examples" in caplog.text
+    examining = "quantum.examining_training_examples(count=20, total=31, limit="
+    assert examining in caplog.text
 
 
 def test_the_held_out_rows_as_target(saved_llama: Path, tmp_path: Path) -> None:

@@ -153,7 +153,9 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     (record,) = records(trainer)
     assert record["is_fallback"]
     assert record["solver_seconds"] < 30  # 4, and what a busy machine takes to end it; not 300
-    assert "quantum.solver_time_cut_by_budget" in record["remarks"][-1]
+    cut = "quantum.solver_time_cut_by_budget(limit=quantum.max_overhead_percent"
+    assert cut in record["remarks"][-1]
+    assert "10000" in record["remarks"][-1].replace("_", "").replace(",", "")
 
 
 def test_an_answer_that_comes_too_late_is_reported(saved_llama: Path, tmp_path: Path) -> None:

@@ -284,4 +284,4 @@ def test_a_plan_that_cannot_be_made_stops_no_training(
     run, _ = deploy(config_of(tmp_path, mode="blockwise", block_size=2))
     assert (run / "final").is_dir()
     assert not (run / "stackwise.json").exists()
-    assert "training.stack_plan_unavailable" in caplog.text
+    assert "training.stack_plan_unavailable(error=no such number)" in caplog.text
