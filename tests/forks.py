@@ -47,7 +47,7 @@ KERNELS = ("ipykernel.kernelapp", "ipywidgets")
 OURS = (
     "infrastructure.deployment.deploy_training",
     "infrastructure.commands.train",
-    "infrastructure.commands.train_resume",
+    "infrastructure.commands.resume",
     "infrastructure.commands.main",
 )
 count_frozen = gc.get_freeze_count

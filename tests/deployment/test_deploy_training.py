@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from infrastructure.commands.train_resume import resume
+from infrastructure.commands.resume import resume
 from safetensors.torch import load_file, save_file
 
 from infrastructure.commands.train import train

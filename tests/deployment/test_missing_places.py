@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.train_resume import resume
+from infrastructure.commands.resume import resume
 
 from infrastructure.backup.replication.status import GONE, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import RunBackup

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.train_resume import resume
+from infrastructure.commands.resume import resume
 
 from infrastructure.commands.train import train
 from infrastructure.config.deployment_config import DeploymentConfig

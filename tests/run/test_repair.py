@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.train_resume import resume
+from infrastructure.commands.resume import resume
 
 from infrastructure.backup.format.store import Store
 from infrastructure.commands.main import main
