@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from infrastructure.commands.resume import resume
 from safetensors.torch import load_file, save_file
 
+from infrastructure.commands.resume import resume
 from infrastructure.commands.train import train
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.model_config import LoraConfig

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.resume import resume
 
 from infrastructure.backup.replication.status import GONE, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.commands.main import main
+from infrastructure.commands.resume import resume
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import file_sha256

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.resume import resume
 
+from infrastructure.commands.resume import resume
 from infrastructure.commands.train import train
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError

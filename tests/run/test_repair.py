@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.resume import resume
 
 from infrastructure.backup.format.store import Store
 from infrastructure.commands.main import main
+from infrastructure.commands.resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import damaged_files, read_record, write_record
 from infrastructure.core.errors import DamagedFileError
