@@ -384,13 +384,13 @@ class DeploymentConfig(ConfigSection):
         """Return notes for the start of a run, such as settings without effect or costly ones."""
         is_model_named = self.source("model.name") != DEFAULT_SOURCE
         with spelled_as_given(self.source):
-            found = [
+            of_settings = [
                 *noted_without_effect(self, self.source),
                 *lora_beside_new_weights(self.model, is_model_named),
                 *stackwise_costs(self.model, self.training),
             ]
         kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
-        return [*found, *kept, *self._further_notes]
+        return [*of_settings, *kept, *self._further_notes]
 
     def note(self, sentence: str) -> None:
         """Add a sentence to the notes; a repeated sentence is added only once."""
