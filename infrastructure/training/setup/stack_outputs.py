@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
-    """Return the observers that record a stack-wise training in `folder`.
+    """Return the observers that record a block-wise run in `folder`.
 
-    They write `stackwise.json`, and `stacks/` if configured. Other trainings have none. Add them to
+    They write `stackwise.json`, and `stacks/` if configured. Other runs have none. Add them to
     the trainer before it is prepared; see `save_stacks_and_rack`.
     """
     strategy = trainer.strategy
@@ -46,7 +46,7 @@ def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
         return [records]
 
     def training() -> JsonObject:
-        # not the hash of the identity, which contains a run key: equal trainings, equal files
+        # not the hash of the identity, which contains a run key: equal runs, equal files
         data = trainer.prepare().data.fingerprint
         return {"settings": trainer.identity()["settings"], "data": data}
 
