@@ -31,7 +31,8 @@ HABITS = {
     r"set aside|sets aside|setting aside": "skipped",
     r"anew": "again",
     r"learnt": "trained, learned",
-    r"(?<!there )(?:is|are|was|were) no (?!longer|more\b|less\b|\w+er than\b|\w+ (?:is|are)\b)": "is not a",
+    r"(?<!there )(?:is|are|was|were) no "
+    r"(?!longer|more\b|less\b|\w+er than\b|\w+ (?:is|are)\b)": "is not a",
     r"one's own|somebody|whoever|anybody": "your own, the user",
     r"mend(?:s|ed|ing)?": "fix",
     r"the place\b(?! of)": "the backup destination",

@@ -516,7 +516,7 @@ class DeploymentConfig(ConfigSection):
         ]
 
     def is_default(self, key: str) -> bool:
-        """Return whether the value of a canonical key equals its default, regardless of who set it."""
+        """Return whether the value of a canonical key equals its default, even if it was set."""
         return bool(self.value(key) == _defaults(type(self))[key])
 
 

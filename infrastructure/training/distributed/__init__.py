@@ -5,7 +5,7 @@ The others run the same loop over the same data, take their share of each batch,
 weights and optimizer.
 
 `group`: how ranks agree, decide and sum. `launch`: the agent that starts them; `members`: how they
-find each other; `ranks`: rank 0's side of that. `replicate`: the whole model on each rank; `shard`: a
-model sharded over them, and `checkpoint_storage` its checkpoints. Only this folder imports
+find each other; `ranks`: rank 0's side of that. `replicate`: the whole model on each rank; `shard`:
+a model sharded over them, and `checkpoint_storage` its checkpoints. Only this folder imports
 `torch.distributed`.
 """

@@ -7,7 +7,8 @@ file, and the only state here is the position, which every training has.
 
 This extension defines the order: first only the new projector, at its own rate, because its random
 output would spoil what the text model has learned; then what the configuration trains (LoRA
-adapters or the whole text model) together with the projector. Each of the two has its own warm-up and schedule.
+adapters or the whole text model) together with the projector. Each of the two has its own warm-up
+and schedule.
 """
 
 from collections.abc import Callable

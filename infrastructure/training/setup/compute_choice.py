@@ -81,7 +81,7 @@ class ComputeChoice:
         return self.seconds[self._precision_with(count), count]
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """Return the decisions for run.json, by key, for settings that were chosen by measurement."""
+        """Return the decisions for run.json, by key, for settings that had a choice."""
         measured = ", ".join(
             f"{each:.3g} s in {name} with {_threads(count)}"
             for (name, count), each in self.seconds.items()
