@@ -230,7 +230,7 @@ class DeploymentConfig(ConfigSection):
     def num_epochs(self) -> Any:
         """The value of `training.num_epochs`; if it is "auto", the resolved number.
 
-        The number is resolved as soon as a training of this configuration is put together.
+        The number is resolved as soon as a run with this configuration is assembled.
         """
         given = self.training.num_epochs
         return given if given != "auto" or self._num_epochs is None else self._num_epochs
@@ -515,7 +515,7 @@ class DeploymentConfig(ConfigSection):
         ]
 
     def is_default(self, key: str) -> bool:
-        """Return whether the value of a canonical key equals its default, whoever set it."""
+        """Return whether the value of a canonical key equals its default, even if it was set."""
         return bool(self.value(key) == _defaults(type(self))[key])
 
 
