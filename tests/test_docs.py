@@ -108,7 +108,7 @@ SEARCHES = {
     "jsonl": "your-data",
     "early stopping": "settings|measure-and-export",
     "--batch-size": "settings|commands",
-    "gradient checkpointing": "settings",
+    "gradient checkpointing": "watching|settings",  # its own section, and the flag
     "kaggle": "colab",
     "colab": "colab",
     "exit code": "when-the-machine-goes-away",

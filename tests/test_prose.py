@@ -21,16 +21,18 @@ PRODUCT = ("infrastructure", "colab", "temper", "notebooks/src", "examples")
 PAGES = ("README.md", "CONTRIBUTING.md", "llms.txt", "docs/*.md", "skills/*/*.md")
 # What is written so, and what a native engineer of the field writes.
 HABITS = {
-    r"go(?:es|ing)? on|went on|gone on": "resume, continue",
+    r"(?:go(?:es|ing)?|went|gone) on\b": "resume, continue",
     r"where (?:there|nothing|nobody|none|no) ": "if",
-    r"a training\b(?! (?:run|step|loop|set|script|job|token|example|row|process|loss|data|batch))": "a run",
-    r"trainings": "runs",
+    r"a training\b(?! (?:run|step|loop|set|script|job|token|example|row|process|loss|data|batch"
+    r"|algorithm|configuration|decision|split|state|strategy))": "a run",
+    r"trainings\b": "runs",
     r"all weights": "full fine-tuning",
     r"\beyes\b": "a vision encoder",
     r"set aside|sets aside|setting aside": "skipped",
     r"anew": "again",
     r"learnt": "trained, learned",
-    r"(?<!there )(?:is|are|was|were) no (?!longer|more\b|less\b|\w+ (?:is|are)\b)": "is not a",
+    r"(?<!there )(?:is|are|was|were) no "
+    r"(?!longer|more\b|less\b|\w+er than\b|\w+ (?:is|are)\b)": "is not a",
     r"one's own|somebody|whoever|anybody": "your own, the user",
     r"mend(?:s|ed|ing)?": "fix",
     r"the place\b(?! of)": "the backup destination",
@@ -51,7 +53,7 @@ def texts() -> Iterator[tuple[str, str]]:
             yield from ((f"{path.relative_to(ROOT)}", line) for line in prose.splitlines())
     for path in sorted((ROOT / "infrastructure/core/catalogue").glob("*.toml")):
         for code, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
-            yield f"{path.stem}.{code}", " ".join(entry.values())
+            yield f"{path.stem}.{code}", re.sub(r"\{\w+\}", "{}", " ".join(entry.values()))
     for folder in PRODUCT:
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield from prose_of(path.relative_to(ROOT), path.read_text(encoding="utf-8"))

@@ -230,7 +230,7 @@ class DeploymentConfig(ConfigSection):
     def num_epochs(self) -> Any:
         """The value of `training.num_epochs`; if it is "auto", the resolved number.
 
-        The number is resolved as soon as a training of this configuration is put together.
+        The number is resolved as soon as a run with this configuration is assembled.
         """
         given = self.training.num_epochs
         return given if given != "auto" or self._num_epochs is None else self._num_epochs
@@ -375,23 +375,22 @@ class DeploymentConfig(ConfigSection):
         """Return a message if LoRA trains a new model, unless a preset chose that model."""
         if self.source("model.name").layer is Layer.PRESET:
             return []
-        return lora_in_passing(
-            self.model,
-            self._settings,
-            place_of(self.source("model.lora_config"), "model.lora_config"),
-        )
+        source, switch = self.source("model.lora_config"), "model.lora_config"
+        given = [key for key, setting in self._settings.items() if setting.source == source]
+        place = place_of(source, next((key for key in given if key.startswith(switch)), switch))
+        return lora_in_passing(self.model, self._settings, place)
 
     def notes(self) -> list[str]:
         """Return notes for the start of a run, such as settings without effect or costly ones."""
         is_model_named = self.source("model.name") != DEFAULT_SOURCE
         with spelled_as_given(self.source):
-            found = [
+            of_settings = [
                 *noted_without_effect(self, self.source),
                 *lora_beside_new_weights(self.model, is_model_named),
                 *stackwise_costs(self.model, self.training),
             ]
         kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
-        return [*found, *kept, *self._further_notes]
+        return [*of_settings, *kept, *self._further_notes]
 
     def note(self, sentence: str) -> None:
         """Add a sentence to the notes; a repeated sentence is added only once."""
@@ -516,7 +515,7 @@ class DeploymentConfig(ConfigSection):
         ]
 
     def is_default(self, key: str) -> bool:
-        """Return whether the value of a canonical key equals its default, whoever set it."""
+        """Return whether the value of a canonical key equals its default, even if it was set."""
         return bool(self.value(key) == _defaults(type(self))[key])
 
 

@@ -123,7 +123,7 @@ class RegisteredName:
             return
         hint = did_you_mean(name, self.names())
         message = unknown_name(self.registry.what, redact(name), self.names())
-        raise UnknownNameError(f"{message}, or one's own as module:name", hint)
+        raise UnknownNameError(phrase("core.unknown_plugin", unknown=message), hint)
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler

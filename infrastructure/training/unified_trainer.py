@@ -1,4 +1,4 @@
-"""UnifiedTrainer: stack-wise training of existing layers, or of an existing model.
+"""UnifiedTrainer: block-wise training of existing layers, or of an existing model.
 
 It uses the same loop, checkpoints and phases as every other training. A setting of `TrainingConfig`
 means the same here as in a run of `temper train`.

@@ -14,9 +14,9 @@ def refusal(**values: object) -> str:
 
 def test_an_unknown_name_is_named_with_the_nearest_one() -> None:
     refused = refusal(batch_sise=4)
-    assert "'batch_sise'" in refused
-    assert "'batch_size'" in refused
-    assert TrainingConfig.__name__ in refused
+    assert "config.unknown_key_in_meant(key=batch_sise, " in refused
+    assert "meant=batch_size)" in refused
+    assert f"section={TrainingConfig.__name__}" in refused
 
 
 def test_everything_that_is_wrong_is_named_at_once() -> None:

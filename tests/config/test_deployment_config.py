@@ -40,13 +40,15 @@ def test_flat_names_can_be_assigned_and_are_checked() -> None:
     config.batch_size = 64
     assert config.training.batch_size == 64
     assert config.source("training.batch_size").place == "assigned in Python"
-    with pytest.raises(ValueError, match=r"training.batch_size must be a whole number of at least"):
+    with pytest.raises(ValueError, match=r"setting=training\.batch_size, .*at least 1.*value=0"):
         config.batch_size = 0
     assert config.batch_size == 64
 
 
 def test_an_unknown_attribute_suggests_the_nearest() -> None:
-    with pytest.raises(ValueError, match="'outputdir' in DeploymentConfig; did you mean 'output_"):
+    with pytest.raises(
+        ValueError, match=r"key=outputdir, section=DeploymentConfig, meant=output_dir"
+    ):
         DeploymentConfig().outputdir = "x"
 
 
@@ -67,25 +69,24 @@ def test_an_unknown_attribute_suggests_the_nearest() -> None:
     ],
 )
 def test_an_unknown_keyword_suggests_the_nearest(keyword: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=r"config\.unknown_key_did_you") as raised:
+    with pytest.raises(ValueError, match=r"^config\.unknown_key_meant") as raised:
         DeploymentConfig(**{keyword: 1})
-    assert f"'{meant}'" in str(raised.value)
+    assert f"(key={keyword}, meant={meant})" in str(raised.value).replace("'", "")
 
 
 def test_several_wrong_values_give_a_sentence_each() -> None:
-    with pytest.raises(ValueError, match="must be") as raised:
+    with pytest.raises(ValueError, match=r"config\.wrong_value") as raised:
         DeploymentConfig(batch_size=0, log_level="loud", training={"seed": -1})
-    sentences = str(raised.value).split("; ")
-    assert [sentence.split(" must be")[0] for sentence in sentences] == [
+    prefix = "config.wrong_value(setting="
+    assert [line.removeprefix(prefix).split(", ")[0] for line in str(raised.value).split("\n")] == [
         "training.batch_size",
         "log_level",
         "training.seed",
     ]
-    assert "\n" not in str(raised.value)
 
 
 def test_a_section_needs_keys() -> None:
-    with pytest.raises(ValueError, match=r"config\.value_for_a_section.*rstrip=model"):
+    with pytest.raises(ValueError, match=r'config\.value_for_a_section\(.*=model, value="phi-4"'):
         DeploymentConfig(model="phi-4")
 
 
@@ -107,7 +108,9 @@ def test_devices(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:0", "mps", 0])
 def test_wrong_devices(device: object) -> None:
-    with pytest.raises(ValueError, match='device must be "auto", "cpu", "cuda" or a GPU such as'):
+    with pytest.raises(
+        ValueError, match=r'=device, allowed="auto", "cpu", "cuda" or a GPU such as'
+    ):
         DeploymentConfig(device=device)
 
 
@@ -142,14 +145,14 @@ def test_a_password_in_a_path_does_not_reach_the_record() -> None:
 def test_a_password_that_was_masked_is_never_read_back() -> None:
     record = DeploymentConfig(model_name="https://me:letmein99@example.org/model").to_dict()
     assert record["masked"] == ["model.name"]
-    with pytest.raises(ValueError, match=r"config\.recorded_value_masked") as raised:
+    with pytest.raises(ValueError, match=r"recorded_value_masked.*keys=model\.name\b") as raised:
         DeploymentConfig.from_dict(record)
     assert "letmein99" not in str(raised.value)
 
 
 def test_a_mask_in_a_record_without_a_list_is_refused_too() -> None:
     record = {"values": {"data": {"path": "https://***@example.org/rows"}}, "sources": {}}
-    with pytest.raises(ValueError, match=r"config\.recorded_value_masked"):
+    with pytest.raises(ValueError, match=r"recorded_value_masked.*keys=data\.path\b"):
         DeploymentConfig.from_dict(record)
 
 

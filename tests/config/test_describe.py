@@ -45,4 +45,4 @@ def test_only_what_differs_from_the_defaults_is_shown() -> None:
     lines = [" ".join(line.split()) for line in describe(config, only_changed=True).splitlines()]
     assert lines == ["model.lora_config = true (--lora)", "training.batch_size = 8 (--batch-size)"]
     nothing = describe(DeploymentConfig(), only_changed=True)
-    assert nothing == "every setting is at its default"
+    assert nothing == "config.all_settings_at_default()"

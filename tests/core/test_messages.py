@@ -98,7 +98,7 @@ def test_an_error_keeps_the_words_that_it_had_where_it_was_raised() -> None:
     assert str(raised.value) == "packing=True has no effect; Ctrl-C stops"
 
 
-def test_an_error_of_another_process_says_the_same() -> None:
+def test_an_error_of_another_process_has_the_same_text() -> None:
     with spelled_by(as_flag):
         error = pickle.loads(pickle.dumps(InputError("trial.named", size=4)))
     assert isinstance(error, InputError)

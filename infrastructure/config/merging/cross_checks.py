@@ -186,7 +186,8 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
         yield (phrase("config.data_selection_with_streaming"))
     answers = (SAMPLER, *BASELINES[config.quantum.problem])
     if config.quantum.answer not in answers:
-        yield f"quantum.answer: {unknown_name('answer', config.quantum.answer, answers)}"
+        reason = unknown_name("answer", config.quantum.answer, answers)
+        yield phrase("config.setting_says", setting=Setting("quantum.answer"), reason=reason)
     if config.quantum.problem == DATA_SELECTION and config.quantum.data_budget == 1:
         yield (phrase("config.data_budget_keeps_everything"))
     if config.quantum.problem == RANK_ALLOCATION and config.quantum.rank_budget == 1:

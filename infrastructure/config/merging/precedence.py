@@ -53,7 +53,7 @@ _PLACED = (Layer.FILE, Layer.PRESET, Layer.CELL, Layer.FORM)
 
 @dataclass(frozen=True)
 class Source:
-    """The place where a value was set, in words that a user can act on."""
+    """Where a value was set, in words that a user can act on."""
 
     layer: Layer
     place: str
@@ -172,10 +172,16 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
         return False
     try:
         return parse_truth(value)
-    except ValueError as error:
-        raise ConfigurationError(
-            "config.setting_says", setting=Named(section), reason=f"{error}{where(source)}"
-        ) from None
+    except ValueError:
+        with spelled_as_given(lambda _: source):
+            text = phrase(
+                "config.wrong_value",
+                setting=Named(section),
+                allowed="true or false",
+                value=format_value(value),
+                hint="",
+            )
+        raise ConfigurationError(f"{text}{where(source)}") from None
 
 
 def merge(
@@ -252,9 +258,12 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
         return []
     name = str(first.value)
     if name not in PRESETS:
-        unknown = unknown_name(PRESET, name, [*PRESETS, NO_PRESET])
-        raise ConfigurationError(f"{unknown}{where(first.source)}")
-    source = Source(Layer.PRESET, f"preset {name} ({place_of(first.source, PRESET)})")
+        raise ConfigurationError(
+            "config.setting_says",
+            setting=place_of(first.source, PRESET),
+            reason=unknown_name(PRESET, name, [*PRESETS, NO_PRESET]),
+        )
+    source = Source(Layer.PRESET, f"preset {name} ({first.source.place})")
     return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]
 
 

@@ -1,4 +1,4 @@
-"""Settings that cannot be combined with a vision tower on a text model."""
+"""Settings that cannot be combined with a vision encoder on a text model."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from infrastructure.core.messages import Setting, phrase
 
 
 def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """Yield a message for each setting that a vision tower on a text model does not work with."""
+    """Yield a message for each setting that a vision encoder on a text model does not work with."""
     if not training.enables(MULTIMODAL):
         return
     enabled = Setting("training.enabled_extensions", MULTIMODAL)
@@ -19,7 +19,8 @@ def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Itera
         yield (phrase("config.vision_encoder_on_new_model", enabled=enabled))
     if model.quantization is not None or model.quantization_aware is not None:
         name = "quantization" if model.quantization is not None else "quantization_aware"
-        yield (phrase("config.vision_encoder_needs_full_weights", name=name, enabled=enabled))
+        setting = Setting(f"model.{name}", getattr(model, name))
+        yield phrase("config.vision_encoder_needs_full_weights", setting=setting, enabled=enabled)
     if model.backend == "unsloth":
         yield (phrase("config.vision_encoder_with_unsloth", enabled=enabled))
     if training.method != SFT:

@@ -369,7 +369,7 @@ class TrainingConfig(StackwiseFields):
     )
     multimodal: MultimodalConfig = Field(
         default=MultimodalConfig(),
-        description="The vision tower that the multimodal extension puts on a model.",
+        description="The vision encoder that the multimodal extension adds to a model.",
     )
     memory: MemorySettings = Field(
         default=MemorySettings(), description="The key-value memory that the memory extension adds."
@@ -557,10 +557,7 @@ class TrainingConfig(StackwiseFields):
         own = self.own_settings if "settings" in self.__dict__ else {}
         if name in own:
             return own[name]
-        raise AttributeError(
-            f"TrainingConfig has no {name!r}: settings of one's own go into training.settings,"
-            f" which has {', '.join(own) or 'none'}"
-        )
+        raise AttributeError(phrase("config.no_such_attribute", name=name, own=[*own] or "none"))
 
     @classmethod
     def check_own_name(cls, name: str) -> None:

@@ -236,7 +236,7 @@ class _Once(_Remember):
 
     def _after(self, earlier: Any, value: Any) -> Any:
         if earlier is not None and earlier != value:
-            raise argparse.ArgumentError(self, "given twice: write one mapping with all of it")
+            raise argparse.ArgumentError(self, phrase("config.mapping_given_twice"))
         return value
 
 

@@ -24,10 +24,10 @@ MEMORY = {"training.enabled_extensions": ["memory"]}
     ],
 )
 def test_what_cannot_be_together_is_refused(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=rf"enabled_extensions memory.*{sentence}"):
+    with pytest.raises(ValueError, match=rf"{sentence}\(key=training\.enabled_extensions=memory"):
         DeploymentConfig(**MEMORY, **settings).check_supported()
     plain = DeploymentConfig(**settings)
-    assert not [one for one in plain.problems() if "enabled_extensions" in one]
+    assert not [one for one in plain.problems() if "enabled_extensions" in one or sentence in one]
     assert list(added_weights_refusals([], plain.model, plain.training)) == []
 
 

@@ -47,21 +47,28 @@ def test_defaults_are_filled_in_and_what_is_given_goes_before_them() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"stagse": 2}, "config.setting_not_declared"),
-        ({"factor": 2}, "config.setting_not_declared"),
+        (
+            {"stagse": 2},
+            r"config\.setting_not_declared\(name=stagse, hint=core\.did_you_mean\(meant=stages\)",
+        ),
+        (
+            {"factor": 2},
+            r"config\.setting_not_declared\(name=factor, hint=, known=anything \(.*InStages\), d",
+        ),
         (
             {"stages": "2"},
-            r'settings\.stages = "?2"?: .*:InStages declares it as a whole number, .',
+            r'setting_has_wrong_type\(name=stages, value="2", part=.*:InStages, kind=a whole'
+            " number, default=3",
         ),
-        ({"stages": 2.0}, "whole number"),
-        ({"stages": True}, "whole number"),
-        ({"share": "much"}, "as a number"),
-        ({"share": False}, "as a number"),
-        ({"is_slow": 1}, "true or false"),
-        ({"order": "a"}, "as a list"),
-        ({"label": 1}, "as a text"),
-        ({"depths": [1]}, "as a mapping"),
-        ({"stages": None}, "whole number"),
+        ({"stages": 2.0}, "kind=a whole number"),
+        ({"stages": True}, "kind=a whole number"),
+        ({"share": "much"}, "kind=a number, default=0.5"),
+        ({"share": False}, "kind=a number, default=0.5"),
+        ({"is_slow": 1}, "kind=true or false"),
+        ({"order": "a"}, "kind=a list"),
+        ({"label": 1}, "kind=a text"),
+        ({"depths": [1]}, "kind=a mapping"),
+        ({"stages": None}, "kind=a whole number"),
     ],
 )
 def test_what_no_part_declares_is_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -76,7 +83,7 @@ def test_numbers_and_what_has_no_type_are_accepted() -> None:
 @pytest.mark.parametrize("other", [Silent, lambda trainer: None])
 def test_beside_a_part_that_declares_nothing_only_a_slip_is_refused(other: object) -> None:
     assert declared(InStages, other, factor=1).factor == 1
-    with pytest.raises(ConfigurationError, match="did you mean 'stages'"):
+    with pytest.raises(ConfigurationError, match=r"not_declared\(name=stagse, .*meant=stages\)"):
         declared(InStages, other, stagse=1)
 
 
@@ -87,10 +94,14 @@ def test_without_a_declaration_everything_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"stages": 4}, "config.setting_declared_twice"),
-        ({"seed": 4}, "config.own_setting_name_taken"),
-        ({"two words": 4}, "config.invalid_setting_name"),
-        ({"when": object()}, "config.invalid_setting_default"),
+        (
+            {"stages": 4},
+            r"config\.setting_declared_twice\(name=stages, first_part=.*Bonus, second_part=.*Other,"
+            " first_default=3, second_default=4",
+        ),
+        ({"seed": 4}, r"config\.own_setting_name_taken\(name=seed\)"),
+        ({"two words": 4}, r"config\.invalid_setting_name\(part=.*Other, key=two words\)"),
+        ({"when": object()}, r"config\.invalid_setting_default\(.*key=when, type_name=object\)"),
     ],
 )
 def test_a_wrong_declaration_is_refused(settings: dict[str, Any], sentence: str) -> None:

@@ -19,11 +19,26 @@ def make(*arguments: object) -> object:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"training.strategy": "no_such:X"}, "core.plugin_module_not_found"),
-        ({"training.metrics": "no_such:x,math:sqrt"}, r"training\.metrics: the metric no_such:x"),
-        ({"monitor.alert_sinks": "no_such:X"}, r"alert_sinks: the alert sink no_such:X"),
-        ({"model.adapter": "standart"}, "core.unknown_plugin"),
-        ({"training.enabled_extensions": "quantun"}, "core.unknown_plugin"),
+        (
+            {"training.strategy": "no_such:X"},
+            r"setting=training\.strategy, .*module_not_found\(.*address=no_such:X, module=no_such,",
+        ),
+        (
+            {"training.metrics": "no_such:x,math:sqrt"},
+            r"setting=training\.metrics, .*module_not_found\(kind=metric, address=no_such:x,",
+        ),
+        (
+            {"monitor.alert_sinks": "no_such:X"},
+            r"setting=monitor\.alert_sinks, .*\(kind=alert sink, address=no_such:X,",
+        ),
+        (
+            {"model.adapter": "standart"},
+            r"setting=model\.adapter, .*core\.unknown_plugin\(.*meant=standard\)",
+        ),
+        (
+            {"training.enabled_extensions": "quantun"},
+            r"setting=training\.enabled_extensions, .*core\.unknown_plugin\(.*meant=quantum\)",
+        ),
     ],
 )
 def test_what_is_nowhere_is_reported(settings: dict[str, Any], sentence: str) -> None:
@@ -57,13 +72,16 @@ def test_what_a_run_began_with_is_known_again_and_called_by_its_package() -> Non
     assert config.to_dict()["plugins"] == origins
     assert config.changed([]).to_dict()["plugins"] == origins
     loss, package = config.problems()
-    assert loss.startswith("training.loss: the loss 'mine' was made in the notebook, or in the scr")
+    assert loss.startswith("config.setting_says(setting=training.loss, ")
+    assert "core.plugin_of_another_script(kind=loss, name=mine)" in loss
     assert package == (
-        "this run needs the package theirs==1.2 for training.strategy (theirs), backup.place"
-        " (theirs), and it is not installed here: pip install theirs==1.2"
+        "config.plugin_package_missing(package=theirs==1.2,"
+        " needed_by=training.strategy (theirs), backup.place (theirs))"
     )
     assert "plugins" not in DeploymentConfig().to_dict()
-    with pytest.raises(ValueError, match=r"training\.strategy: unknown training strategy 'theirs'"):
+    with pytest.raises(
+        ValueError, match=r"=training\.strategy, .*unknown training strategy 'theirs'"
+    ):
         DeploymentConfig(**{"training.strategy": "theirs"}).check_supported()
 
 
@@ -72,6 +90,6 @@ def test_what_only_this_process_knows_is_refused_where_another_needs_it() -> Non
     require_shareable(config)
     with (
         ADAPTERS.registered("local", lambda *arguments: None),
-        pytest.raises(ValueError, match=r"core\.plugin_not_importable"),
+        pytest.raises(ValueError, match=r"setting=model\.adapter, .*core\.plugin_not_importable"),
     ):
         require_shareable(config)

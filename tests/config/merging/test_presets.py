@@ -109,8 +109,15 @@ def test_a_changed_copy_has_nothing_left_of_another_preset(other: str) -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ({"cell": {"preset": "quik"}}, "config.message_2"),
-        ({"environment": {"TEMPER_PRESET": "x"}}, "config.message_2"),
+        (
+            {"cell": {"preset": "quik"}},
+            r"setting=cell preset, reason=unknown preset 'quik'.*meant=quick\)",
+        ),
+        (
+            {"environment": {"TEMPER_PRESET": "x"}},
+            r"setting=TEMPER_PRESET, .*known: ci, none, quick",
+        ),
+        ({"flags": {"--preset": "x"}}, r"setting=--preset, .*unknown preset 'x'"),
         ({"cell": {"preset": ["quick"]}}, "unknown preset"),
     ],
 )
@@ -148,10 +155,8 @@ def test_what_a_preset_overrides_is_noted_with_its_place(tmp_path: Any) -> None:
     file.write_text("training:\n  max_steps: 40\n  warmup_steps: 6\n")
     config = load(yaml_path=file, flags={"--preset": "quick"})
     [note] = [note for note in config.changed([]).notes() if "preset" in note]
-    assert note == (
-        f"preset quick (--preset) goes before {file}:2: training.max_steps; to keep one of them"
-        " give it where the preset is named"
-    )
+    about = f"preset=preset quick (--preset), others={file}:2: training.max_steps"
+    assert note == f"config.preset_overrides({about})"
     kept = load(yaml_path=file, flags={"--preset": "quick", "--max-steps": "40"})
     assert not any("preset" in note for note in kept.notes())
 

@@ -18,13 +18,25 @@ TOWER = {
     [
         ({"training.multimodal.vision_tower": None}, "config.vision_encoder_not_set"),
         ({"model.name": "embedded"}, "config.vision_encoder_on_new_model"),
-        ({"model.quantization": "4bit"}, "config.vision_encoder_needs_full_weights"),
-        ({"model.quantization_aware": "int4"}, "config.vision_encoder_needs_full_weights"),
+        (
+            {"model.quantization": "4bit"},
+            r"vision_encoder_needs_full_weights\(setting=model\.quantization=4bit",
+        ),
+        (
+            {"model.quantization_aware": "int4"},
+            r"vision_encoder_needs_full_weights\(setting=model\.quantization_aware=int4",
+        ),
         ({"model.backend": "unsloth"}, "config.vision_encoder_with_unsloth"),
-        ({"training.method": "dpo"}, r"training\.method = dpo is a trainer of TRL"),
-        ({"model.adapter": "dialogue"}, r"model\.adapter=dialogue is not one for pictures"),
-        ({"training.strategy": "curriculum"}, "config.strategy_with_projector_phase"),
-        ({"training.mode": "blockwise"}, "config.strategy_with_projector_phase"),
+        ({"training.method": "dpo"}, r"config\.vision_encoder_with_trl_method.*method=dpo"),
+        ({"model.adapter": "dialogue"}, r"config\.adapter_without_images\(adapter=dialogue"),
+        (
+            {"training.strategy": "curriculum"},
+            r"config\.strategy_with_projector_phase\(strategy=curriculum",
+        ),
+        (
+            {"training.mode": "blockwise"},
+            r"config\.strategy_with_projector_phase\(strategy=progressive",
+        ),
         ({"training.train_extensions_only": True}, "config.extensions_only_with_projector"),
     ],
 )

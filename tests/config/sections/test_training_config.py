@@ -16,9 +16,10 @@ def test_steps_switch_the_default_interval_off() -> None:
 @pytest.mark.parametrize("thing", ["checkpoint", "validation"])
 def test_epochs_and_steps_for_one_thing_are_refused(thing: str) -> None:
     both = {f"{thing}_interval": 2, f"{thing}_frequency": 100}
-    sentence = rf"{thing}_interval \(2 epochs\) and training.{thing}_frequency \(100 steps\)"
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=r"config\.epochs_and_steps_given") as raised:
         TrainingConfig(**both)
+    assert f"epochs_key={thing}_interval, num_epochs=2" in str(raised.value)
+    assert f"steps_key={thing}_frequency, num_steps=100" in str(raised.value)
 
 
 def test_a_refused_assignment_changes_nothing() -> None:
@@ -86,16 +87,19 @@ CASES = [(name, value, words) for name, (values, words) in REFUSED.items() for v
 
 @pytest.mark.parametrize(("name", "value", "words"), CASES)
 def test_a_wrong_value_is_one_sentence(name: str, value: object, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^training.{name} must be ") as raised:
+    with pytest.raises(ValueError, match=r"^config\.wrong_value") as raised:
         TrainingConfig(**{name: value})
-    assert words in str(raised.value)
-    assert ", not " in str(raised.value)
+    about = str(raised.value).partition(f"setting=training.{name}, allowed=")[2]
+    allowed, _, given = about.partition(", value=")
+    assert words in allowed
+    assert given
     assert "\n" not in str(raised.value)
 
 
 def test_keys_of_another_section_are_sent_there() -> None:
     with pytest.raises(
-        ValueError, match=r"config\.key_in_another_section.*prefix=training.*given=num_workers"
+        ValueError,
+        match=r"config\.key_in_another_section.*prefix=training, given=num_workers, key=data",
     ):
         TrainingConfig(num_workers=2)
 
@@ -114,34 +118,42 @@ def test_ones_own_settings_are_read_as_ours_are_and_go_into_a_place_of_their_own
     assert (config.stages, config.names, config.settings["stages"]) == (3, ["a"], 3)
     assert config.model_copy(deep=True).stages == 3
     assert not hasattr(config, "stage")
-    with pytest.raises(AttributeError, match=r"'stage'.*settings, which has stages, names"):
+    with pytest.raises(AttributeError, match=r"no_such_attribute.*name=stage, own=.*stages.*names"):
         config.stage  # noqa: B018
-    with pytest.raises(ValueError, match=r"config\.settings_own_go_into"):
+    with pytest.raises(ValueError, match=r"config\.unknown_key_in_list.*key=stages.*own_settings"):
         TrainingConfig(stages=3)
     for taken in ("batch_size", "qlora", "strategy_for"):
-        with pytest.raises(ValueError, match=f"{taken} is a name of Temper's already"):
+        with pytest.raises(ValueError, match=rf"own_setting_name_taken.*name={taken}\)"):
             TrainingConfig(settings={taken: 1})
 
 
 @pytest.mark.parametrize("setting", ["strategy", "loss", "corruption"])
 def test_an_address_is_a_name_and_a_wrong_name_mentions_addresses(setting: str) -> None:
     assert getattr(TrainingConfig(**{setting: "my_module:mine"}), setting) == "my_module:mine"
-    with pytest.raises(ValueError, match=f"^training.{setting}: unknown .* as module:name"):
+    with pytest.raises(ValueError, match=r"core\.unknown_plugin") as raised:
         TrainingConfig(**{setting: "my_module"})
+    assert f"setting=training.{setting}, " in str(raised.value)
+    assert "'my_module'" in str(raised.value)
 
 
 def test_a_wrong_name_in_a_list_gets_the_nearest() -> None:
     assert TrainingConfig(metrics_sinks="csv,my:Sink").metrics_sinks == ["csv", "my:Sink"]
-    with pytest.raises(ValueError, match=r"each once, not .*; did you mean 'jsonl'?"):
+    with pytest.raises(
+        ValueError, match=r"metrics_sinks.*value=jsonnl.*did_you_mean\(meant=jsonl\)"
+    ):
         TrainingConfig(metrics_sinks=["jsonnl"])
 
 
 def test_unknown_names_suggest_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"^training\.optimizer must be .*did you mean 'adamw'"):
+    with pytest.raises(ValueError, match=r"=training\.optimizer.*did_you_mean\(meant=adamw\)"):
         TrainingConfig(optimizer="adam")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'warmup_step' in TrainingConfig; did you mean 'warmup_s"):
+    with pytest.raises(
+        ValueError, match=r"unknown_key_in_meant.*key=warmup_step, .*meant=warmup_steps"
+    ):
         TrainingConfig(warmup_step=1)
-    with pytest.raises(ValueError, match="'qlora_rang' in TrainingConfig; did you mean 'qlora_ran"):
+    with pytest.raises(
+        ValueError, match=r"unknown_key_in_meant.*key=qlora_rang, .*meant=qlora_rank"
+    ):
         TrainingConfig(qlora={"rang": 1})
 
 

@@ -99,21 +99,21 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a: 1\nb: 2\na: 3\n", "config.yaml_duplicate_key"),
-        ("t:\n  a: 1\n  a: 1\n", "config.yaml_duplicate_key"),
-        ("- a\n- b\n", "config.yaml_not_a_mapping"),
-        ("just words\n", "config.yaml_not_a_mapping"),
+        ("a: 1\nb: 2\na: 3\n", "yaml_duplicate_key(path=a.yaml, line=3, key=a, other_line=1)"),
+        ("t:\n  a: 1\n  a: 1\n", "yaml_duplicate_key(path=a.yaml, line=3, key=t.a, other_line=2)"),
+        ("- a\n- b\n", "config.yaml_not_a_mapping(path=a.yaml, line=1)"),
+        ("just words\n", "config.yaml_not_a_mapping(path=a.yaml, line=1)"),
         ("a: [1,\nb: 2\n", "a.yaml:3: not valid YAML"),
         ("a: 1\n\tb: 2\n", "a.yaml:2: not valid YAML"),
         ("a: 'x\n", "not valid YAML"),
         ("a: !!python/object/apply:os.system [ls]\n", "a.yaml:1: not valid YAML: could not"),
         ("a: &x\n  b: *x\n", "config.yaml_recursive_anchor"),
-        ("a: 1\nb:\n  <<: 4\n", "a.yaml:3: << takes an anchor of `key: value` lines"),
+        ("a: 1\nb:\n  <<: 4\n", "config.yaml_invalid_merge(path=a.yaml, line=3)"),
         ("b: &b\n  <<: *b\n", "config.yaml_recursive_anchor"),
         ("b: &b [1, *b]\n", "config.yaml_recursive_anchor"),
-        ("a: " + "[" * 5000, "config.yaml_too_deep"),
-        ("a: " + "[" * 60 + "]" * 60, "config.yaml_too_deep"),
-        ("a: " + "{a: " * 5000, "config.yaml_too_deep"),
+        ("a: " + "[" * 5000, "config.yaml_too_deep(location=a.yaml, max_depth=50)"),
+        ("a: " + "[" * 60 + "]" * 60, "config.yaml_too_deep(location=a.yaml:1, max_depth=50)"),
+        ("a: " + "{a: " * 5000, "config.yaml_too_deep(location=a.yaml, max_depth=50)"),
         ("a: " + "9" * 5000, "a.yaml:1: not valid YAML: a number too long"),
         (laughing("NEW: &NEW [OLD, OLD, OLD]"), "config.yaml_too_many_values"),
         (laughing("NEW: &NEW {a: OLD, b: OLD}"), "config.yaml_too_many_values"),
@@ -134,7 +134,7 @@ def test_a_broken_file_is_one_sentence_with_its_place(
 ) -> None:
     with pytest.raises(ValueError, match=r"a.yaml") as raised:
         read(tmp_path, text)
-    assert sentence in str(raised.value)
+    assert sentence in str(raised.value).replace(f"{tmp_path}/", "")
     assert "\n" not in str(raised.value)
 
 
