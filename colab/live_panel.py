@@ -2,7 +2,7 @@
 
 It reads only the run's directory, so a run in the cell, in a separate process, or started by
 someone else looks the same. A failure in the panel is reported once and switches it off: displaying
-never stops a training.
+never stops a run.
 """
 
 import logging

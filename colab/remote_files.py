@@ -198,7 +198,7 @@ class DriveFile(WebFile):
         key = f"&resourcekey={resource_key}" if resource_key else ""
         super().__init__(f"{drive}/uc?export=download&id={file_id}{key}", silence_seconds)
         self.identity = f"drive {file_id}"
-        self.shown = f"the Drive file {file_id[:6]}…"  # whoever knows the rest can read the file
+        self.shown = f"the Drive file {file_id[:6]}…"  # who knows the rest can read the file
 
     @contextmanager
     def open(self, start: int, version: str | None) -> Iterator[Opened]:

@@ -11,7 +11,7 @@ from infrastructure.core.lookup import look_up
 from infrastructure.core.notebook import in_notebook_kernel
 
 VARIABLE = "TEMPER_PLATFORM"
-# What Colab's own package checks. Variables are no proof: Kaggle's kernels have ten COLAB_* ones.
+# What Colab's own package checks. Variables prove nothing: Kaggle's kernels have ten COLAB_* ones.
 COLAB_FILE = Path("/var/colab/hostname")
 KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"
 

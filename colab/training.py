@@ -186,7 +186,7 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
 
 
 def _deployment(config: DeploymentConfig, *shown: Any) -> "TrainingDeployment":
-    """Return a training, which needs PyTorch: it is loaded now."""
+    """Return a deployment. It needs PyTorch, which is loaded now."""
     with importing():
         from infrastructure.deployment.deploy_training import TrainingDeployment
     return TrainingDeployment(config, *shown)

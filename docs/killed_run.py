@@ -20,7 +20,7 @@ IMAGE = Path(__file__).parent / "images/killed-run.svg"
 STEPS, EVERY, KILLS = 120, 20, (43, 87)
 COMMAND = (
     *(sys.executable, "-m", "infrastructure", "train", "--max-steps", str(STEPS)),
-    *("--batch-size", "16", "--checkpoint-frequency", str(EVERY), "--validation-prompts", "0"),
+    *("--batch-size", "16", "--save-steps", str(EVERY), "--validation-prompts", "0"),
     *("--enabled-extensions", "", "--no-testing", "--warmup-steps", "10"),
 )
 COLORS = ("#1a6fb0", "#c4622d", "#2d8a57")
@@ -61,12 +61,12 @@ def weights_hash(folder: Path) -> str:
 def draw(undisturbed: Losses, parts: list[Losses], digest: str) -> None:
     figure, axes = plt.subplots(figsize=(7.2, 2.9), layout="constrained")
     axes.plot(list(undisturbed), list(undisturbed.values()), color="#c9ced6", linewidth=6)
-    axes.plot([], [], color="#c9ced6", linewidth=6, label="another one, never killed")
+    axes.plot([], [], color="#c9ced6", linewidth=6, label="an uninterrupted run")
     begins_at = 1
     for number, (part, color) in enumerate(zip(parts, COLORS, strict=True), 1):
         steps = [step for step in part if step >= begins_at]
         losses = [part[step] for step in steps]
-        name = f"process {number} {'begins' if number == 1 else 'goes on'}"
+        name = f"process {number} {'starts' if number == 1 else 'resumes'}"
         axes.plot(steps, losses, color=color, linewidth=1.6, label=name)
         if number < len(parts):
             last = steps[-1]

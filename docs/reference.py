@@ -22,6 +22,7 @@ from infrastructure.config.sources.flags import SETTINGS_DEST, flag_names
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+BELOW_GUIDES = "---\nsearch:\n  boost: 0.8\n---\n\n"  # in what the search finds
 FEW_SETTINGS = 20  # that a command shows among its own arguments
 OUTSIDE = re.compile(r"\]\(\.\./(?!#)([^)\s]+)\)")
 
@@ -142,7 +143,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for path, page in PAGES.items():
-        files.append(File.generated(config, path, content=page()))
+        files.append(File.generated(config, path, content=f"{BELOW_GUIDES}{page()}"))
     return files
 
 

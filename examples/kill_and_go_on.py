@@ -1,4 +1,4 @@
-"""A training is killed in its middle; the same call goes on, and nothing is lost.
+"""Kill a run in the middle; the same call resumes it, and nothing is lost.
 
 python examples/kill_and_go_on.py
 """

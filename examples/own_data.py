@@ -1,4 +1,4 @@
-"""Train a small model on rows of one's own, and measure it.
+"""Train a small model on your own rows, and evaluate it.
 
 python examples/own_data.py
 """

@@ -1,4 +1,4 @@
-"""A storage backend of one's own: two disks, and a backup counts when both of them have it.
+"""A user-defined storage backend: two disks; a backup counts when both of them have it.
 
     cd examples && temper train --backup-place own_storage:TwoDisks:///media/usb,/mnt/nas
 

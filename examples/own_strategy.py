@@ -1,4 +1,4 @@
-"""A training strategy of one's own: first the output layer, then everything (arXiv 2202.10054).
+"""A user-defined training strategy: first the output layer, then everything (arXiv 2202.10054).
 
 cd examples && temper train --strategy own_strategy:HeadFirst --settings '{"head_epochs": 1}'
 python examples/own_strategy.py

@@ -1,4 +1,4 @@
-"""Trainers of TRL with Temper's callback, SFT and then DPO; killed, the same command goes on.
+"""Trainers of TRL with Temper's callback, SFT and then DPO; if killed, the same command resumes.
 
 python examples/own_trainer.py MODEL
 """

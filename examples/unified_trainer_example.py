@@ -1,4 +1,4 @@
-"""Stack-wise training of a model that you have already: seven ways, on a CPU, in half a minute.
+"""Block-wise training of a model in memory: seven ways, on a CPU, in half a minute.
 
     python examples/unified_trainer_example.py
 
@@ -30,7 +30,7 @@ PERIOD, LENGTH = 3, 13
 def repeating_rows(count: int = 256) -> list[dict[str, torch.Tensor]]:
     """Rows that say the same three digits again and again, such as 3 1 4 3 1 4 3 1 4.
 
-    A row is a dictionary of `input_ids`, and if you like of `labels` (-100: not learnt) and
+    A row is a dictionary of `input_ids` and, optionally, `labels` (-100: not trained on) and
     `attention_mask`, as for a Trainer of transformers.
     """
     random = torch.Generator().manual_seed(0)
@@ -42,14 +42,14 @@ def repeating_rows(count: int = 256) -> list[dict[str, torch.Tensor]]:
 
 
 def data_loader() -> DataLoader[Any]:
-    """Any iterable of batches will do. A DataLoader that shuffles is shuffled by the seed of the
-    training, so that a training that was broken off has the same order again."""
+    """Any iterable of batches works. A DataLoader that shuffles is shuffled by the seed of the
+    run, so an interrupted run has the same order when it resumes."""
     rows: Any = repeating_rows()
     return DataLoader(rows, batch_size=32, shuffle=True)
 
 
 def new_model(num_layers: int = 4) -> LlamaForCausalLM:
-    """Where the layers are is found by structure, and checked by running the model in parts."""
+    """The layers are found by structure, and checked by running the model in parts."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -66,7 +66,7 @@ def new_model(num_layers: int = 4) -> LlamaForCausalLM:
 
 
 class Losses(Hook):
-    """A hook has a method for each event that it wants to know of; this one looks at phases."""
+    """A hook has a method for each event that it handles; this one handles the end of a phase."""
 
     name = "losses"
 
@@ -79,7 +79,7 @@ class Losses(Hook):
 
 
 class Break(Hook):
-    """Breaks a training off in the middle, as a machine does that goes away."""
+    """Interrupts a run in the middle, as a machine does that disappears."""
 
     name = "break"
 
@@ -132,8 +132,8 @@ def stack_by_stack_at_once() -> None:
 
 
 def quantised() -> None:
-    """The finished block is stored in 8 bits, and low-rank matrices beside it go on training. At
-    the end the model is a plain one again, with what they learnt."""
+    """The finished block is stored in 8 bits, and low-rank matrices next to it continue to train.
+    At the end they are merged into a plain model."""
     config = settings(
         mode="blockwise",
         block_size=2,
@@ -148,10 +148,10 @@ def quantised() -> None:
 
 
 def masked() -> list[list[int]]:
-    """Masked diffusion: a share of the tokens is hidden, and the model, which looks in both
-    directions, says what they are. Here each example draws its share; with `mode="blockwise"` or
-    `strategy="progressive"` each stack has a share of its own. Then the model writes: all is
-    hidden, and uncovered bit by bit, where it is surest first.
+    """Masked diffusion: a share of the tokens is masked, and the model, which attends in both
+    directions, predicts them. Here each example draws its share; with `mode="blockwise"` or
+    `strategy="progressive"` each stack has its own share. Then the model generates: all tokens
+    are masked at first and revealed step by step, the most confident ones first.
     """
     config = settings(
         strategy="end_to_end",
@@ -175,9 +175,9 @@ def masked() -> list[list[int]]:
 
 
 def broken_off() -> bool:
-    """With `output_dir`, checkpoints are written; the same call goes on from them, in the middle of
-    whichever phase, and comes to the very weights of a training that nobody disturbed. Settings,
-    data or layers that have changed in between are refused."""
+    """With `output_dir`, checkpoints are written. The same call resumes from them, in the middle of
+    any phase, and ends with exactly the weights of an uninterrupted run. Settings, data or layers
+    that have changed in between are refused."""
     config = settings(mode="blockwise", block_size=2, num_epochs=4, checkpoint_frequency=10)
     undisturbed = new_model()
     UnifiedTrainer(config).train_all_layers(data_loader(), undisturbed)

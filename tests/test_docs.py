@@ -1,10 +1,16 @@
 """The pages of docs/ build without a warning, and their reference has what the program has."""
 
+import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -15,6 +21,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from notebooks.build import REPOSITORY
 from tests.forks import run_forked
+from tests.monitoring.browser import open_browser
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,3 +83,85 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         r'<(?:script|img)[^>]+src="(https?:[^"]+)"|rel="stylesheet" href="(https?:)'
     )
     assert [page for page in site.rglob("*.html") if fetching.search(page.read_text())] == []
+
+
+# What people type, and the page that has to be among the first three.
+SEARCHES = {
+    "--lora": "settings",
+    "t4": "models",
+    "learning_rate": "settings",
+    "how do I resume": "when-the-machine-goes-away",
+    "qlora": "your-data|models|ways-to-train",
+    "dpo": "methods",
+    "grpo": "methods",
+    "gguf": "measure-and-export",
+    "ollama": "measure-and-export",
+    "resume from checkpoint": "when-the-machine-goes-away",
+    "spot vm": "when-the-machine-goes-away",
+    "google drive": "when-the-machine-goes-away",
+    "s3": "when-the-machine-goes-away",
+    "backup": "when-the-machine-goes-away",
+    "chat template": "your-data",
+    "out of memory": "troubleshooting",
+    "csv": "your-data",
+    "parquet": "your-data",
+    "jsonl": "your-data",
+    "early stopping": "settings|measure-and-export",
+    "--batch-size": "settings|commands",
+    "gradient checkpointing": "watching|settings",  # its own section, and the flag
+    "kaggle": "colab",
+    "colab": "colab",
+    "exit code": "when-the-machine-goes-away",
+    "slurm": "when-the-machine-goes-away",
+    "kubernetes": "when-the-machine-goes-away",
+    "wandb": "watching",
+    "tensorboard": "watching",
+    "multi gpu": "several-gpus",
+    "fsdp": "several-gpus",
+    "curriculum": "ways-to-train",
+    "dora": "ways-to-train",
+    "vision": "models|ways-to-train",
+    "images": "your-data",
+    "push to hub": "share-your-model",
+    "TemperCallback": "your-own-trainer",
+    "distillation": "methods",
+    "reward model": "methods",
+    "hyperparameter search": "when-the-machine-goes-away",
+    "price": "first-run",
+    "dashboard": "watching",
+    "quantization aware": "ways-to-train",
+    "temper doctor": "troubleshooting|commands",
+}
+TYPE = """(() => {{
+  document.querySelector('#__search').checked = true;
+  const input = document.querySelector('input.md-search__input');
+  input.focus(); input.value = {query}; input.dispatchEvent(new Event('keyup'));
+  input.dispatchEvent(new Event('input'));
+}})()"""
+LINKS = "document.querySelectorAll('.md-search-result__link')"
+FOUND = f"[...{LINKS}].map(link => new URL(link.href).pathname)"
+
+
+def test_the_search_finds_what_people_type(site: Path) -> None:
+    missed = {}
+    with served(site) as address, open_browser() as browser:
+        browser.open(address)
+        for query, wanted in SEARCHES.items():
+            browser.evaluate(TYPE.format(query=json.dumps(query)))
+            deadline = time.monotonic() + 2
+            pages: list[str] = []
+            while not re.search(wanted, " ".join(pages)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+                pages = [*dict.fromkeys(browser.evaluate(FOUND))][:3]
+            if not re.search(wanted, " ".join(pages)):
+                missed[query] = pages
+    assert missed == {}
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()

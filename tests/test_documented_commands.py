@@ -34,6 +34,8 @@ ELSEWHERE = {
     "./launch_training.sh": "tests/deployment/test_launch_training.py",
     "make": "tests/test_makefile.py",
     "hf": "another program's own command",
+    "gsm8k/train.jsonl": "tests/benchmarks: rows that are downloaded first",
+    "git": "another program's own command, which needs the network",
     "pip": "another program's own command; tests/test_requirements.py",
     "--tasks": "tests/evaluation/test_lm_eval_tasks.py: those of the page are not on this machine",
     "gguf": "tests/deployment/test_export.py: llama.cpp's converter is no package",
@@ -149,11 +151,14 @@ def typed(words: list[str], folder: Path) -> list[str]:
         "RUN@best": f"{run}@best",
         "runs/…/final": str(finished[0] if finished else folder / "runs/final"),
         "PLACE": str(folder / "drive/temper"),
+        "/mnt/backups": str(folder / "drive/temper"),
         "/content/drive/MyDrive/temper": str(folder / "drive/temper"),
         "OWNER/NAME": "me/tiny",
         "30min": "1min",
     }
     more = {("temper", "watch"): ["--once"]}.get((*words[:2],), []) if len(words) == 2 else []
+    if words[:2] == ["temper", "ask"] and len(words) == 3:
+        more = ["2 + 3?"]  # else it is a conversation, which needs a terminal
     if words[:2] == ["temper", "train"] and "--model" not in words:
         more = ["--embedded-intermediate-size", "320"]  # 4 bits want multiples of 32
     return [meant.get(word, word) for word in words] + more
@@ -164,6 +169,8 @@ def program_of(words: list[str]) -> list[str]:
         return [sys.executable, "-m", "tests.deployment.queue_process", *words[1:]]
     if words[0] == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    if words[0] == "python":
+        return [sys.executable, *words[1:]]
     return ["bash", "-c", " ".join(words)]
 
 
@@ -212,7 +219,7 @@ PYTHON = [page for page in PAGES if python_of(page) and f"{page} python" not in 
 def test_every_block_of_python_works(page: str, saved_llama: Path, tmp_path: Path) -> None:
     prepared(tmp_path, saved_llama)
     text = python_of(page).replace("/content/drive/MyDrive/temper", str(tmp_path / "drive/temper"))
-    text = text.replace("max_steps=900", "max_steps=8")
+    text = text.replace("max_steps=900", "max_steps=8").replace("runs/…/final", "my-llama")
     before = PRELUDES.get(page, "") + (MY_RUN if "my-run" in text and page not in PRELUDES else "")
     program = tmp_path / "program.py"
     program.write_text(f"{before}\n{text}")

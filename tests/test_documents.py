@@ -210,7 +210,7 @@ def typed_lines() -> list[tuple[str, list[str]]]:
     found = []
     for where, line in shown:
         command = line.strip().removeprefix(".venv/bin/")
-        if not re.match(r"commands\.help_public", command):
+        if not re.match(r"(temper|make|python|torchrun|accelerate|\./)[ /]?", command):
             continue
         try:
             words = shlex.split(command, comments=True)
@@ -534,16 +534,16 @@ def called(node: ast.expr, known: dict[str, Any]) -> Any:
 
 
 BYTES_PER_PARAMETER = {  # weights; gradients and AdamW's two states in fp32, where all are trained
-    "4-bit LoRA": 0.6,
+    "4-bit QLoRA": 0.6,
     "LoRA in bf16": 2.0,
-    "all weights": 4.0 + 4.0 + 8.0,
+    "full fine-tuning": 4.0 + 4.0 + 8.0,
 }
 FOR_A_BATCH = 0.15  # of the memory
 
 
 def test_what_fits_where_follows_from_the_sizes() -> None:
-    """Each number of the README's table leaves memory for a batch, and wastes no three quarters."""
-    table = re.search(r"\| memory \|(.*?)\n\n", (ROOT / "README.md").read_text(), re.S)
+    """Each number of the table leaves memory for a batch, and uses more than a quarter of it."""
+    table = re.search(r"\| memory \|(.*?)\n\n", (ROOT / "docs/models.md").read_text(), re.S)
     assert table is not None
     head, _, *rows = [line.strip("| ").split(" | ") for line in table[0].strip().splitlines()]
     assert head[1:] == [*BYTES_PER_PARAMETER]
@@ -551,7 +551,7 @@ def test_what_fits_where_follows_from_the_sizes() -> None:
         gigabytes = re.search(r"(\d+) GB", memory)
         assert gigabytes is not None
         for kind, cell in zip(BYTES_PER_PARAMETER, cells, strict=True):
-            billions = re.search(r"commands\.help_watch_every", cell)
+            billions = re.search(r"up to ([\d.]+) billion", cell)
             assert billions is not None
             needed = float(billions[1]) * BYTES_PER_PARAMETER[kind]
             assert needed <= (1 - FOR_A_BATCH) * int(gigabytes[1]), (memory, kind)

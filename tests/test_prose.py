@@ -21,22 +21,26 @@ PRODUCT = ("infrastructure", "colab", "temper", "notebooks/src", "examples")
 PAGES = ("README.md", "CONTRIBUTING.md", "llms.txt", "docs/*.md", "skills/*/*.md")
 # What is written so, and what a native engineer of the field writes.
 HABITS = {
-    r"go(?:es|ing)? on|went on|gone on": "resume, continue",
-    r"where (?:there|nothing|nobody|none|no|it|one|that) ": "if",
-    r"a training\b(?! (?:run|step|loop|set|script|job|token|example|row|process|loss|data|batch|te|mo|str|ar))": "a run",
-    r"trainings": "runs",
+    r"(?:go(?:es|ing)?|went|gone) on\b": "resume, continue",
+    r"where (?:there|nothing|nobody|none|no) ": "if",
+    r"a training\b(?! (?:run|step|loop|set|script|job|token|example|row|process|loss|data|batch"
+    r"|algorithm|configuration|decision|split|state|strategy))": "a run",
+    r"trainings\b": "runs",
     r"all weights": "full fine-tuning",
     r"\beyes\b": "a vision encoder",
     r"set aside|sets aside|setting aside": "skipped",
     r"anew": "again",
     r"learnt": "trained, learned",
-    r"(?:is|are|was|were) no (?!longer|more\b|less\b)": "is not a",
+    r"(?<!there )(?:is|are|was|were) no "
+    r"(?!longer|more\b|less\b|\w+er than\b|\w+ (?:is|are)\b)": "is not a",
     r"one's own|somebody|whoever|anybody": "your own, the user",
     r"mend(?:s|ed|ing)?": "fix",
     r"the place\b(?! of)": "the backup destination",
     r"brought back|bring(?:s|ing)? back": "restore",
     r"the others? (?:lies?|stands?)|lies there|where (?:all|everything) lies": "is in",
 }
+# The table of CONTRIBUTING that shows what not to write.
+NOT_SO = re.compile(r"^\| not \| but \|(?:\n\|.*)*", re.MULTILINE)
 PATTERNS = {habit: re.compile(rf"\b(?:{habit})", re.IGNORECASE) for habit in HABITS}
 
 
@@ -45,10 +49,11 @@ def texts() -> Iterator[tuple[str, str]]:
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             prose = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+            prose = NOT_SO.sub("", prose)
             yield from ((f"{path.relative_to(ROOT)}", line) for line in prose.splitlines())
     for path in sorted((ROOT / "infrastructure/core/catalogue").glob("*.toml")):
         for code, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
-            yield f"{path.stem}.{code}", " ".join(entry.values())
+            yield f"{path.stem}.{code}", re.sub(r"\{\w+\}", "{}", " ".join(entry.values()))
     for folder in PRODUCT:
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield from prose_of(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
@@ -62,8 +67,7 @@ def prose_of(path: Path, source: str) -> Iterator[tuple[str, str]]:
                 line = getattr(node, "lineno", 1)
                 yield f"{path}:{line}", re.sub(r"``?[^`]*``?", "", " ".join(text.split()))
         elif isinstance(node, ast.keyword) and node.arg in ("description", "help"):
-            if isinstance(node.value, ast.Constant):
-                yield f"{path}:{node.value.lineno}", str(node.value.value)
+            yield f"{path}:{node.value.lineno}", str(getattr(node.value, "value", ""))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield f"{path}:{token.start[0]}", token.string

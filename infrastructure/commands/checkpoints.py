@@ -119,7 +119,7 @@ def describe(store: Store, name: str) -> VersionRow:
 
 
 def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
-    """Return the label of the scores of a run's versions; in `rows`, rename those that are no loss.
+    """Return the label of a run's scores; in `rows`, rename scores that are not losses.
 
     The store keeps the lowest score, so a metric for which greater is better is stored negated.
     """

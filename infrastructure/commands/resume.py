@@ -1,4 +1,4 @@
-"""`temper resume`: go on with a run, with the settings that it recorded."""
+"""`temper resume`: resume a run with the settings that it recorded."""
 
 import argparse
 from collections.abc import Collection, Sequence

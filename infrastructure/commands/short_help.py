@@ -60,7 +60,7 @@ OF_COMMAND = {
     ),
     "temper resume": _SETTINGS - {"new_run", "run_name"},
 }
-# What holds where nobody gives it is what the model's run had.
+# If not given, these have the values of the run that trained the model.
 INHERITED = {"temper eval": ("data.max_length", "data.train_on")}
 EXAMPLES = {
     "temper train": (

@@ -230,7 +230,7 @@ class DeploymentConfig(ConfigSection):
     def num_epochs(self) -> Any:
         """The value of `training.num_epochs`; if it is "auto", the resolved number.
 
-        The number is resolved as soon as a training of this configuration is put together.
+        The number is resolved as soon as a run with this configuration is assembled.
         """
         given = self.training.num_epochs
         return given if given != "auto" or self._num_epochs is None else self._num_epochs
@@ -384,13 +384,13 @@ class DeploymentConfig(ConfigSection):
         """Return notes for the start of a run, such as settings without effect or costly ones."""
         is_model_named = self.source("model.name") != DEFAULT_SOURCE
         with spelled_as_given(self.source):
-            found = [
+            of_settings = [
                 *noted_without_effect(self, self.source),
                 *lora_beside_new_weights(self.model, is_model_named),
                 *stackwise_costs(self.model, self.training),
             ]
         kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
-        return [*found, *kept, *self._further_notes]
+        return [*of_settings, *kept, *self._further_notes]
 
     def note(self, sentence: str) -> None:
         """Add a sentence to the notes; a repeated sentence is added only once."""
@@ -515,7 +515,7 @@ class DeploymentConfig(ConfigSection):
         ]
 
     def is_default(self, key: str) -> bool:
-        """Return whether the value of a canonical key equals its default, whoever set it."""
+        """Return whether the value of a canonical key equals its default, even if it was set."""
         return bool(self.value(key) == _defaults(type(self))[key])
 
 

@@ -12,7 +12,7 @@ def describe(config: DeploymentConfig, only_changed: bool = False) -> str:
     Lines about environment variables that look like settings but set nothing follow.
 
     Args:
-        only_changed: leave out values that equal their default, whoever set them.
+        only_changed: leave out values that equal their default, even if they were set.
     """
     rows = [
         (f"{key} = {_shown(config, key)}", f"({source.place})")

@@ -48,7 +48,7 @@ def _can_be_written(folder: Path) -> bool:
 @functools.cache
 def _among_temporary_files(home: Path | None) -> Path:
     folder = Path(tempfile.gettempdir()) / f"temper-cache-{os.getuid()}"
-    with contextlib.suppress(OSError):  # checked below, whoever made it
+    with contextlib.suppress(OSError):  # ownership is checked below
         folder.mkdir(OWN_ONLY)
     if not _is_own(folder):
         folder = Path(tempfile.mkdtemp(prefix="temper-cache-"))

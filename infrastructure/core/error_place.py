@@ -41,7 +41,7 @@ def described(error: BaseException) -> str:
 def at_place(error: BaseException) -> str:
     """Return ` at turns.py:21 (begin_step)`, to append to an error's text.
 
-    Empty if the text already contains the place, or if no user code raised the error.
+    Empty if the text already names that line, or if no user code raised the error.
     """
     place = error_place(error)
     return "" if place is None or place in str(error) else f" at {place}"

@@ -37,7 +37,7 @@ def _likeness(name: str, choice: str) -> float:
     if whole >= 4 and _is_one_letter_more(*sorted((left, right), key=len)):
         return 1 - 1 / (3 * whole)
     if _are_swapped(left, right):
-        return 1 - 1 / (2 * whole)
+        return 1 - 1 / (4 * whole)
     if len(left) == len(right) and whole >= 6 and sum(map(str.__ne__, left, right)) == 1:
         return max(LIKE_ENOUGH, 1 - 1 / whole)
     return difflib.SequenceMatcher(None, left, right).ratio()

@@ -115,7 +115,7 @@ def require_capability(device: torch.device, least: float | None) -> None:
 def limit_gpu_memory(device: torch.device, limit_bytes: int | None, share: float | None) -> None:
     """Limit this process's GPU memory to the smaller of a size and a share.
 
-    Beyond it, torch raises its out-of-memory error, to which a training responds with smaller
+    Beyond it, torch raises its out-of-memory error, to which a run responds with smaller
     pieces. Does nothing on a CPU.
     """
     if device.type != "cuda":

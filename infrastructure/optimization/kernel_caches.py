@@ -2,9 +2,9 @@
 
 oneDNN compiles a kernel for each product and shape. PyTorch keeps the inputs of this in a cache of
 its own next to oneDNN's, and both keep 1,024 entries: half a megabyte each, and more on a CPU with
-AMX. A training whose rows have many lengths grows by almost a gigabyte. oneDNN's own cache saves
+AMX. A run whose rows have many lengths grows by almost a gigabyte. oneDNN's own cache saves
 time: an entry dropped there is made again in 0.5 to 1.6 ms, while PyTorch's saves nothing
-measurable in addition. A ninth of oneDNN's holds the shapes that a training returns to if its
+measurable in addition. A ninth of oneDNN's holds the shapes that a run returns to if its
 lengths are rounded up (`size_grid.py`).
 """
 

@@ -1,4 +1,4 @@
-"""Prediction of a training's memory from two small measured steps of that very training.
+"""Prediction of a run's memory from two small measured steps of that very run.
 
 A step's peak is a constant (the process, weights, gradients, optimizer) plus activations, which
 grow in proportion to the tokens of a micro-batch: attention is isolated by example, so no term
@@ -64,7 +64,7 @@ def fit_line(points: Sequence[MemoryPoint], idle_bytes: int) -> MemoryLine:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory that a training may use.
+    """The memory that a run may use.
 
     Attributes:
         max_percent: percentage of main memory for all programs together.
@@ -92,7 +92,7 @@ class MemoryBudget:
         return replace(self, max_percent=100.0).size_bytes(device, num_processes)
 
     def way_out(self, device: torch.device) -> str:
-        """Return what gives a training more memory: the limiting setting, or another machine."""
+        """Return what gives a run more memory: the limiting setting, or another machine."""
         on_gpu = device.type == "cuda"
         limit = self.gpu_limit if on_gpu else self.cpu_limit
         unlimited = replace(self, cpu_limit=None, gpu_limit=None)

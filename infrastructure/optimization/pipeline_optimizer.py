@@ -1,4 +1,4 @@
-"""The settings that make a training fastest on this machine, tried one by one and measured.
+"""The settings that make a run fastest on this machine, tried one by one and measured.
 
 Each setting is tried with the best of the previous ones. A value is kept only if it pays off: its
 speed must be clearly higher over the whole training, including its initial cost (compiling), and it
@@ -55,7 +55,7 @@ def _not_given(_settings: Mapping[str, object]) -> "Measured":
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurement of a training with some settings.
+    """The measurement of a run with some settings.
 
     Attributes:
         setup_seconds: the time before its speed is reached, once.
@@ -66,7 +66,7 @@ class Measured:
     setup_seconds: float = 0.0
 
     def seconds_for(self, num_tokens: float) -> float:
-        """Return the time of a training of so many tokens."""
+        """Return the time of a run of so many tokens."""
         return self.setup_seconds + num_tokens / self.tokens_per_second
 
 
@@ -93,7 +93,7 @@ class PipelineOptimizer:
     """An optimizer that tries settings and keeps those that pay off.
 
     Attributes:
-        measure: measures a training with some changed settings; raises ValueError if they cannot be
+        measure: measures a run with some changed settings; raises ValueError if they cannot be
             used.
         budget_bytes: the memory that may be used.
         num_tokens: the tokens of the whole training.

@@ -1,4 +1,4 @@
-"""What to change so that a training takes less memory, and how much each change saves.
+"""What to change so that a run takes less memory, and how much each change saves.
 
 Weights, gradients and the optimizer's state are counted; activations are measured on the very model
 with the very batch, with and without checkpointing. Nothing is estimated from a table of models.
@@ -29,7 +29,7 @@ Forward = Callable[[], object]
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """How a training's memory is used, in bytes.
+    """How a run's memory is used, in bytes.
 
     Attributes:
         activations_bytes: kept for the backward pass of one micro-batch; None: not measured.

@@ -1,4 +1,4 @@
-"""Sizes that repeat: the lengths of a training's tensors, rounded up to few values.
+"""Sizes that repeat: the lengths of a run's tensors, rounded up to few values.
 
 Packed rows have another length at every step. Libraries keep what they have made for a shape and
 make it again for the next: on a CPU with bf16, oneDNN compiles a kernel for each layer and length

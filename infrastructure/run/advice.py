@@ -1,4 +1,4 @@
-"""Advice after a training that went worse than it could, derived from its final numbers.
+"""Advice after a run that went worse than it could, derived from its final numbers.
 
 Loads no torch.
 """

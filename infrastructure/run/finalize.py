@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """The progress of a training, as in its `TrainingState`."""
+    """The progress of a run, as in its `TrainingState`."""
 
     step: int
     total_steps: int

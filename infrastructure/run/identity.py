@@ -1,6 +1,6 @@
-"""What determines the result of a training, in a form that can be saved and compared on resume.
+"""What determines the result of a run, in a form that can be saved and compared on resume.
 
-Temper's own runs, TRL's methods and the callback name the parts of a training here. A part is a
+Temper's own runs, TRL's methods and the callback name the parts of a run here. A part is a
 JSON value: plain settings as they are, rows and weights as hashes, and user-defined objects by
 their code and the plain values that they hold. What cannot be inspected is reported, never guessed.
 Loads no torch.

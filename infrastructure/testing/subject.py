@@ -1,7 +1,7 @@
 """The subject of the checks: a trainer with its model and data, and a few of its examples.
 
 A check receives a `Subject` and leaves the trainer unchanged: weights, gradients, random state,
-modes. So the same checks run before a training, in the middle of one, and on request.
+modes. So the same checks work before training, in the middle of a run, and on request.
 """
 
 import contextlib

@@ -153,7 +153,7 @@ class CheckPipeline:
 
 
 def doubts_about(data: DataConfig) -> list[CheckResult]:
-    """Return one failure if the data is so small that a training would ask about it."""
+    """Return one failure if the data is so small that a run would ask about it."""
     try:
         check_meant(data)
     except UnconfirmedDataError as error:

@@ -394,7 +394,7 @@ class EnhancedTrainer:
     def _is_too_large(self) -> bool:
         """Return whether this process should read only its own part of the weights.
 
-        That is so if its memory cannot hold all weights plus its part of the training.
+        That is so if its memory cannot hold the whole model plus its part of the training state.
         """
         if self.ranks is None or not self._may_spread():
             return False

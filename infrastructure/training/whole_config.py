@@ -1,4 +1,4 @@
-"""Data and model of one whole configuration, for users who assemble a training themselves.
+"""Data and model of one whole configuration, for users who assemble a run themselves.
 
 `DataPipeline(config)` and `ModelManager(config)` extend the classes that a run creates from its
 sections. They read and load nothing before it is needed.
@@ -179,7 +179,7 @@ class DataPipeline(data_pipeline.DataPipeline):
 
     @property
     def dataloader(self) -> Generator[list[TokenizedExample], None, None]:
-        """A new iterator over the batches of the first epoch; a training asks for each epoch's."""
+        """A new iterator over the batches of the first epoch; a run asks for each epoch's."""
         return self.train_batches(0, 0, self.batch_size)
 
     def __iter__(self) -> Iterator[list[TokenizedExample]]:

@@ -87,7 +87,7 @@ def test_a_format_of_the_future_is_refused_and_an_older_version_serves(store: St
     name = str(VersionName(5, "blake3", hash_of("blake3", [data])))
     store.manifest_path(name).write_bytes(data)
     with pytest.raises(
-        CheckpointError, match=r"backup\.unknown_manifest_format.*found=2.*supported=1"
+        CheckpointError, match=r"backup\.unknown_manifest_format.*version=2.*supported=1"
     ):
         store.read(name)
     served, (rejected,) = store.newest()

@@ -6,16 +6,18 @@ from infrastructure.commands.main import create_parser
 from infrastructure.commands.parser import known_flags, parse
 from infrastructure.commands.unknown_words import COMMANDS_ELSEWHERE
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.elsewhere import ABSENT, SAME, as_keys
+from infrastructure.config.elsewhere import ABSENT, SAME
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import ALIASES, as_flags, flag_names
 from infrastructure.config.sources.load import load_config
+from infrastructure.config.sources.spelling import as_flag
+from infrastructure.core.messages import spelled_by
 
 FIELDS = schema_of(DeploymentConfig).fields
 
 
 def refusal(*arguments: str) -> str:
-    with pytest.raises(ValueError, match="unknown") as raised:
+    with pytest.raises(ValueError, match=r"^commands\.unknown_") as raised:
         parse(create_parser(), arguments)
     return str(raised.value)
 
@@ -32,63 +34,76 @@ def test_what_is_named_is_there_and_takes_the_value(name: str) -> None:
         if value:
             load_config(environment={}, flags={flag_names(key)[0]: value})
     if flag_of(name) in known_flags(create_parser(), "train"):
-        assert flag_of(name) in ALIASES[SAME[name][0]], "the flag means something else"
+        key = SAME[name][0]
+        assert flag_of(name) in (*flag_names(key), *ALIASES.get(key, ())), "it means something else"
 
 
 @pytest.mark.parametrize("name", [*SAME, *ABSENT])
 def test_it_is_named_for_a_flag_a_key_and_a_field(name: str) -> None:
-    expected = ABSENT.get(name) or as_flags(SAME[name])
-    if not any(flag_of(name) in flags for flags in ALIASES.values()):
-        assert expected in refusal("train", flag_of(name))
-    for section in ("training", "model") if name != "qlora" else ("model",):
-        with pytest.raises(ValueError, match=r"config\.unknown_key_2") as raised:
+    typed = " and ".join(as_flags([setting]) for setting in SAME.get(name, ()))
+    if flag_of(name) not in known_flags(create_parser(), "train"):
+        with spelled_by(as_flag):
+            assert advice(name, typed) in refusal("train", flag_of(name))
+    is_of_stacks = name == "qlora" or f"training.{name}" in FIELDS
+    for section in ("model",) if is_of_stacks else ("training", "model"):
+        with pytest.raises(
+            ValueError, match=r"config\.(key_of_another_tool|unknown_key)"
+        ) as raised:
             load_config(environment={}, keywords={section: {name: 1}})
-        assert (ABSENT.get(name) or as_keys(SAME[name])) in str(raised.value)
+        assert advice(name, " and ".join(SAME.get(name, ()))) in str(raised.value)
+
+
+def advice(name: str, spelled: str) -> str:
+    return f"{ABSENT[name]}()" if name in ABSENT else f"config.called_here(settings={spelled})"
 
 
 def test_a_command_without_the_flag_does_not_name_it() -> None:
-    assert refusal("doctor", "--lr", "3").endswith("see temper doctor --help")
+    assert "'--lr'commands.see_its_help(command=temper doctor)" in refusal("doctor", "--lr", "3")
 
 
 @pytest.mark.parametrize(
     ("flag", "hint"),
     [
-        ("--batchsize", "did you mean --batch-size?"),
-        ("--learnig-rate", "did you mean --learning-rate?"),
-        ("--checkpoint-freq", "did you mean --checkpoint-frequency?"),
-        ("--qlora", "it is --lora --quantization 4bit here"),
-        ("--fsdp", "it is --shard yes here"),
-        ("--tensor-parallel", "a layer is not cut over GPUs here"),
-        ("--tp-size", "num_processes with training.shard = yes spreads"),
-        ("--context-parallel", "a row is not cut over GPUs here"),
-        ("--qat", "it is --quantization-aware here"),
-        ("--wandb", "it is --metrics-sinks wandb here"),
-        ("--mlflow", "no sink of that name is built in"),
-        ("--warmup-ratio", "counted in steps, not in a share: give training.warmup_steps"),
-        ("--gpu", "it is --cuda-visible-devices here"),
-        ("--val-split", "it is --validation-split here"),
-        ("--quantize", "it is --quantization here"),
-        ("--load-in-4bit", "it is --quantization 4bit here"),
-        ("--horoscope", "see temper train --help"),
-        ("--beam-search", "see temper train --help"),
+        ("--batchsize", "did_you_mean(meant=--batch-size)"),
+        ("--learnig-rate", "did_you_mean(meant=--learning-rate)"),
+        ("--checkpoint-freq", "did_you_mean(meant=--checkpoint-frequency)"),
+        ("--qlora", "called_here(settings=--lora and --quantization 4bit)"),
+        ("--fsdp", "called_here(settings=--shard yes)"),
+        ("--tensor-parallel", "config.no_model_parallel"),
+        ("--tp-size", "config.no_model_parallel"),
+        ("--context-parallel", "config.no_context_parallel"),
+        ("--qat", "called_here(settings=--quantization-aware)"),
+        ("--wandb", "called_here(settings=--metrics-sinks wandb)"),
+        ("--mlflow", "config.no_such_tracker"),
+        ("--warmup-ratio", "config.warmup_in_steps"),
+        ("--gpu", "called_here(settings=--cuda-visible-devices)"),
+        ("--val-split", "called_here(settings=--validation-split)"),
+        ("--quantize", "called_here(settings=--quantization)"),
+        ("--load-in-4bit", "called_here(settings=--quantization 4bit)"),
+        ("--horoscope", "see_its_help(command=temper train)"),
+        ("--beam-search", "see_its_help(command=temper train)"),
     ],
 )
 def test_a_hint_is_right_or_there_is_none(flag: str, hint: str) -> None:
-    assert hint in refusal("train", flag)
+    with spelled_by(as_flag):
+        assert f"'{flag}'" in refusal("train", flag)
+        assert hint in refusal("train", flag)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["search"], "commands.unknown_command"),
-        (["trian"], "commands.unknown_command"),
-        (["resume"], "did you mean temper resume?"),
-        (["backup", "lst"], "commands.unknown_command"),
-        (["ppo"], "unknown command 'ppo'; PPO is not here"),
+        (["search"], "unknown_command(word=search, known=train, resume, "),
+        (["trian"], "unknown_command_meant(word=trian, meant=temper train)"),
+        (["continue"], "unknown_command_meant(word=continue, meant=temper resume)"),
+        (["resum"], "unknown_command_meant(word=resum, meant=temper resume)"),
+        (["backup", "lst"], "unknown_command_meant(word=lst, meant=temper backup list)"),
+        (["ppo"], "unknown_command_advice(word=ppo, advice=config.no_ppo())"),
+        (["report"], "unknown_command_advice(word=report, advice=commands.report_is_a_file())"),
     ],
 )
 def test_a_word_that_is_no_command(words: list[str], message: str) -> None:
-    assert refusal(*words).startswith(message) or message in refusal(*words)
+    assert refusal(*words).startswith(f"commands.{message}")
     assert "train-detached" not in refusal(*words), "it is for no person"
 
 
@@ -101,4 +116,5 @@ def test_commands_of_other_tools_stand_for_commands_of_ours() -> None:
 def test_the_program_s_name_is_printed_once() -> None:
     with pytest.raises(ValueError, match="required") as raised:
         parse(create_parser(), ["export"])
-    assert str(raised.value).startswith("commands.wrong_arguments")
+    assert str(raised.value).startswith("commands.wrong_arguments(command=export, ")
+    assert str(raised.value).endswith("required: RUN, prog=temper export)")

@@ -71,7 +71,7 @@ def test_what_auto_means_is_true() -> None:
         "the embedded model": auto_values(ModelConfig(), True),
         "any other model with new weights": auto_values(other, True),
         "LoRA": auto_values(lora, False),
-        "all weights of a trained model": auto_values(other, False),
+        "full fine-tuning of a trained model": auto_values(other, False),
     }
     width = EmbeddedModelConfig().hidden_size
     assert f"· {width} / `model.embedded.hidden_size`" in cells["the embedded model"][0]

@@ -78,6 +78,6 @@ def test_only_an_agent_knows_whether_sigterm_ends_the_training(
     monkeypatch.setattr(main_module, "take_usr1_as_sigterm", do_nothing)
     assert main_module.main(["train"]) == exit_code_of_signal(name)
     folder = AgentFolder(tmp_path)
-    line = "temper: interrupted; the same command goes on with what is saved"
+    line = "temper: interruptedcommands.interrupted_how_to_resume()"
     assert folder.last_lines == ([line] if is_left else [])
     assert ("interrupted" in capsys.readouterr().err) is not is_left

@@ -21,9 +21,7 @@ def test_what_fails_is_reported_once_and_switched_off(caplog: pytest.LogCaptureF
     assert effort.attempt("b", lambda: 4) == 4
     assert (effort.is_off("a"), effort.is_off("b"), done) == (True, False, [])
     [message] = caplog.messages
-    assert message.startswith(
-        "a is off, the training goes on: OSError('no space') at test_best_effort.py:"
-    )
+    assert message.startswith("core.part_is_off(name=a, error=no space) at test_best_effort.py:")
 
 
 def test_what_was_begun_is_ended_even_where_it_is_off(caplog: pytest.LogCaptureFixture) -> None:
@@ -36,14 +34,14 @@ def test_what_was_begun_is_ended_even_where_it_is_off(caplog: pytest.LogCaptureF
 
 
 def test_what_is_tried_again_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    effort = BestEffort(log, "%s has a gap: %r", tries_again=True)
+    effort = BestEffort(log, "training.metrics_sink_failed", tries_again=True)
     effort.attempt("a", lambda: fail("first"))
     effort.attempt("a", lambda: fail("second"))
     assert effort.attempt("a", lambda: 5) == 5
     assert not effort.is_off("a")
     assert (effort.num_failures["a"], effort.first_error["a"]) == (2, "OSError: first")
     [message] = caplog.messages
-    assert message.startswith("a has a gap: OSError('first') at test_best_effort.py:")
+    assert message.startswith("training.metrics_sink_failed(name=a, error=first) at test_best")
 
 
 def test_other_errors_and_interrupts_are_not_caught() -> None:

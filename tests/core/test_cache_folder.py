@@ -51,7 +51,8 @@ def test_a_home_that_cannot_be_written_to_has_none(
     for _ in range(2):
         assert cache_directory() == temporary_files / f"temper-cache-{os.getuid()}"
     [line] = caplog.messages
-    assert line.endswith(f"because {home}/.cache/temper cannot be written to")
+    assert line.startswith(f"core.temporary_cache_folder(folder={cache_directory()}, ")
+    assert f"core.cache_not_writable(folder={home}/.cache/temper)" in line
     assert cache_directory().stat().st_mode & 0o777 == 0o700
 
 
@@ -63,7 +64,9 @@ def test_a_user_without_a_home_has_one_among_temporary_files(
 
     monkeypatch.setattr(Path, "home", home)
     assert cache_directory().parent == temporary_files
-    assert caplog.messages[0].endswith("core.temporary_cache_folder")
+    [line] = caplog.messages
+    assert line.startswith("core.temporary_cache_folder(")
+    assert line.endswith("reason=core.no_home_folder())")
 
 
 @pytest.mark.parametrize("what", ["link", "writable"])

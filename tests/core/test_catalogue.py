@@ -93,7 +93,7 @@ def test_no_words_are_left_of_a_message_that_is_gone() -> None:
 OF_ERRORS = frozenset({"differences", "hub_reachable"})
 
 
-def test_words_name_what_the_code_says() -> None:
+def test_words_name_what_a_message_is_about() -> None:
     wrong = []
     for place, code, given in mentions():
         words = words_of(code)

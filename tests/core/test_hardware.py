@@ -229,7 +229,7 @@ def test_describe_has_a_line_for_each_thing() -> None:
     ("driver", "line"),
     [
         (False, "GPU: none (no NVIDIA driver)"),
-        (True, "GPU: none (a driver, but no GPU answers)"),
+        (True, "GPU: none (core.no_gpu_responds())"),
     ],
 )
 def test_describe_without_gpus(driver: bool, line: str) -> None:

@@ -107,12 +107,15 @@ def test_length_and_wrong_name_of_a_hub_model_are_known_without_torch(
         endpoint,
         *(t + n for t in ("", "tower ") for n in ("someone/short", "someone/no")),
     )
-    assert short.startswith("64 data.max_length is 64 instead of 512")
-    assert "models.model_not_found" in wrong
+    assert short == "64 data.max_length_lowered(positions=64, max_length=512)"
+    assert wrong.startswith("models.model_not_found(name=someone/no, reason=models.not_on_hub()")
     assert len([line for line in requests if "/short/" in line]) == 2  # its head, and the file
     assert tower == "None"
-    assert no_tower.startswith("models.vision_encoder_unusable")
-    assert "models.model_not_found" in no_tower
+    assert no_tower.startswith(
+        "models.vision_encoder_unusable(key=training.multimodal.vision_tower, error="
+        "models.model_not_found(name=someone/no, reason=models.not_on_hub(), "
+    )
+    assert "files=models.vision_encoder_files()" in no_tower
     requests.clear()
     (tmp_path / "shrot").mkdir()
     again, tower, gone = look(
@@ -121,7 +124,7 @@ def test_length_and_wrong_name_of_a_hub_model_are_known_without_torch(
     assert again == short  # from the cache
     assert tower == "None"
     assert requests == []
-    assert "the Hugging Face hub cannot be reached; did you mean 'shrot'" in gone
+    assert "reason=models.hub_unreachable(), hint=core.did_you_mean(meant=shrot)" in gone
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ def test_a_known_name_gives_its_value() -> None:
 
 
 def test_a_misspelt_name_gets_the_nearest_and_all() -> None:
-    with pytest.raises(ValueError, match="unknown colour 'bleu'; did you mean 'blue'"):
+    with pytest.raises(ValueError, match=r"unknown colour 'bleu'.*did_you_mean\(meant=blue\)"):
         look_up("colour", "bleu", {"red": 1, "blue": 2})
     assert unknown_name("colour", "xyz", ["red"]) == "unknown colour 'xyz' (known: red)"
     many = ["red", "reed", "green", "blue"]
-    sentence = "unknown colour 'ree'; did you mean 'reed'? (known: reed, green and 2 more)"
+    hint = "core.did_you_mean(meant=reed)"
+    sentence = f"unknown colour 'ree'{hint} (known: reed, green and 2 more)"
     assert unknown_name("colour", "ree", many, 2) == sentence
     named = unknown_name("colour", "xyz", many, ("red", "blue"))
     assert named == "unknown colour 'xyz' (known: red, blue and 2 more)"
@@ -32,6 +33,8 @@ def test_what_reads_like_nothing_has_no_nearest() -> None:
         ("warmup", ["warmup_steps", "max_steps"], "warmup_steps"),
         ("--save-steps", ["--max-steps", "--warmup-steps"], None),
         ("--modle", ["--mode", "--model"], "--model"),
+        ("resum", ["train", "resume"], "resume"),
+        ("--batch-sizes", ["--batch-size", "--base-model"], "--batch-size"),
         ("--fsdp", ["--seed", "--lora"], None),
         ("--lr", ["--lora", "--lora-r"], None),
         ("TEMPER_FSDP", ["TEMPER_SEED"], None),

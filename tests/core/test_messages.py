@@ -98,12 +98,18 @@ def test_an_error_keeps_the_words_that_it_had_where_it_was_raised() -> None:
     assert str(raised.value) == "packing=True has no effect; Ctrl-C stops"
 
 
-def test_an_error_of_another_process_says_the_same() -> None:
+def test_an_error_of_another_process_has_the_same_text() -> None:
     with spelled_by(as_flag):
         error = pickle.loads(pickle.dumps(InputError("trial.named", size=4)))
     assert isinstance(error, InputError)
     assert isinstance(error, ValueError)
     assert str(error) == "set --batch-size 4, --no-packing or --lora"
+
+
+def test_where_an_error_is_shown_with_its_type_it_has_its_words() -> None:
+    assert (
+        repr(InputError("trial.named", size=4)) == f"InputError({phrase('trial.named', size=4)!r})"
+    )
 
 
 def test_a_text_that_is_no_code_is_shown_as_it_is() -> None:

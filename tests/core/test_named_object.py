@@ -76,9 +76,9 @@ def test_a_module_that_is_nowhere_names_where_it_was_looked_for(folder: Path) ->
             match=r"core\.plugin_module_not_found.*kind=strategy.*address=no_such:X.*module=no_such",
         ) as caught:
             refuse("strategy", "no_such:X")
-        assert f"no module no_such in {folder} (the current folder), nor in " in str(caught.value)
-        assert sys.path[-1] in str(caught.value)
-        assert "core.plugin_module_not_found" in str(caught.value)
+        found_nowhere, _, search_path = str(caught.value).partition(", search_path=")
+        assert f"folder={folder}" in found_nowhere
+        assert sys.path[-1] in search_path
 
 
 def _raised(sentence: str | None) -> None:
@@ -87,17 +87,21 @@ def _raised(sentence: str | None) -> None:
 
 def test_a_module_that_cannot_be_imported_gives_the_reason(folder: Path) -> None:
     (folder / "their_broken.py").write_text("import no_such_package\n")
-    with pytest.raises(ValueError, match=r"core\.plugin_import_failed.*module=their_broken"):
+    with pytest.raises(
+        ValueError, match=r"plugin_import_failed.*module=their_broken, .*ModuleNotF"
+    ):
         load_object("sink", "their_broken:X")
 
 
 def test_a_name_that_the_module_does_not_have_gets_the_nearest(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"core\.plugin_attribute_missing.*attribute=Curiculum"):
+    with pytest.raises(
+        ValueError, match=r"attribute_missing.*their_module\.py, attribute=Curiculum, .*meant=Cur"
+    ):
         load_object("strategy", "their_module:Curiculum")
 
 
 def test_a_text_that_is_no_address_explains_how_one_is_written() -> None:
-    with pytest.raises(ValueError, match=r"core\.plugin_address_invalid"):
+    with pytest.raises(ValueError, match=r"plugin_address_invalid.*address=their_module:\)"):
         load_object("strategy", "their_module:")
 
 

@@ -26,7 +26,8 @@ def test_a_missing_package_is_named_with_its_use_and_how_to_get_it(
     with pytest.raises(MissingPackageError) as caught:
         require("no_such_package.inner", "reading it")
     assert str(caught.value) == (
-        "reading it needs the package no_such_package: pip install no-such-package==1"
+        "core.package_not_installed(needed_for=reading it, package=no_such_package,"
+        " command=pip install no-such-package==1)"
     )
     assert not is_installed("no_such_package")
 

@@ -114,7 +114,7 @@ def test_a_module_that_is_imported_anew_gives_its_new_part(
 def test_an_address_is_a_name(sinks: Registry[Any]) -> None:
     assert sinks.get("tests.core.test_registry:Other").__name__ == "Other"
     assert sinks.make("tests.core.test_registry:Other", "mine").name == "mine"
-    with pytest.raises(ValueError, match=r"core\.plugin_name_invalid"):
+    with pytest.raises(ValueError, match=r"plugin_name_invalid\(kind=sink, name=a:b\)"):
         sinks.register("a:b", Whole)
 
 
@@ -134,14 +134,17 @@ def test_an_unknown_name_gets_the_nearest_and_all_there_are(
     sinks: Registry[Any], install: Callable[..., None]
 ) -> None:
     install(remote=f"{__name__}:Other")
-    with pytest.raises(ValueError, match=r"core\.unknown_plugin") as caught:
+    with pytest.raises(
+        ValueError, match=r"core\.unknown_plugin.*meant=console\).*console, file, remote"
+    ):
         sinks.get("consol")
-    assert "module:name" in str(caught.value)
 
 
 def test_a_kind_without_any_explains_how_to_add_one() -> None:
     registry: Registry[Any] = Registry("metric", GROUP)
-    with pytest.raises(ValueError, match=r"core\.no_plugin_registered"):
+    with pytest.raises(
+        ValueError, match=rf"no_plugin_registered\(kind=metric, name=accuracy, group={GROUP}"
+    ):
         registry.get("accuracy")
     registry_module._REGISTRIES.remove(registry)
 
@@ -151,7 +154,7 @@ def test_what_does_not_keep_the_contract_is_refused_when_it_is_registered(
     sinks: Registry[Any], plugin: Any
 ) -> None:
     sentence = "core.plugin_incomplete" if plugin is Lacking else "core.plugin_not_callable"
-    with pytest.raises(ValueError, match=f"sink 'mine' .*{sentence}"):
+    with pytest.raises(ValueError, match=rf"{sentence}\(plugin=sink 'mine'"):
         sinks.register("mine", plugin)
     assert not sinks.has("mine")
 
@@ -162,7 +165,7 @@ def test_the_same_from_a_module_and_from_a_package(
     install(remote="tests.core.test_registry:Lacking", broken="no_such_module:X")
     for name in ("tests.core.test_registry:Lacking", "remote"):
         with pytest.raises(
-            ValueError, match=r"core\.plugin_incomplete.*contract=Sink.*missing=write"
+            ValueError, match=r"core\.plugin_incomplete.*Lacking.*contract=Sink, missing=write\)"
         ):
             sinks.get(name)
     with pytest.raises(
@@ -174,7 +177,8 @@ def test_the_same_from_a_module_and_from_a_package(
 def test_what_a_function_makes_is_looked_at(sinks: Registry[Any]) -> None:
     sinks.register("made", make_lacking)
     with pytest.raises(
-        ValueError, match=r"core\.created_part_incomplete.*type=Lacking.*missing=write"
+        ValueError,
+        match=r"core\.created_part_incomplete.*make_lacking.*type=Lacking, missing=write",
     ):
         sinks.make("made")
 
@@ -187,7 +191,9 @@ def test_a_wrong_call_is_explained_and_an_error_inside_stays_what_it_is(
 
     sinks.register("made", make_lacking)
     sinks.register("fails", fails)
-    with pytest.raises(ValueError, match=r"core\.plugin_call_mismatch"):
+    with pytest.raises(
+        ValueError, match=r"plugin_call_mismatch.*'made'.*=str, int, error=too many"
+    ):
         sinks.make("made", "x", 3)
     with pytest.raises(TypeError, match="planted"):
         sinks.make("fails", "x")
@@ -198,7 +204,7 @@ def test_an_init_that_forgot_its_base_is_named(sinks: Registry[Any]) -> None:
         def __init__(self) -> None: ...
 
     sinks.register("forgetful", Forgetful)
-    with pytest.raises(ValueError, match=r"core\.created_part_incomplete.*missing=name"):
+    with pytest.raises(ValueError, match=r"created_part_incomplete.*missing=name, hint=[^)]"):
         sinks.make("forgetful")
 
 
@@ -207,7 +213,7 @@ def test_a_plugin_may_be_the_object_itself() -> None:
     registry.provide({}, Sink, makes=False)
     registry.register("fine", Whole())
     assert registry.get("fine").name == "whole"
-    with pytest.raises(ValueError, match=r"core\.plugin_incomplete"):
+    with pytest.raises(ValueError, match=r"core\.plugin_incomplete.*missing=close, name, write\)"):
         registry.register("mine", make_lacking)
     registry_module._REGISTRIES.remove(registry)
 
@@ -244,7 +250,7 @@ def test_what_no_other_process_could_import_is_refused_where_one_needs_it(
     sinks.register("local", type("Local", (Whole,), {"__module__": "__main__"}))
     sinks.require_shareable("fine")
     sinks.require_shareable("console")
-    with pytest.raises(ValueError, match=r"core\.plugin_not_importable"):
+    with pytest.raises(ValueError, match=r"plugin_not_importable\(plugin=sink 'local'"):
         sinks.require_shareable("local")
 
 
@@ -282,11 +288,8 @@ def test_a_run_that_goes_on_has_its_own_plugins_and_the_next_one_has_not(
 @pytest.mark.parametrize(
     ("origin", "sentence"),
     [
-        (
-            Origin("no_such:X"),
-            "core.plugin_module_not_found",
-        ),
-        (Origin(None), "core.plugin_of_another_script"),
+        (Origin("no_such:X"), r"core\.plugin_module_not_found\(.*module=no_such,"),
+        (Origin(None), r"core\.plugin_of_another_script\(kind=sink, name=mine\)"),
         (None, "unknown sink 'mine'"),
         (Origin("tests.core.test_registry:Other"), None),
     ],

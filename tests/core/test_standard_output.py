@@ -113,7 +113,7 @@ def test_a_lost_output_is_reported_once_and_the_streams_come_back(
         assert isinstance(sys.stdout, LossyStream), "the outer one is not over"
     assert sys.stdout is full
     (record,) = caplog.records
-    assert "core.output_lost" in record.getMessage()
+    assert "core.output_lost(stream=<full>, " in record.getMessage()
 
 
 def test_a_disk_with_space_again_takes_what_comes_then(tmp_path: Path) -> None:

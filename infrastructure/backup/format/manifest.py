@@ -218,7 +218,7 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
     version = contents.get("format")
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            "backup.unknown_manifest_format", found=version, supported=FORMAT_VERSION
+            "backup.unknown_manifest_format", version=version, supported=FORMAT_VERSION
         )
     for field, kind in FIELDS.items():
         value = contents.get(field, ...)  # `...` has none of the types

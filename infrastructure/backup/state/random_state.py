@@ -1,4 +1,4 @@
-"""The state of every random generator that a training uses, as tensors."""
+"""The state of every random generator that a run uses, as tensors."""
 
 import random
 

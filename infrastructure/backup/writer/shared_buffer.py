@@ -1,4 +1,4 @@
-"""A copy of a training's tensors in memory that another process shares; reused between saves."""
+"""A copy of a run's tensors in memory that another process shares; reused between saves."""
 
 import mmap
 import os

@@ -52,7 +52,7 @@ PRESETS = {
         },
     ),
     "small_memory": Preset(
-        "a model that hardly fits: a LoRA trains, not all weights; a batch that fits, recomputing",
+        "a model that hardly fits: LoRA, a batch size that fits, gradient checkpointing",
         {
             "model.lora_config": True,
             "training.batch_size": "auto",

@@ -1,4 +1,4 @@
-"""Settings that cannot be combined with a vision tower on a text model."""
+"""Settings that cannot be combined with a vision encoder on a text model."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from infrastructure.core.messages import Setting, phrase
 
 
 def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """Yield a message for each setting that a vision tower on a text model does not work with."""
+    """Yield a message for each setting that a vision encoder on a text model does not work with."""
     if not training.enables(MULTIMODAL):
         return
     enabled = Setting("training.enabled_extensions", MULTIMODAL)

@@ -195,7 +195,7 @@ class ModelConfig(ConfigSection):
     )
     lora_config: LoraConfig | None = Field(
         default=None,
-        description="Train LoRA adapters instead of all weights; none: full fine-tuning.",
+        description="Train LoRA adapters and freeze the model; none: full fine-tuning.",
     )
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Precision in which the weights are stored in memory."

@@ -1,4 +1,4 @@
-"""The settings of the extension `multimodal`, which puts a vision tower on a text model."""
+"""The settings of the extension `multimodal`, which adds a vision encoder to a text model."""
 
 from typing import ClassVar
 

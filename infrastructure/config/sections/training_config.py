@@ -369,7 +369,7 @@ class TrainingConfig(StackwiseFields):
     )
     multimodal: MultimodalConfig = Field(
         default=MultimodalConfig(),
-        description="The vision tower that the multimodal extension puts on a model.",
+        description="The vision encoder that the multimodal extension adds to a model.",
     )
     memory: MemorySettings = Field(
         default=MemorySettings(), description="The key-value memory that the memory extension adds."

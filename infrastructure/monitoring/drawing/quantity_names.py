@@ -122,7 +122,7 @@ def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
 def without_tied_points(
     points: Mapping[str, Sequence[tuple[float, float]]],
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return key → (step, value) without the ranking shares at steps where nothing ranks the pairs.
+    """Return key → (step, value) without the ranking shares at steps whose pairs are tied.
 
     See `without_ties`.
     """

@@ -1,6 +1,6 @@
 """Requirements of a source of examples.
 
-A training that resumes reads from the middle of an epoch, and must get what it would have got.
+A run that resumes reads from the middle of an epoch, and must get what it would have got.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -146,7 +146,7 @@ class DataSourceSuite:
 
 
 def read_by_pipeline(path: Path, data_format: str, seed: int) -> DataPipeline:
-    """Return what a training reads from a file of this format; a share of it is held out."""
+    """Return what a run reads from a file of this format; a share of it is held out."""
     data = DataConfig(path=str(path), format=data_format, max_length=64, num_workers=0)
     cache = CacheConfig(directory=str(path.parent / "cache"))
     tokenizer = train_tokenizer([path.read_text()], vocab_size=300)

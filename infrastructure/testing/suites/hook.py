@@ -1,6 +1,6 @@
 """Requirements of an extension or an observer.
 
-Its state is saved in every checkpoint, and a training that resumes must get the same hook back.
+Its state is saved in every checkpoint, and a run that resumes must get the same hook back.
 """
 
 import json
@@ -28,7 +28,7 @@ class HookSuite:
         raise NotImplementedError
 
     def state(self, folder: Path) -> TrainingState:
-        """Return the state of a training that begins."""
+        """Return the state of a run at its start."""
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 2)
         state = TrainingState(model, total_steps=8)

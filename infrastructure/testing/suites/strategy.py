@@ -194,7 +194,7 @@ class TrainingStrategySuite:
 
 
 def tiny_training(**settings: Any) -> TrainingConfig:
-    """Return a training of eight steps that saves after each of them."""
+    """Return the configuration of a run of eight steps that saves after each of them."""
     values = {"batch_size": 4, "num_epochs": 2, "warmup_steps": 2, "learning_rate": 3e-3}
     saving = {"checkpoint_frequency": 1, "keep_checkpoints": 99, "mixed_precision": False}
     return TrainingConfig(**{**values, **saving, "seed": 1, **settings})

@@ -162,7 +162,7 @@ class CheckpointManager:
         return [self.store.manifest_path(name) for name in reversed(self.store.versions())]
 
     def is_healthy(self, checkpoint: Path) -> bool:
-        """Return whether a training may resume from the checkpoint, apart from damage.
+        """Return whether a run may resume from the checkpoint, apart from damage.
 
         Raises:
             CheckpointError: its manifest is damaged.

@@ -54,7 +54,7 @@ class SaveSchedule:
         self._gaps: deque[float] = deque(maxlen=NUM_REMEMBERED)
 
     def start(self, step: int) -> None:
-        """Start the clock for a training that resumes from the checkpoint of `step`."""
+        """Start the clock for a run that resumes from the checkpoint of `step`."""
         self._last_save = self._last_check = self.clock()
         self._saved_step = step
 

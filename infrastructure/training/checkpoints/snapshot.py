@@ -1,4 +1,4 @@
-"""Everything needed to resume a training, as named tensors and JSON values.
+"""Everything needed to resume a run, as named tensors and JSON values.
 
 No pickle: tensors go to safetensors, the rest to JSON. It is taken between two optimizer steps.
 """
@@ -37,7 +37,7 @@ class VersionFacts(TypedDict, total=False):
 
 
 class Participants(Protocol):
-    """The parts of a training that have their own state, besides the model."""
+    """The parts of a run that have their own state, besides the model."""
 
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
@@ -114,7 +114,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
 
 
 def restore_progress(values: dict[str, Any], state: TrainingState) -> None:
-    """Restore the progress of a training, without weights and optimizer."""
+    """Restore the progress of a run, without weights and optimizer."""
     state.position = Position(**values["position"])
     state.step = values["step"]
     state.step_is_ending = values["step_is_ending"]

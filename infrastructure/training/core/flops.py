@@ -1,4 +1,4 @@
-"""The arithmetic of a training, and how much of it this device could do.
+"""The arithmetic of a run, and how much of it this device could do.
 
 Their ratio is the model FLOPs utilization (MFU) of the PaLM paper (Chowdhery et al., 2022, appendix
 B): recomputed activations and padding do not count. The capacity of the device is measured with a
@@ -22,7 +22,7 @@ NUM_PRODUCTS = 5
 
 @dataclass(frozen=True)
 class FlopsEstimate:
-    """Floating-point operations of a training.
+    """Floating-point operations of a run.
 
     Attributes:
         per_token: of one token, forward and backward, without attention.

@@ -1,4 +1,4 @@
-"""The state of a training at one moment: position, phase, and what hooks can read."""
+"""The state of a run at one moment: position, phase, and what hooks can read."""
 
 import math
 import signal
@@ -16,7 +16,7 @@ from infrastructure.training.core.metric_accumulator import Sum
 
 @dataclass
 class Position:
-    """The position of a training. Three integers suffice, because the order is a pure function.
+    """The position of a run. Three integers suffice, because the order is a pure function.
 
     A position is always between two optimizer steps. `example` counts the examples of this epoch
     that are already consumed, so training could continue from it with a different batch size.
@@ -60,7 +60,7 @@ class StepOutput:
 
 
 class RecoveryKind(StrEnum):
-    """Kinds of problems that a training recovered from.
+    """Kinds of problems that a run recovered from.
 
     The values are stored in checkpoints, logs and the summary.
     """
@@ -97,7 +97,7 @@ class SkippedBatch:
 
 
 class StopReason(StrEnum):
-    """Why a training ends at a step that is not its last."""
+    """Why a run ends at a step that is not its last."""
 
     REQUESTED = "requested"  # a hook, such as early stopping, or the program around it
     SIGNAL = "signal"

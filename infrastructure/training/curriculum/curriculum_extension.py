@@ -1,7 +1,7 @@
 """Selection of the current stage's examples in the data source.
 
 An epoch is equally long in every stage: if examples wait for a later stage, those of the current
-one are repeated in their places. So steps, schedule and forecast equal those of a training without
+one are repeated in their places. So steps, schedule and forecast equal those of a run without
 stages, and the order remains a function of (seed, epoch, stages). Stages by loss are measured once,
 with the initial weights, and checkpoints hold them.
 """

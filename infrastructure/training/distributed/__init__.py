@@ -1,11 +1,11 @@
-"""One training on several processes: every rank runs the same loop, and rank 0 decides.
+"""One run on several processes: every rank runs the same loop, and rank 0 decides.
 
 Rank 0 is the run: only it owns the directory, the clocks and signals, and what is saved and shown.
 The others run the same loop over the same data, take their share of each batch, and hold the same
 weights and optimizer.
 
 `group`: how ranks agree, decide and sum. `launch`: the agent that starts them; `members`: how they
-find each other; `ranks`: rank 0's side of that. `replicate`: all weights on each rank; `shard`: a
-model sharded over them, and `checkpoint_storage` its checkpoints. Only this folder imports
+find each other; `ranks`: rank 0's side of that. `replicate`: the whole model on each rank; `shard`:
+a model sharded over them, and `checkpoint_storage` its checkpoints. Only this folder imports
 `torch.distributed`.
 """

@@ -128,7 +128,7 @@ def save_together(
     model: torch.nn.Module,
     **facts: Unpack[VersionFacts],
 ) -> None:
-    """Write a checkpoint of a training with a sharded state; all ranks call this together.
+    """Write a checkpoint of a run with a sharded state; all ranks call this together.
 
     Args:
         manager: rank 0's; None on the others.

@@ -29,7 +29,7 @@ class Ranks:
     Attributes:
         welcome: called with the group when all ranks have joined; sends them what they train.
         group: of the current training.
-        moved_bytes: of tensors that rank 0 has exchanged in finished trainings.
+        moved_bytes: of tensors that rank 0 has exchanged in finished runs.
     """
 
     def __init__(

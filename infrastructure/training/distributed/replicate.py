@@ -1,4 +1,4 @@
-"""Mode *replicate*: every rank holds all weights and computes the gradients of its share.
+"""Mode *replicate*: every rank holds the whole model and computes the gradients of its share.
 
 Frozen weights are on each rank from the start. The gradients of trained weights are summed in flat
 buckets once all ranks have theirs, so that a batch can be repeated if one rank lacks memory for it.

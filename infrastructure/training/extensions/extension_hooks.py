@@ -1,4 +1,4 @@
-"""The thirteen events of a training and the hooks that they call.
+"""The thirteen events of a run and the hooks that they call.
 
 A hook has one method for each event that it handles, named like the event. Extensions run first, in
 their order, and may change the state. Observers run after all extensions and must not. A misspelled

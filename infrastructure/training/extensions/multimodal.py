@@ -1,4 +1,4 @@
-"""The extension `multimodal`: a vision tower and a projector on a text model, projector first.
+"""The extension `multimodal`: a vision encoder and a projector on a text model, projector first.
 
 Method: Liu et al. 2023, arXiv 2304.08485. The model itself is assembled when it is loaded
 (`models.vision_language`): an ordinary Llava of transformers, which the adapter for vision-language
@@ -6,8 +6,9 @@ models feeds and saves. So a checkpoint, the final folder and code that loads it
 file, and the only state here is the position, which every training has.
 
 This extension defines the order: first only the new projector, at its own rate, because its random
-output would spoil what the text model has learned; then what the configuration trains (a LoRA, or
-all weights) together with the projector. Each of the two has its own warm-up and schedule.
+output would spoil what the text model has learned; then what the configuration trains (LoRA
+adapters or the whole text model) together with the projector. Each of the two has its own warm-up
+and schedule.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,7 @@ class MultimodalExtension(Extension):
         return [Phase(PHASE, num_epochs, names)] if num_epochs else []
 
     def check_length(self, total_steps: int) -> None:
-        """Refuse a training that ends before anything but the projector is trained.
+        """Refuse a run that ends before anything but the projector is trained.
 
         Raises:
             ValueError: it does.

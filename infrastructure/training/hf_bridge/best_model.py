@@ -1,4 +1,4 @@
-"""The best model of a training, which `load_best_model_at_end` loads.
+"""The best model of a training run, which `load_best_model_at_end` loads.
 
 Each version contains its files, so that they are also available on another machine.
 """

@@ -1,4 +1,4 @@
-"""One call of `Trainer.train` as a training of Temper, from its beginning to its end."""
+"""One call of `Trainer.train` as a training run of Temper, from its beginning to its end."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
@@ -226,7 +226,7 @@ def begin_training(
     others: Iterable[Hook],
     resumed: ResumeRequest,
 ) -> BridgedTraining | FinishedTraining:
-    """Begin a training, resume it, or recognize that it is already finished.
+    """Begin a training run, resume it, or recognize that it is already finished.
 
     Args:
         trainer: None: unknown.

@@ -14,7 +14,7 @@ from types import FrameType
 from infrastructure.core.stop_signals import Stopper, stop_signals
 
 LOOK_SECONDS = 0.5
-# The modules on the stack between a training and its callbacks.
+# The modules on the stack between a training run and its callbacks.
 BETWEEN = ("infrastructure.training.hf_bridge", "transformers.trainer_callback")
 
 
@@ -96,7 +96,7 @@ class StopSignals:
             for number in stop_signals():
                 owner = getattr(signal.getsignal(number), "__self__", None)
                 if isinstance(owner, StopSignals) and not owner.call.is_running():
-                    owner.remove()  # of a training that an exception has ended
+                    owner.remove()  # of a training run that an exception has ended
             self._before = {n: signal.signal(n, self._handle) for n in stop_signals()}
 
     def remove(self) -> None:

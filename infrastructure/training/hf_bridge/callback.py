@@ -1,4 +1,4 @@
-"""TemperCallback: one line in a training of transformers, TRL or Unsloth.
+"""TemperCallback: one line in a training run of transformers, TRL or Unsloth.
 
     callback = TemperCallback("my-training")
     trainer.add_callback(callback)

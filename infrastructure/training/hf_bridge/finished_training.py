@@ -21,7 +21,7 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 
 
 class FinishedTraining:
-    """A training whose process may have been killed after its last version.
+    """A training run whose process may have been killed after its last version.
 
     Its report or the rest of its backup may be missing.
 

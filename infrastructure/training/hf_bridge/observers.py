@@ -44,7 +44,7 @@ def _refuse_added_weights(name: str, _parts: object = None) -> NoReturn:
 
 
 def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:
-    """Return the hooks of a training, in order.
+    """Return the hooks of a training run, in order.
 
     Args:
         others: of the user, in addition to `training.enabled_extensions`.

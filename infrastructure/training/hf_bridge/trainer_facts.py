@@ -116,7 +116,7 @@ IN_THE_CHECKPOINT = (
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim"),
     "optim_args",
 )
-# Arguments that Temper derives from the length of its own trainings. They are compared as
+# Arguments that Temper derives from the length of its own runs. They are compared as
 # configured, so that a longer training is not refused because of them.
 FITTED = {"warmup_steps": "training.warmup_steps"}
 SCHEDULER, LORA = "lr_scheduler", "lora"

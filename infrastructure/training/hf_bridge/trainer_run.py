@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that belong to this training
 PLACE_IN_PYTHON = 'DeploymentConfig(backup={"place": …})'
-REFERENCE = "ref"  # TRL's name for the initial LoRA of a training
+REFERENCE = "ref"  # TRL's name for the initial LoRA of a training run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Settings that have an effect here; the Trainer decides everything else.
 TAKES_EFFECT = (
@@ -148,7 +148,7 @@ class TrainerRun:
     def enter(self, stack: ExitStack) -> None:
         """Lock the run until `stack` closes, so that nothing else trains it.
 
-        This waits for a training of this process that an exception has just ended, which is noticed
+        This waits for a run of this process that an exception has just ended, which is noticed
         in less than a second.
 
         Raises:

@@ -195,7 +195,7 @@ def take_snapshot(
 
 @dataclass(frozen=True)
 class TrainerSnapshots:
-    """The contents of a training's versions, besides what its Trainer would save.
+    """The contents of a training run's versions, besides what its Trainer would save.
 
     Attributes:
         facts: what decides its result; see `trainer_facts`.

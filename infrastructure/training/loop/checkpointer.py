@@ -1,4 +1,4 @@
-"""Save a training while it runs, announce committed checkpoints, and roll back to them."""
+"""Save a run while it trains, announce committed checkpoints, and roll back to them."""
 
 import logging
 import time

@@ -38,7 +38,7 @@ from infrastructure.training.recovery.safe_point import forget_unscaling
 
 
 class ErrorRecovery:
-    """The answers to a training's errors, based on its checkpoints.
+    """The answers to a run's errors, based on its checkpoints.
 
     Args:
         optimizer_step: the step that failed and is repeated.

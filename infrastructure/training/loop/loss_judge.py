@@ -21,7 +21,7 @@ from infrastructure.training.recovery.recovery_log import record_recovery
 
 
 class LossJudge:
-    """The losses of the steps, and whether a training may continue from them.
+    """The losses of the steps, and whether a run may continue from them.
 
     Args:
         recovery: what to do about a loss that rises suddenly.

@@ -186,7 +186,7 @@ class ModelAdapter(ABC):
         """Describe the model for run.json: name, parameters, backend."""
         return {"name": self.model_config.name}
 
-    def note_added_weights(self) -> None:  # noqa: B027 (one's own may have nothing to note)
+    def note_added_weights(self) -> None:  # noqa: B027 (an adapter may have nothing to note)
         """Update what `describe` returns after extensions have attached weights to the model."""
 
     def notes(self) -> list[str]:

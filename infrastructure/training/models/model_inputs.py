@@ -131,7 +131,7 @@ def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
 def within_forward(
     module: torch.nn.Module, compute: Callable[..., Result], *arguments: object
 ) -> Result:
-    """Call `compute(*arguments)` while all weights of the module are available.
+    """Call `compute(*arguments)` while every weight of the module is available.
 
     Use this to compute with parts of a module instead of calling it. If a model is sharded over
     several ranks, its weights are whole only inside its forward.

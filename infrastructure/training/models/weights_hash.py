@@ -33,7 +33,7 @@ def weights_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
 
 
 def model_hash(model: torch.nn.Module) -> str | None:
-    """Return a hash of all weights of a model that is not training."""
+    """Return a hash of the weights of a model that is not training."""
     return weights_hash(sorted(model.state_dict().items()))
 
 

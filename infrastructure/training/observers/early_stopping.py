@@ -1,4 +1,4 @@
-"""Early stopping of a training that no longer improves, and saving of its best step."""
+"""Early stopping of a run that no longer improves, and saving of its best step."""
 
 import math
 from typing import Any
@@ -139,7 +139,7 @@ def _shown(value: float | None) -> str:
 
 
 def early_stopping(config: TrainingConfig) -> list[Hook]:
-    """Return the observers that stop a training and save its best step, as configured."""
+    """Return the observers that stop a run and save its best step, as configured."""
     best: list[Hook] = [BestSaved()] if config.ends_with_best else []
     if config.early_stopping_patience is None:
         return best

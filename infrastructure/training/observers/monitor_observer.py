@@ -1,4 +1,4 @@
-"""Data for the monitor and the log of a training: speed, waiting, latency, age of its saves.
+"""Data for the monitor and the log of a run: speed, waiting, latency, age of its saves.
 
 Numbers are passed on when the loop has read them from the device (`log_frequency`). Between two
 records a step costs a few additions. A part that fails here is reported once and switched off.
@@ -214,7 +214,7 @@ class MonitorObserver(Observer):
 
 
 class RunLogObserver(Observer):
-    """An observer that logs each start, evaluation, checkpoint and end of a training.
+    """An observer that logs each start, evaluation, checkpoint and end of a run.
 
     Args:
         write: receives a record of plain values, and masks secrets in it.

@@ -1,4 +1,4 @@
-"""Observers of a training: its numbers, progress, errors, backups and report.
+"""Observers of a run: its numbers, progress, errors, backups and report.
 
 They turn events into calls of parts that know nothing about training. None of them changes the
 state. A display that fails (a closed terminal, a full disk) is switched off with a message, and is

@@ -1,4 +1,4 @@
-"""Records of a stack-wise training: the step at which each phase began, and the finished stacks."""
+"""Records of a block-wise run: the step at which each phase began, and the finished stacks."""
 
 import logging
 import math

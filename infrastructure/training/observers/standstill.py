@@ -1,4 +1,4 @@
-"""End of a training whose steps change nothing, in our loop, a method of TRL or any other Trainer.
+"""End of a run whose steps change nothing, in our loop, a method of TRL or any other Trainer.
 
 A step teaches nothing if all of its gradients are exactly 0 at a learning rate above 0, or if no
 reward function returned a number for any of its answers. One such step is normal: a batch may have
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Standstill(Observer):
-    """An observer that saves and stops a training after NUM_STEPS useless steps in a row.
+    """An observer that saves and stops a run after NUM_STEPS useless steps in a row.
 
     It also names parameters that no gradient has reached by then. Reading a norm waits for the GPU,
     so on a GPU it is read in every NUM_STEPS-th step, and in each step while it is 0.

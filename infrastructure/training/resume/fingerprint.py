@@ -1,4 +1,4 @@
-"""What a training consists of, as JSON values, kept in checkpoints and compared on resume."""
+"""What a run consists of, as JSON values, kept in checkpoints and compared on resume."""
 
 import functools
 import sys

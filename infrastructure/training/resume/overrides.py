@@ -1,4 +1,4 @@
-"""How a checkpoint continues in a training that the user has changed on purpose.
+"""How a checkpoint continues in a run that the user has changed on purpose.
 
 This module defines what an accepted change means: a new setting takes effect from the next step on,
 whatever the checkpoint holds of the old one.

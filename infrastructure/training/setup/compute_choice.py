@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.run.record_types import DecidedSetting
 from infrastructure.training.core.product_choice import (
@@ -81,7 +81,7 @@ class ComputeChoice:
         return self.seconds[self._precision_with(count), count]
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """Return the decisions for run.json, by key, where there was a choice."""
+        """Return the decisions for run.json, by key, for settings that had a choice."""
         measured = ", ".join(
             f"{each:.3g} s in {name} with {_threads(count)}"
             for (name, count), each in self.seconds.items()
@@ -104,7 +104,7 @@ class ComputeChoice:
         usual, most = next(iter(self.seconds))
         shown = [f"CPU threads: {count} of {most}"] if count != most else []
         if precision != usual:
-            shown.append(f"{PRECISION}: {precision}")
+            shown.append(format(Setting(PRECISION, precision)))
         if not shown:
             return []
         in_usual = f" in {usual}" if precision != usual else ""
@@ -180,7 +180,7 @@ def _is_alone(trainer: EnhancedTrainer) -> bool:
 
 
 def _multiplies_fp32(trainer: EnhancedTrainer) -> bool:
-    """Return whether this is a CPU and all weights are in fp32, so that products can be."""
+    """Return whether this is a CPU and every weight is in fp32, so that products can be."""
     model, holds_others = trainer.model_config, trainer.training_config.holds_half_weights
     has_fp32 = model.quantization is None and model.dtype in ("auto", OTHER) and not holds_others
     return trainer.device.type == "cpu" and has_fp32

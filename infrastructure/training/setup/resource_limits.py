@@ -1,4 +1,4 @@
-"""Adaptation of a training to its machine: the configured limits of memory, caches and the GPU."""
+"""Adaptation of a run to its machine: the configured limits of memory, caches and the GPU."""
 
 import logging
 

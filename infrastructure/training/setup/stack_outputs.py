@@ -1,4 +1,4 @@
-"""The plan that a stack-wise training prints before it starts, and its files besides the model.
+"""The plan that a block-wise run prints before it starts, and its files besides the model.
 
 The files are the plan, the start of each phase, each stack, and the whole rack.
 """
@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
-    """Return the observers that record a stack-wise training in `folder`.
+    """Return the observers that record a block-wise run in `folder`.
 
-    They write `stackwise.json`, and `stacks/` if configured. Other trainings have none. Add them to
+    They write `stackwise.json`, and `stacks/` if configured. Other runs have none. Add them to
     the trainer before it is prepared; see `save_stacks_and_rack`.
     """
     strategy = trainer.strategy
@@ -46,7 +46,7 @@ def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
         return [records]
 
     def training() -> JsonObject:
-        # not the hash of the identity, which contains a run key: equal trainings, equal files
+        # not the hash of the identity, which contains a run key: equal runs, equal files
         data = trainer.prepare().data.fingerprint
         return {"settings": trainer.identity()["settings"], "data": data}
 
@@ -54,7 +54,7 @@ def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
 
 
 def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
-    """Return the costs of a stack-wise training, phase by phase, and prepare it if necessary.
+    """Return the costs of a block-wise run, phase by phase, and prepare it if necessary.
 
     None: it is another kind of training, or the costs cannot be determined.
     """
@@ -87,7 +87,7 @@ def known_plan(trainer: EnhancedTrainer) -> PlanCosts | None:
 
 
 def plan_lines(trainer: EnhancedTrainer, step_seconds: float | None = None) -> list[str]:
-    """Return the plan of a stack-wise training as lines of text.
+    """Return the plan of a block-wise run as lines of text.
 
     Args:
         step_seconds: the measured time of a step. None: the lines have no times.
@@ -108,7 +108,7 @@ def measured_phase(trainer: EnhancedTrainer) -> int:
 
 
 def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:
-    """Return the disk use of a stack-wise training besides its model; 0 for any other training.
+    """Return the disk use of a block-wise run besides its model; 0 for any other training.
 
     The first number is what it leaves (stacks, rack), the second what it uses during training
     (cached activations).

@@ -1,1 +1,1 @@
-"""Fitting a training to the available memory and time: batches, measured costs, compiling."""
+"""Fitting a run to the available memory and time: batches, measured costs, compiling."""

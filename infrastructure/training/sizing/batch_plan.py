@@ -20,7 +20,7 @@ from infrastructure.run.record_types import DecidedSetting
 # An optimizer step of the default batch_size, for which the default learning rates are made.
 USUAL_STEP = int(TrainingConfig().batch_size)
 USUAL_EPOCHS = 3
-# A training of fewer optimizer steps learns little, however fast each of them is.
+# A run of fewer optimizer steps learns little, however fast each of them is.
 FEWEST_STEPS = 50
 
 TUNING_FILE = "tuning.json"

@@ -1,4 +1,4 @@
-"""The costs of a training on this machine, measured beforehand with its own model and rows."""
+"""The costs of a run on this machine, measured beforehand with its own model and rows."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -40,7 +40,7 @@ SPEED_ROWS = 8
 # Parts of a micro-batch from which its memory is predicted; the last two that fit give the line.
 # With gradient checkpointing the smallest part peaks elsewhere in a step than a whole one does.
 SHARES = (8, 4, 2)
-# A training of fewer steps is too short for the measurement of a whole one to pay off.
+# A run of fewer steps is too short for the measurement of a whole one to pay off.
 STEPS_WORTH_A_WHOLE_ONE = 20
 # Work of the loop between two steps: positions, random states, hooks, records. Measured.
 LOOP_SECONDS = 0.002
@@ -50,7 +50,7 @@ SAVING_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The costs of a training's steps on this machine.
+    """The costs of a run's steps on this machine.
 
     Attributes:
         memory: peak of a step by the units of its micro-batch: tokens if rows are packed, otherwise
@@ -97,7 +97,7 @@ class StepCosts:
 
 @dataclass
 class CostMeasurement:
-    """The measurement of a training that is assembled and has not started.
+    """The measurement of a run that is assembled and has not started.
 
     Attributes:
         create_optimizer: creates an optimizer for the model in its current form, to be discarded.
@@ -326,7 +326,7 @@ class CostMeasurement:
     def _drawn(self, size: int, num_micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw units and supervised items of micro-batches as the training will have, (N,) each.
 
-        A training of several epochs meets other sums of lengths than those of its first epoch.
+        In a run of several epochs, other sums of lengths occur than in its first epoch.
         """
         generator = np.random.default_rng(0)  # separate: keeps the training's random state
         shape = (min(num_micro_batches, MOST_DRAWN), size)

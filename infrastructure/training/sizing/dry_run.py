@@ -1,7 +1,7 @@
-"""Real steps on real rows that leave a training unchanged, to measure a step beforehand.
+"""Real steps on real rows that leave a run unchanged, to measure a step beforehand.
 
 Weights, buffers and random state are the same afterwards. Gradients are discarded, and the
-optimizer that steps is a separate one with a learning rate of zero. So a training after such a
+optimizer that steps is a separate one with a learning rate of zero. So a run after such a
 measurement is, number for number, the same as without it.
 """
 

@@ -1,4 +1,4 @@
-"""Memory limits of a training, enforced step by step, with a report if that is not possible.
+"""Memory limits of a run, enforced step by step, with a report if that is not possible.
 
 Between steps, garbage is collected when due, memory is released above `max_memory_percent`, caches
 unused for `cache_ttl` are dropped, and the GPU allocator's free blocks beyond `gpu_cache_size` are

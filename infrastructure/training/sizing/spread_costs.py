@@ -1,4 +1,4 @@
-"""The costs of one rank of a training with a sharded model, before it is sharded.
+"""The costs of one rank of a run with a sharded model, before it is sharded.
 
 Persistent memory (weights, gradients, optimizer state) is counted and divided. The memory of a
 micro-batch is measured by forward passes of the whole model, which keep what backward passes need
@@ -53,7 +53,7 @@ def spread_state(
     offload: bool,
     on_gpu: bool,
 ) -> SpreadState:
-    """Return what a training keeps between two micro-batches, and what one gathers.
+    """Return what a run keeps between two micro-batches, and what one gathers.
 
     Embeddings, last norm and head are gathered for a whole micro-batch. Of a block there is the
     received and the computing copy; gloo, on a CPU, copies what it receives. A GPU prefetches: in

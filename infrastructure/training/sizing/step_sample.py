@@ -1,4 +1,4 @@
-"""The first steps of a training, done beforehand: their time, and the memory they keep.
+"""The first steps of a run, done beforehand: their time, and the memory they keep.
 
 A micro-batch of a new size takes longer than all later ones of that size, and keeps memory: on a
 CPU in half precision oneDNN compiles a kernel for each layer, about half a megabyte each, keeps
@@ -17,7 +17,7 @@ from infrastructure.optimization.memory_prediction import MemoryLine
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.sizing.dry_run import DryRunStep
 
-# The share of a training that its measurement may take, and the maximum. In a short training a few
+# The share of a run that its measurement may take, and the maximum. In a short run a few
 # micro-batches are a large share, and fewer of them would not be informative.
 SHARE_OF_TRAINING, SHARE_OF_A_SHORT_ONE = 0.005, 0.1
 SHORT_SECONDS, MOST_SECONDS = 0.2, 4.0
@@ -84,7 +84,7 @@ class StepSample:
         return _middle_mean(self.update_seconds) if self.update_seconds else 0.0
 
     def bytes_kept(self, num_sizes: int) -> int:
-        """Return the peak memory beyond the line of a training with that many sizes."""
+        """Return the peak memory of a run with that many sizes, beyond the line."""
         first, first_sizes = self.excess_bytes[0]
         highest = max(excess for excess, _ in self.excess_bytes)
         if not self.compiles_kernels:
@@ -113,7 +113,7 @@ class StepSample:
 
 
 def allowed_seconds(training_seconds: float) -> float:
-    """Return the time that a measurement of a training may take."""
+    """Return the time that a measurement of a run may take."""
     of_a_short_one = min(SHARE_OF_A_SHORT_ONE * training_seconds, SHORT_SECONDS)
     return min(max(SHARE_OF_TRAINING * training_seconds, of_a_short_one), MOST_SECONDS)
 

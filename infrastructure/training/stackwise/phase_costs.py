@@ -1,4 +1,4 @@
-"""The costs of each phase of a stack-wise run: what trains, the time, and the memory of weights,
+"""The costs of each phase of a block-wise run: what trains, the time, and the memory of weights,
 gradients and optimizer. They are known before the first step, also as a table for the user.
 
 Memory is counted, not measured: the bytes of each weight in its form of the phase, the gradients of
@@ -121,7 +121,7 @@ class PhaseCosts:
 
 @dataclass(frozen=True)
 class PlanCosts:
-    """The costs of a stack-wise run.
+    """The costs of a block-wise run.
 
     Attributes:
         stacks: the spans of layers.

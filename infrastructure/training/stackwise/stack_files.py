@@ -232,7 +232,7 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
         raise InputError(
             "stackwise.unsupported_stack_format",
             record_file=record_file,
-            found=record.get("format"),
+            version=record.get("format"),
             supported=FORMAT_VERSION,
         )
     try:

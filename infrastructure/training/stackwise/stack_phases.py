@@ -1,4 +1,4 @@
-"""The phases of a stack-wise run: which layers train in which phase, and which layers run.
+"""The phases of a block-wise run: which layers train in which phase, and which layers run.
 
 The phases are a pure function of the configuration and the shape of the model, so a resumed run has
 the same ones. A unit is the part that trains at a time: `block_size` layers or a stack. The trunk
@@ -36,7 +36,7 @@ class Unit:
 
 @dataclass
 class StackPhase(Phase):
-    """A phase of stack-wise training.
+    """A phase of block-wise training.
 
     Attributes:
         unit: the unit that trains; None: all units.
@@ -54,7 +54,7 @@ class StackPhase(Phase):
 
 @dataclass
 class StackPlan:
-    """All phases of a stack-wise run.
+    """All phases of a block-wise run.
 
     Attributes:
         kind: SEQUENTIAL (one unit after the other), STACKWISE (all at once, each with its own loss)

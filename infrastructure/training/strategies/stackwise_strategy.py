@@ -1,4 +1,4 @@
-"""Stack-wise training: a deep model one unit of layers at a time, or all units at once separately.
+"""Block-wise training: a deep model one unit of layers at a time, or all units at once separately.
 
 `stackwise.stack_phases` defines the phases. This strategy does their steps and puts the model into
 the form that each phase needs. The form depends only on the phase, so a resumed run, or one that

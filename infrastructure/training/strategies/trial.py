@@ -18,7 +18,7 @@ from infrastructure.training.strategies.stackwise_strategy import StackwiseStrat
 def is_own(strategy: TrainingStrategy) -> bool:
     """Return whether the strategy is user-defined.
 
-    A stack-wise one does not count: its forms take a run to enter.
+    A block-wise one does not count: its forms take a run to enter.
     """
     is_ours = type(strategy).__module__.partition(".")[0] in OUR_PACKAGES
     return not (is_ours or isinstance(strategy, StackwiseStrategy))
