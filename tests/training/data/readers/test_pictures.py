@@ -125,8 +125,8 @@ def row_of(image: object, question: str = "?") -> dict[str, object]:
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("missing", row_of("gone.png"), "there is no picture 'gone.png'"),
-    ("a folder", row_of("folder.png"), "there is no picture 'folder.png'"),
+    ("missing", row_of("gone.png"), "data.image_not_found(name=gone.png,"),
+    ("a folder", row_of("folder.png"), "data.image_not_found(name=folder.png,"),
     ("cut off", row_of(base64.b64encode(RED[:-40]).decode()), "is broken"),
     ("a text", row_of("text.png"), "is none of BMP, GIF"),
     ("large", row_of(f"data:;base64,{LARGE}"), "9000 x 9000 pixels, more than 64 million"),
