@@ -107,6 +107,6 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_pip_line(
     for use in (lambda: check_sinks([name]), lambda: make_sinks([name], tmp_path)):
         with pytest.raises(
             MissingPackageError,
-            match=rf"core\.package_not_installed\(.*sink {name!r}, package={name}, command=pip install ",
+            match=rf"core\.package_not_installed\(.*sink {name!r}, package={name}, command=pip ",
         ):
             use()

@@ -369,7 +369,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
         ),
         (
             lambda f: change_tensors(f, lambda t: t.update({"model.norm.weight": torch.ones(3)})),
-            r"models\.weight_shape_mismatch.*name=model\.norm\.weight, stored=\[3\], expected=\[\d+\]",
+            r"weight_shape_mismatch.*name=model\.norm\.weight, stored=\[3\], expected=\[\d+\]",
         ),
         (
             lambda f: edit_json(f / "config.json", vocab_size=300, hidden_size=128),

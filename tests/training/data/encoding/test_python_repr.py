@@ -58,3 +58,24 @@ def test_what_python_prints_is_read() -> None:
 def test_what_json_does_not_have_is_refused(text: str, code: str) -> None:
     with pytest.raises(InputError, match=rf"data\.{code}"):
         parse_python(text)
+
+
+def test_length_and_depth_are_bounded() -> None:
+    whole = "['" + "a" * (MAX_CHARACTERS - 4) + "']"
+    assert parse_python(whole) == ast.literal_eval(whole)
+    with pytest.raises(ValueError, match=r"data\.python_text_too_long"):
+        parse_python(whole + " ")
+    for start, end in (("[", "]"), ("{'a': ", "}"), ("(", ",)")):
+        for depth in (MAX_DEPTH, MAX_DEPTH + 1):
+            text = start * depth + "1" + end * depth
+            if depth == MAX_DEPTH:
+                assert parse_python(text) is not None
+            else:
+                with pytest.raises(ValueError, match="deep"):
+                    parse_python(text)
+    flat: list[Any] = [[], {}, ["[", "}"]] * (2 * MAX_DEPTH)
+    assert parse_python(repr(flat)) == flat
+    with pytest.raises(ValueError, match="deep"):  # before any tree is made of it
+        parse_python("[" * 5 * MAX_DEPTH + "]" * 5 * MAX_DEPTH)
+    with pytest.raises(ValueError, match="deep"):
+        parse_python("[ " * 5 * MAX_DEPTH + "] " * 5 * MAX_DEPTH)

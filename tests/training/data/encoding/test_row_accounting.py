@@ -225,7 +225,8 @@ def in_words(missing: Missing) -> str:
         (
             ("messages", 6, "content", 0),
             [
-                "7: user message | data.part_message_text(number=7, role=user) | And then? | read in part"
+                "7: user message | data.part_message_text(number=7, role=user) | And then?"
+                " | read in part"
             ],
         ),
         (
@@ -244,7 +245,8 @@ def in_words(missing: Missing) -> str:
         (
             ("messages", 8, "content"),
             [
-                "9: message after the last answer | data.part_message_text(number=9, role=user) | Thanks. | read"
+                "9: message after the last answer | data.part_message_text(number=9, role=user)"
+                " | Thanks. | read"
             ],
         ),
         ((*FIRST, "name"), ["0: tool | data.part_tool_name(name=find) | find | read"]),

@@ -227,7 +227,7 @@ def test_a_split_that_equal_rows_make_uneven_is_reported(tmp_path: Path, cache: 
     assert share == 33
     uneven = "data.uneven_split("
     [note] = [line for line in few.report.lines() if uneven in line]
-    assert re.search(rf"percent={share}\b.*wanted=10", f"{note}".replace("33.33", "33 "))
+    assert re.search(r"percent=33\.3\d*, wanted=10", note)
     many = pipeline(write_jsonl(tmp_path / "many.jsonl", pairs(200)), cache, validation_split=0.1)
     assert not [line for line in many.report.lines() if uneven in line]
 

@@ -74,7 +74,7 @@ def test_what_the_encoding_does_not_have_sets_one_row_aside(tmp_path: Path) -> N
     first, second, third = discover(str(path), encoding="shift_jis")[0].rows()
     assert isinstance(second, BadRow)
     assert (second.reason, second.line, second.detail) == (OTHER_ENCODING, 2, "shift_jis")
-    assert "data.set_encoding_of_file()" == second.remedy
+    assert second.remedy == "data.set_encoding_of_file()"
     assert [row.values for row in (first, third) if isinstance(row, Row)] == [{"text": "あ"}] * 2
 
 
