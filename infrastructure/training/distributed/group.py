@@ -469,25 +469,24 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
             group.watch()
             for rank in others:
                 if reason := group.reason_of(rank):
-                    return ProcessLostError(f"{group.name_of(rank)} failed: {reason}")
+                    name = group.name_of(rank)
+                    return ProcessLostError("training.rank_failed", name=name, reason=reason)
             time.sleep(BEAT_SECONDS / 5)
         now = {rank: group.pulse_of(rank) for rank in others}
         silent = [rank for rank in others if now[rank] == pulses[rank]]
         stuck = [rank for rank in others if now[rank].progress == pulses[rank].progress]
         left = [rank for rank in others if group.reason_of(rank) is not None]
     except RuntimeError:  # the store is gone
-        return ProcessLostError(phrase("training.parent_process_gone"))
+        return ProcessLostError("training.parent_process_gone")
     for rank in silent:
         if rank not in left:
-            return ProcessLostError(
-                phrase("training.rank_connection_lost", rank=group.name_of(rank))
-            )
+            return ProcessLostError("training.rank_connection_lost", rank=group.name_of(rank))
     if left:
-        return ProcessLostError(f"{group.name_of(left[0])} has left")
+        return ProcessLostError("training.rank_left", name=group.name_of(left[0]))
     if "timed out" in str(error).lower() and stuck:
         name = group.name_of(stuck[0]) if len(stuck) == 1 else phrase("training.unknown_process")
-        return ProcessLostError(phrase("training.rank_missed_collective", name=name))
-    return ProcessLostError(phrase("training.collective_failed", error=error))
+        return ProcessLostError("training.rank_missed_collective", name=name)
+    return ProcessLostError("training.collective_failed", error=error)
 
 
 @dataclass
@@ -549,8 +548,9 @@ class _Watch:
         group, now = self.group, time.monotonic()
         reason = group.reason_of(rank)
         if reason is not None:
-            what = f"failed: {reason}" if reason else "has left"
-            raise ProcessLostError("training.rank_ended", rank=group.name_of(rank), outcome=what)
+            code = "training.rank_failed" if reason else "training.rank_left"
+            about = {"reason": reason} if reason else {}
+            raise ProcessLostError(code, name=group.name_of(rank), **about)
         pulse = group.pulse_of(rank)
         seen = self.seen.setdefault(rank, _Seen(pulse.beats, pulse.progress, now, now))
         if pulse.beats != seen.beats:

@@ -225,8 +225,8 @@ class Agent:
         rank = failure.local_rank
         words = last_line(_words(logs, rank))
         name = phrase("training.rank_of_size_with_pid", rank=rank, size=self.size, pid=failure.pid)
-        reason = self._reasons.get(failure.pid)
-        return f"{name} is gone: {reason or fate_of(failure.exitcode, words)}"
+        fate = self._reasons.get(failure.pid) or fate_of(failure.exitcode, words)
+        return phrase("training.rank_gone", name=name, fate=fate)
 
     def _show_end(self, folder: AgentFolder) -> None:
         lines = folder.last_lines

@@ -44,6 +44,9 @@ class Treatment:
 
     def reason(self) -> str:
         """Return why TRL's trainers do not take the setting."""
+        if self.use is Use.ARGUMENT:
+            values = [as_typed(value) for value in self.values or ()]
+            return phrase("methods.argument_takes_only", argument=self.words, values=values)
         return phrase(self.words)
 
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -34,6 +35,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 STAND_IN = "tests.training.distributed.stand_in"
 KILL = f"kill={int(signal.SIGKILL)}"
+GONE = "training.rank_gone(name={{}}, fate={fate})"
+KILLED = GONE.format(fate="core.killed_by_signal(signal=SIGKILL)")
+ENDED = GONE.format(fate="core.ended_with_exit_code(code=1, output= (temper: ends with 1))")
+
+
+def named(rank: int, pid: str | int, size: int = 2) -> str:
+    return f"training.rank_of_size_with_pid(rank={rank}, size={size}, pid={pid})"
 
 
 def names_of_stack() -> list[inspect.FrameInfo]:
@@ -89,35 +97,27 @@ def test_a_rank_that_dies_after_the_training_is_no_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deeds", "words"),
+    ("deeds", "rank", "loss"),
     [
-        (
-            ["1@0:" + KILL, "0@0:lose"],
-            "note: the process of rank 1 (of 2, pid PID) is gone: it was killed by SIGKILL;",
-        ),
+        (["1@0:" + KILL, "0@0:lose"], 1, KILLED),
         # asked to end because of the other's death, it says that a signal has stopped it
-        (["1@0:" + KILL, "0@0:wait"], "rank 1 (of 2, pid PID) is gone: it was killed by SIGKILL;"),
-        (["0@0:" + KILL, "1@0:wait"], "rank 0 (of 2, pid PID) is gone: it was killed by SIGKILL;"),
-        (
-            ["1@0:exit=1", "0@0:lose"],
-            "rank 1 (of 2, pid PID) is gone: it ended with exit code 1 (temper: ends with 1);",
-        ),
-        # asked to end before it had a handler
-        (["1@0:exit=1", "0@0:hang"], "training.restarting_after_loss"),
-        (["0@0:exit=75"], "training.restarting_after_loss"),
+        (["1@0:" + KILL, "0@0:wait"], 1, KILLED),
+        (["0@0:" + KILL, "1@0:wait"], 0, KILLED),
+        (["1@0:exit=1", "0@0:lose"], 1, ENDED),
+        (["1@0:exit=1", "0@0:hang"], 1, ENDED),  # asked to end before it had a handler
+        (["0@0:exit=75"], 1, "rank 1 does not answer"),
     ],
 )
 def test_a_lost_process_is_started_again_with_one_sentence(
-    deeds: list[str], words: str, tmp_path: Path
+    deeds: list[str], rank: int, loss: str, tmp_path: Path
 ) -> None:
     agent, lines = agent_of(tmp_path, *deeds)
     assert agent.run() == ExitCode.DONE
     assert started(tmp_path) == ["rank-0@0", "rank-0@1", "rank-1@0", "rank-1@1"]
-    rank = words.partition("rank ")[2][:1]
-    pid = (tmp_path / f"rank-{rank}@0").read_text() if rank else ""
-    (line,) = lines
-    assert words.replace("PID", pid) in line
-    assert line.endswith("training.restarting_after_loss")
+    loss = loss.format(named(rank, (tmp_path / f"rank-{rank}@0").read_text()))
+    assert lines == [
+        f"training.restarting_after_loss(loss={loss}, name=run run-of-test, attempt=1)"
+    ]
 
 
 @pytest.fixture
@@ -135,8 +135,10 @@ def test_a_rank_that_a_signal_has_stopped_is_lost(deeds: list[str], tmp_path: Pa
     assert started(tmp_path) == ["rank-0@0", "rank-0@1", "rank-1@0", "rank-1@1"]
     pid = (tmp_path / f"rank-{deeds[0][0]}@0").read_text()
     (line,) = lines
-    assert f"the process of rank {deeds[0][0]} (of 2, pid {pid}) is gone: a signal had" in line
-    assert line.endswith("training.restarting_after_loss")
+    lost = f"training.rank_gone(name={named(int(deeds[0][0]), pid)}"
+    fate = "fate=training.rank_stopped_by_signal(seconds="
+    assert line.startswith(f"training.restarting_after_loss(loss={lost}, {fate}")
+    assert line.endswith("name=run run-of-test, attempt=1)")
 
 
 @pytest.mark.usefixtures("short_watch")
@@ -154,7 +156,7 @@ def test_what_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
     agent, lines = agent_of(tmp_path, *deeds, *(f"0@{n}:lose" for n in range(9)))
     assert agent.run() == ExitCode.PROCESS_LOST
     assert len(lines) == 1 + launch.MOST_LOST_IN_VAIN
-    assert "training.too_many_losses" in lines[-1]
+    assert re.match(r"training\.too_many_losses\(.*, count=4\)", lines[-1])
     assert not any(lines[-1] == line for line in lines[:-1])
     kept = (tmp_path / "run-of-test/logs/rank-1.txt").read_text().splitlines()
     assert kept == ["temper: ends with 1"] * len(lines)
@@ -186,7 +188,7 @@ def test_a_loss_after_a_stop_begins_nothing_again(tmp_path: Path) -> None:
     _when(tmp_path / "asked", lambda: _kill(tmp_path / "rank-1@0"))
     assert agent.run() == ExitCode.TERMINATED
     assert started(tmp_path) == ["rank-0@0", "rank-1@0"]
-    assert "rank 1" in lines[0]
+    assert lines[0].startswith("training.rank_gone(name=training.rank_of_size_with_pid(rank=1,")
     assert lines[1:] == [STOPPED]
 
 
@@ -383,7 +385,7 @@ def test_who_has_ended_first_decides_what_it_means(
     ending = Agent([], 3)._judged(folder, failures(**ended), tmp_path)
     assert ending.code == code
     assert (ending.loss is None) == (lost is None)
-    assert lost is None or f"rank {lost} (of 3, pid {1000 + lost})" in str(ending.loss)
+    assert lost is None or named(lost, 1000 + lost, size=3) in str(ending.loss)
 
 
 def test_what_other_ranks_wrote_is_kept_without_secrets(tmp_path: Path) -> None:

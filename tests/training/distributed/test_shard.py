@@ -166,8 +166,17 @@ USUAL = {
     "training.method": "sft",
     "model.adapter": "standard",
 }
-# What says itself what else can be done than to keep all of the model in each process.
-NOT_SPREAD = r"leave .* out|with training.shard offload|set training\.shard no"
+REFUSED_BECAUSE = {
+    "training.strategy": "config.shard_with_strategy(strategy={}, whole=config.keep_whole())",
+    "training.enabled_extensions": (
+        "config.shard_with_extensions(extensions={}, whole=config.keep_whole())"
+    ),
+    "model.adapter": "config.shard_with_adapter(adapter={}, whole=config.keep_whole())",
+    "training.optimizer": (
+        "config.shard_with_8bit_optimizer(optimizer={}, whole=config.keep_whole())"
+    ),
+    "training.method": "config.shard_with_trl_method(method={})",
+}
 
 
 @pytest.mark.parametrize("mode", ["yes", "offload"])
@@ -182,11 +191,15 @@ def test_every_choice_is_compared_with_one_process_or_refused_by_name(
         **{"num_processes": 2, "device": "cpu", "training.shard": mode},
         **{key: [value] if key == "training.enabled_extensions" else value},
     )
-    refusals = [text for text in config.problems() if text.startswith("training.shard")]
+    refused = f"(setting=training.shard={mode}, reason="
+    refusals = [text for text in config.problems() if refused in text]
     if value in compared:
         assert refusals == []
         return
-    assert any(f"{key} = {value}" in text and re.search(NOT_SPREAD, text) for text in refusals)
+    reason = REFUSED_BECAUSE[key].format(value)
+    if value == "adamw_offload":
+        reason = "config.shard_with_offloaded_adamw()"
+    assert refusals == [f"config.setting_says{refused}{reason})"]
 
 
 def check_goes_on(case: dict[str, Any], one: dict[str, Any]) -> None:
@@ -207,7 +220,7 @@ def test_all_ranks_go_back_from_a_bad_loss_of_one(found: dict[str, dict[str, Any
     case = found["bad loss"]
     assert case["error"] is None, case["stderr"]
     assert case["recoveries"][0][0] == "not_finite"
-    assert case["recoveries"][0][1].startswith("training.rolled_back_to_search")
+    assert case["recoveries"][0][1].startswith("training.rolled_back_to_skip(start=2,")
     assert case["step"] == 6
     assert all(loss == loss for loss in case["losses"])
 
@@ -216,8 +229,9 @@ def test_a_rank_that_lacks_memory_ends_all_which_go_on_in_smaller_pieces(
     found: dict[str, dict[str, Any]],
 ) -> None:
     first, again = found["torn"], found["torn, again"]
-    assert first["error"].startswith("ProcessLostError: the process of rank 1 (of 2) failed: ")
-    assert "training.rank_out_of_memory" in first["error"]
+    failed = "training.rank_failed(name=training.rank_of_size(rank=1, size=2), reason="
+    assert first["error"].startswith(f"ProcessLostError: {failed}")
+    assert "training.rank_out_of_memory(rank=1, step=3)" in first["error"]
     assert first["versions"][-1] == 2
     assert again["error"] is None, again["stderr"]
     assert again["micro_batch_size"] == 1
@@ -247,7 +261,8 @@ def test_a_signal_an_error_and_other_modes(tmp_path: Path, saved_llama: Path) ->
     assert found["stopped"]["stop"] == ["signal", "ended from outside (SIGTERM)"]
     assert found["stopped"]["versions"][-1] == 3
     assert found["failed"]["error"].startswith(
-        "ProcessLostError: the process of rank 1 (of 2) failed: ValueError: planted in a rank"
+        "ProcessLostError: training.rank_failed(name=training.rank_of_size(rank=1, size=2),"
+        " reason=ValueError: planted in a rank"
     )
     for name in ("one then on disk", "spread then spread", "spread then replicas"):
         check_goes_on(found[name], found["one"])
@@ -262,8 +277,9 @@ def test_a_rank_that_hangs_where_a_layer_is_exchanged_ends_the_training(
         (rank,) = case.planted
         result = found[case.name]
         if rank == 1:
-            lost = "ProcessLostError: the process of rank 1 (of 2) hangs: the others have waited"
-            assert result["error"].startswith(lost), (case, result["error"])
+            lost = r"training\.rank_(no_progress|missed_collective)\(\w+=training\.rank_of_size"
+            lost = rf"ProcessLostError: {lost}\(rank=1, size=2\)"
+            assert re.match(lost, result["error"]), (case, result["error"])
         else:
             assert result["codes"] == [ExitCode.PROCESS_LOST], (case, result["error"])
         assert result["seconds"] < 30 * case.limit_seconds

@@ -57,30 +57,32 @@ def test_a_setting_that_cannot_be_carried_out_is_refused_by_its_name(key: str) -
     for part in filter(None, section.split(".")):
         target = getattr(target, part)
     target.__dict__[name] = value  # whatever else it needs beside it
-    sentences = [s for s in refused_settings(config) if s.startswith(f"{key} = ")]
+    refusals = [said for said in refused_settings(config) if f"(setting={key}=" in said]
     is_taken = treatment.values is not None and value in treatment.values
-    assert len(sentences) == (0 if is_taken else 1)
-    if sentences:
-        assert treatment.words in sentences[0]
-        assert "training.method = dpo" in sentences[0]
+    assert len(refusals) == (0 if is_taken else 1)
+    if refusals:
+        assert refusals[0].startswith("methods.setting_not_supported(")
+        assert f"reason={treatment.words}()" in refusals[0]
+        assert "method=dpo" in refusals[0]
 
 
 @pytest.mark.parametrize(
-    ("section", "values"),
+    ("section", "name", "value", "reason"),
     [
-        ("training", {"optimizer": "adamw_offload"}),
-        ("training", {"mixed_precision": "fp8"}),
-        ("data", {"over_length": "truncate"}),
-        ("model", {"backend": "unsloth"}),
+        ("training", "optimizer", "adamw_offload", "methods.argument_takes_only(argument=optim"),
+        ("training", "mixed_precision", "fp8", "methods.argument_takes_only(argument=bf16"),
+        ("data", "over_length", "truncate", "methods.trl_cuts_ends_longer()"),
+        ("model", "backend", "unsloth", "methods.trl_trainers_load_models()"),
     ],
 )
 def test_some_values_of_a_setting_cannot_be_carried_out(
-    section: str, values: dict[str, object]
+    section: str, name: str, value: str, reason: str
 ) -> None:
     sections: dict[str, dict[str, object]] = {"training": {"method": "kto"}}
-    sections[section] = {**sections.get(section, {}), **values}
-    [sentence] = refused_settings(DeploymentConfig(**sections))  # type: ignore[arg-type]
-    assert sentence.startswith(f"{section}.{next(iter(values))} = ")
+    sections[section] = {**sections.get(section, {}), name: value}
+    [refusal] = refused_settings(DeploymentConfig(**sections))  # type: ignore[arg-type]
+    assert refusal.startswith(f"methods.setting_not_supported(setting={section}.{name}={value},")
+    assert f"method=kto, reason={reason}" in refusal
 
 
 def test_the_defaults_can_be_carried_out() -> None:

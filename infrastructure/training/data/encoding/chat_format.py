@@ -307,11 +307,7 @@ class TemplateFormat:
         prefix, _ = self._render(turns, inputs, prompts=prompts)
         if not text.startswith(prefix):
             what = phrase("data.text_before_answer") if prompts else "earlier messages"
-            raise HistoryError(
-                f"the template writes {what} differently once the conversation goes on, so its"
-                " answers cannot be told apart, and the installed TRL has no training template for"
-                " it: give data.chat_template one that does not, or one with {% generation %}"
-            )
+            raise HistoryError(phrase("data.template_rewrites_earlier", what=what))
         return len(prefix)
 
     def _spans_of(
