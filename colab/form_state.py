@@ -4,7 +4,6 @@ Does not know widgets. A value is accepted as typed, or refused with the field's
 never changed to the nearest valid one.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +16,12 @@ from infrastructure.config.merging.precedence import Layer, Setting, Source, fla
 from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.environment import EMPTY_COUNTS
+from infrastructure.core.messages import Setting as Named
+from infrastructure.core.messages import recorded_settings
 from infrastructure.core.redact import MASK, redact
 from infrastructure.training.data.defaults import problems_of
 
 SCHEMA = schema_of(DeploymentConfig)
-_KEY = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)*")
 
 
 @dataclass
@@ -34,6 +34,7 @@ class FormState:
         edits: the values that were set here, by canonical key.
         wrong: key → the text that its field does not accept, and the sentence that says so.
         refusal: why the edits contradict each other; None if they do not.
+        keys_of_refusal: the settings that texts of the refusal name, by text.
         config: `base` with preset and edits, from when they were last consistent.
     """
 
@@ -42,6 +43,7 @@ class FormState:
     edits: dict[str, object] = field(default_factory=dict)
     wrong: dict[str, tuple[str, str]] = field(default_factory=dict)
     refusal: str | None = None
+    keys_of_refusal: dict[str, list[str]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config = self.base
@@ -124,8 +126,10 @@ class FormState:
     def messages(self) -> dict[str, str]:
         """Return the message next to each field: its own sentence, or one that names it."""
         beside = {key: sentence for key, (_, sentence) in self.wrong.items()}
-        for sentence in self.problems()[len(self.wrong) :]:
-            named = [key for key in _KEY.findall(sentence) if key in SCHEMA.fields]
+        with recorded_settings() as keys:
+            sentences = self.problems()[len(self.wrong) :]
+        for sentence in sentences:
+            named = list(_named_in(sentence, keys | self.keys_of_refusal))
             for key in [key for key in named if key in self.edits] or named[:1]:
                 beside.setdefault(key, sentence)
         return beside
@@ -163,10 +167,11 @@ class FormState:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        try:
-            self.config, self.refusal = self._built(), None
-        except ConfigurationError as error:
-            self.refusal = str(error)
+        with recorded_settings() as self.keys_of_refusal:
+            try:
+                self.config, self.refusal = self._built(), None
+            except ConfigurationError as error:
+                self.refusal = str(error)
 
     def _built(self) -> DeploymentConfig:
         return self.base.changed(list(self._settings()))
@@ -178,6 +183,13 @@ class FormState:
         for key, value in self.edits.items():
             if not key.startswith(off):  # in a section that was switched off since
                 yield Setting(key, value, _source(f"form {key}"))
+
+
+def _named_in(sentence: str, keys: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield the settings that a sentence names, first its own, then those of texts inside it."""
+    for text in sorted(keys, key=len, reverse=True):
+        if text in sentence:
+            yield from (key for key in keys[text] if key in SCHEMA.fields)
 
 
 def _source(place: str) -> Source:
@@ -195,10 +207,7 @@ def _value_of(spec: FieldSpec, text: str) -> object:
         ConfigurationError: the field does not accept it, or it looks like a secret.
     """
     if MASK in text or redact(text) != text:
-        raise ConfigurationError(
-            f"{spec.key}: a form is saved with its notebook, so what looks like a secret is not"
-            " taken here: give it in the environment or among Colab's secrets"
-        )
+        raise ConfigurationError("notebook.secret_in_form", setting=Named(spec.key))
     if spec.is_switch:
         return text == "true"
     may_be_none = type(None) in kinds(spec.info.annotation)

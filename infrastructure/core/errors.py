@@ -21,6 +21,9 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
     def __str__(self) -> str:
         return str(self.message)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _copied, (type(self), str(self), self.__dict__ | {"message": Message(str(self))})
 

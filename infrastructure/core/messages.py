@@ -40,6 +40,7 @@ def as_key(key: str, value: str = "") -> str:
 
 
 _spellers: list[Speller] = [as_key]  # of this process: threads show settings as it does
+_records: list[dict[str, list[str]]] = []  # of the settings that texts name
 
 
 def speller() -> Speller:
@@ -59,6 +60,17 @@ def spelled_by(spell: Speller) -> Iterator[None]:
         yield
     finally:
         _spellers.remove(spell)
+
+
+@contextmanager
+def recorded_settings() -> Iterator[dict[str, list[str]]]:
+    """Record which settings each text names that is rendered inside: their keys, by text."""
+    record: dict[str, list[str]] = {}
+    _records.append(record)
+    try:
+        yield record
+    finally:
+        _records.remove(record)
 
 
 class Setting(str):
@@ -91,14 +103,26 @@ class Message:
         words = words_of(self.code)
         if words is None:
             return self.code
-        if os.environ.get(WORDS) == CODES:
-            return _as_code(self)
-        return _Words().vformat(words, (), self.about)
+        as_codes = os.environ.get(WORDS) == CODES
+        text = _as_code(self) if as_codes else _Words().vformat(words, (), self.about)
+        for record in _records:
+            record[text] = [*_keys_in(words, self.about)]
+        return text
 
 
 def phrase(code: str, /, **about: Any) -> str:
     """Return the words of a message."""
     return str(Message(code, about))
+
+
+def _keys_in(words: str, about: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of the settings that the words of a message name, in their order."""
+    for _, field_name, _, _ in string.Formatter().parse(words):
+        name = field_name or ""
+        if name.startswith("="):
+            yield name[1:]
+        elif isinstance(about.get(name), Setting):
+            yield str.__str__(about[name])
 
 
 def _as_code(message: Message) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from colab.bootstrap import loaded_of
+from infrastructure.core.messages import CATALOGUE, CODES, WORDS
 from tests.deployment.small_project import (
     COPIED,
     NEEDS,
@@ -43,6 +44,7 @@ COPIED_HERE = [
             "json_text",
             "lazy_exports",
             "lookup",
+            "messages",
             "notebook",
             "optional",
             "transformers_imports",
@@ -104,6 +106,7 @@ class Notebook:
                 "HOME": str(self.folder),
                 "PYTHONPATH": str(self.folder / "project"),
                 "TEMPER_PLATFORM": platform,
+                WORDS: CODES,
                 "UV_SYSTEM_PYTHON": "true",  # as Colab has it
                 **offline(self.folder / wheels, self.installer),
             },
@@ -141,6 +144,7 @@ def prepare(folder: Path) -> Path:
         shutil.copy2(ROOT / name, target)
     for name, text in FILES.items():
         (folder / "project" / name).write_text(text)
+    shutil.copytree(CATALOGUE, folder / "project" / CATALOGUE.relative_to(ROOT))
     (folder / "wheels").mkdir()
     for wheel in WHEELS:
         make_wheel(folder / "wheels", *wheel.split())

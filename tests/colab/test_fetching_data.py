@@ -126,7 +126,9 @@ def test_what_is_no_data_is_refused_though_the_server_answers_200(
     what: str, file_server: FileServer, tmp_path: Path
 ) -> None:
     file_server.files["/rows.jsonl"] = Served(NO_DATA[what])
-    with pytest.raises(DataError, match=f"is no data, it is {what}: .*on GitHub /raw/"):
+    with pytest.raises(
+        DataError, match=rf"data\.path_is_not_data\(path=rows\.jsonl, kind={what}, "
+    ):
         fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
     assert parts(tmp_path) == []
@@ -157,19 +159,24 @@ NAMES = ["/rows.jsonl", "/rows.zip", "/rows"]
 NOT_READ = [(w, n) for w in ARCHIVES for n in NAMES if (w, n) != ("a zip archive", "/rows.zip")]
 
 
+def not_data(path: str, what: str) -> str:
+    codes = r"data\.(path_is_not_data|document_not_data)"
+    return rf"{codes}\(path={re.escape(path)}, (kind|what)={what}[,)]"
+
+
 @pytest.mark.parametrize(("what", "name"), NOT_READ)
 def test_an_archive_or_a_document_is_no_data(
     what: str, name: str, file_server: FileServer, tmp_path: Path
 ) -> None:
     """Whatever it is called; by its hash a person says that it is the file that was meant."""
     file_server.files[name] = Served(ARCHIVES[what])
-    with pytest.raises(DataError, match=re.escape(f"{name[1:]} is no data, it is {what}")):
+    with pytest.raises(DataError, match=not_data(name[1:], what)):
         fetch(web(file_server, name), tmp_path)
     assert visible(tmp_path) == []
     local = tmp_path / "here" / name[1:]
     local.parent.mkdir()
     local.write_bytes(ARCHIVES[what])
-    with pytest.raises(DataError, match=re.escape(f"is no data, it is {what}")):
+    with pytest.raises(DataError, match=not_data(str(local), what)):
         colab.fetch_dataset(local)
     with pytest.raises(ValueError):
         list(discover(str(local))[0].rows())

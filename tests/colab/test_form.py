@@ -204,7 +204,7 @@ def test_a_secret_is_in_no_widget(monkeypatch: pytest.MonkeyPatch) -> None:
     state = shown(form) + str(form.lines())
     assert TOKEN not in state
     assert "letmein99" not in state
-    assert "looks like a secret" in state
+    assert "notebook.secret_in_form(setting=data.path)" in state
 
 
 def test_help_and_messages_cannot_bring_markup_in() -> None:

@@ -77,11 +77,11 @@ def test_only_what_colab_alone_has_is_brought(
 
 
 SECRET_REFUSALS = [
-    ({"page_answers": False}, "Colab's page did not answer"),
-    ({"secrets": {}}, "Colab's secrets have none of this name"),
-    ({"secrets": {"HF_TOKEN": {"access": False}}}, "this notebook has no access"),
-    ({"secrets": {"HF_TOKEN": {"payload": " "}}}, "it is empty"),
-    ({"kernel": "broken"}, "cannot be asked here: AttributeError"),
+    ({"page_answers": False}, "notebook.colab_page_not_responding"),
+    ({"secrets": {}}, "notebook.colab_secret_missing"),
+    ({"secrets": {"HF_TOKEN": {"access": False}}}, "notebook.colab_secret_not_granted"),
+    ({"secrets": {"HF_TOKEN": {"payload": " "}}}, "notebook.colab_secret_empty"),
+    ({"kernel": "broken"}, "notebook.colab_secrets_unavailable(error=AttributeError)"),
 ]
 
 

@@ -104,7 +104,7 @@ def test_without_drive_nothing_is_mounted(
 ) -> None:
     assert "backup.place" not in begin(use_drive=False).settings()
     assert colab_session.calls("mount") == []
-    assert "use_drive=False" in capsys.readouterr().out
+    assert "notebook." in capsys.readouterr().out
 
 
 def test_a_notebook_that_lies_on_drive_still_writes_to_the_local_disk(

@@ -63,7 +63,9 @@ def test_settings_of_a_session_go_in_by_their_keys() -> None:
 
 
 def test_a_wrong_value_is_reported_with_its_place() -> None:
-    with pytest.raises(ValueError, match=r"must be .* not 0 \(cell batch_size\)"):
+    with pytest.raises(
+        ValueError, match=r"setting=training\.batch_size.*value=0.* \(cell batch_size\)"
+    ):
         configure(batch_size=0)
-    with pytest.raises(ValueError, match="unknown key 'batchsize'; did you mean 'batch_size'"):
+    with pytest.raises(ValueError, match=r"unknown_key_meant\(key=batchsize, meant='batch_size'"):
         configure(batchsize=1)

@@ -113,7 +113,7 @@ def test_no_question_is_refused_before_the_model_is_loaded(
     assert "commands.no_question_asked" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["ask"], ["train-eval"]])
+@pytest.mark.parametrize("words", [["ask"], ["eval"]])
 def test_a_version_that_is_not_there_is_no_model(
     words: list[str],
     tmp_path: Path,
@@ -124,9 +124,12 @@ def test_a_version_that_is_not_there_is_no_model(
     run = tmp_path / "runs/one"
     run.mkdir(parents=True)
     (run / "run.json").write_text("{}")
-    for name in ("one@best", "runs/one@12"):
+    for name, code in (
+        ("one@best", "run.no_measured_checkpoint(run=one)"),
+        ("runs/one@12", "run.no_such_checkpoint(run=one, which=at step '12'"),
+    ):
         assert main([*words, name, "rows.jsonl"]) == 2
-        assert "run.no_such_checkpoint" in capsys.readouterr().err
+        assert code in capsys.readouterr().err
     assert main([*words, "two@best", "rows.jsonl"]) == 2
     assert "monitoring.unknown_run_of_checkpoint" in (capsys.readouterr().err)
 

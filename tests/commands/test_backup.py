@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infrastructure.commands.train_resume import resume
 
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.store import Store
@@ -18,6 +17,7 @@ from infrastructure.backup.replication.status import ENDED, live_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.commands.main import main
+from infrastructure.commands.resume import resume
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError
@@ -110,12 +110,12 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
             True,
             ("commands.run_finished", "backup.destination_on_same_disk"),
         ),
-        ("running", True, ("commands.run_ended_early",)),
-        ("running", False, ("was killed", "commands.steps_would_be_lost")),
-        ("announced", True, ("commands.run_ended_early", "commands.run_ended_early")),
-        ("stopped", True, ("commands.run_ended_early", "commands.run_ended_early")),
-        ("failed", True, ("commands.run_ended_early",)),
-        ("back", True, ("commands.restored_run_not_resumed", "commands.run_ended_early")),
+        ("running", True, ("ended_early(ended=was killed, command=commands.command_or_train_",)),
+        ("running", False, ("was killed", "commands.steps_would_be_lost(steps=all steps)")),
+        ("announced", True, ("commands.run_ended_early(ended=was stopped", "from step 3")),
+        ("stopped", True, ("commands.run_ended_early(ended=was stopped", "from step 3")),
+        ("failed", True, ("commands.run_ended_early(ended=commands.run_ended_with_error",)),
+        ("back", True, ("commands.restored_run_not_resumed", "from step 3")),
     ],
 )
 def test_the_status_knows_a_killed_training_from_a_finished_one(
@@ -163,8 +163,8 @@ def test_the_status_names_a_missing_place(
     nowhere = str(tmp_path / "nowhere")
     assert main(["backup", "status", run.name, "--place", nowhere]) == ExitCode.WRONG_INPUT
     out = capsys.readouterr().out
-    assert f"Caution: there is no folder {nowhere}" in out
-    assert "both die with it" not in out
+    assert f"commands.destination_folder_missing(url={nowhere})" in out
+    assert "backup.destination_on_same_disk" not in out
 
 
 def test_the_status_names_the_other_runs_of_a_place(
@@ -175,8 +175,9 @@ def test_the_status_names_the_other_runs_of_a_place(
     (other / run.name).rename(other / "20260101-someone-else")
     assert main(["backup", "status", "--place", str(other)]) == ExitCode.DONE
     out = capsys.readouterr().out
-    assert f"Caution: no copy of run {run.name} is at {other}; it holds 20260101-some" in out
-    assert f"temper backup list --place {other}" in out
+    caution = next(line for line in out.splitlines() if "commands.caution_no_backup" in line)
+    assert f"commands.no_backup_of_run(run_id={run.name}, url={other}" in caution
+    assert "20260101-someone-else" in caution
     assert main(["backup", "status", "--place", str(place)]) == ExitCode.DONE
     assert "commands.no_backup_of_run" not in capsys.readouterr().out
 
@@ -186,7 +187,7 @@ def test_a_place_without_a_folder_is_named_as_such(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["backup", "list", "--place", str(tmp_path / "nowhere")]) == ExitCode.WRONG_INPUT
-    assert "nowhere: there is no such folder" in capsys.readouterr().out
+    assert f"{tmp_path / 'nowhere'}run.destination_folder_missing" in capsys.readouterr().out
 
 
 def test_the_status_elsewhere_shows_what_the_place_holds(
@@ -200,7 +201,9 @@ def test_the_status_elsewhere_shows_what_the_place_holds(
     assert main(["backup", "status", *elsewhere]) == ExitCode.DONE
     assert capsys.readouterr().out.startswith(f"Not in elsewhere; {place} holds:")
     assert main(["backup", "status", "x", *elsewhere]) == ExitCode.WRONG_INPUT
-    assert f"at {place}: unknown run 'x' (known: {run.name})" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"run.unknown_run_at_destination(url={place}, problem=unknown run 'x'" in error
+    assert run.name in error
     assert not Path("elsewhere").exists()
 
 
@@ -232,7 +235,7 @@ def test_a_run_without_a_place_is_shown_as_one(
     run, _ = deploy(small_config(tmp_path, max_steps=1))
     code, output = temper("status")
     assert (code, output["place"]) == (ExitCode.DONE, None)
-    assert f"copy it with: temper backup create {run.name} --place PLACE" in output["text"]
+    assert f"commands.command_backup_create(run={run.name})" in output["text"]
     assert temper("create")[0] == ExitCode.WRONG_INPUT
 
 
@@ -329,7 +332,7 @@ def test_what_was_never_copied_there_is_not_called_whole(
         assert f"Run {run.name}" in out
         assert all(part in out.splitlines()[-1] for part in shown), out
     assert main(["backup", "verify", "--place", str(other)]) == ExitCode.FAILED
-    command = f"temper backup verify 20260101-000000-another-0000 --place {other}"
+    command = f"commands.command_backup_verify(run=20260101-000000-another-0000) {other}"
     assert (command in capsys.readouterr().out) == is_there
     shutil.rmtree(run / "checkpoints/versions")
     capsys.readouterr()
@@ -386,7 +389,8 @@ def test_a_finished_run_that_is_restored_has_nothing_to_go_on_with(
     (run / "final").mkdir(exist_ok=True)
     assert temper("restore", run.name, "--place", str(place))[1]["go_on"] is None
     assert main(["backup", "restore", run.name, "--place", str(place)]) == ExitCode.DONE
-    assert f"finished: its model is {run.resolve() / 'final'}" in capsys.readouterr().out
+    finished = f"commands.restored_run_is_finished(path={run.resolve() / 'final'})"
+    assert finished in capsys.readouterr().out
 
 
 def test_a_restored_run_does_not_lose_what_is_newer_here(
@@ -438,7 +442,8 @@ def test_where_no_place_is_named_those_of_other_runs_are(
     assert main(["backup", "restore", "lost"]) == ExitCode.WRONG_INPUT
     line = capsys.readouterr().err
     assert "commands.backup_location_unknown" in line
-    assert f"with TEMPER_BACKUP__PLACE; runs in runs were copied to {place}" in line
+    assert "variable=TEMPER_BACKUP__PLACE" in line
+    assert f"destinations_of_other_runs(output_dir=runs, destinations={place})" in line
 
 
 @pytest.mark.parametrize("how", ["flag", "environment", "path"])
@@ -459,14 +464,15 @@ def test_a_run_that_is_not_here_is_gone_on_with_from_its_place(
         "path": [f"elsewhere/{run.name}", "--backup-place", moved],
     }
     capsys.readouterr()
-    assert main(["train-resume", *arguments[how]]) == ExitCode.DONE
+    assert main(["resume", *arguments[how]]) == ExitCode.DONE
     captured = capsys.readouterr()
     folder = "elsewhere" if how == "path" else "runs"
     shown = captured.out + captured.err
-    coming = f"Run {run.name} is not in {folder} and lies at {moved}: bringing it back"
+    about = f"run_id={run.name}, output_dir={folder}, url={moved}"
+    coming = f"deployment.restoring_run_from_backup({about}"
     assert shown.count(coming) == 1
     assert f"Run {run.name} was finished before" in shown
-    assert "--new-run" not in shown  # which train-resume refuses
+    assert "--new-run" not in shown  # which `temper resume` refuses
     assert (Path(folder) / run.name / "final/config.json").is_file()
     assert not place.exists(), "copies go where the run came from"
 
@@ -497,21 +503,21 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
     ("arguments", "words"),
     [
         (
-            ["train-resume", "nobody", "--backup-place", "disk/temper"],
+            ["resume", "nobody", "--backup-place", "disk/temper"],
             ["deployment.named_run_not_found", "run.unknown_run_at_destination", "RUN_ID"],
         ),
         (
-            ["train-resume", "--backup-place", "disk/tmper"],
+            ["resume", "--backup-place", "disk/tmper"],
             [
                 "deployment.no_run_to_resume",
                 "run.no_run_at_destination",
-                "monitoring.no_runs",
+                "run.destination_folder_missing",
             ],
         ),
-        (["train-resume", "nobody"], ["'nobody'", "monitoring.hint_restore_run"]),
-        (["train-resume"], ["monitoring.no_runs", "monitoring.no_runs"]),
-        (["backup", "status"], ["monitoring.no_runs", "monitoring.no_runs"]),
-        (["backup", "list"], ["monitoring.no_runs", "monitoring.no_runs"]),
+        (["resume", "nobody"], ["'nobody'", "monitoring.hint_restore_run"]),
+        (["resume"], ["monitoring.no_runs"]),
+        (["backup", "status"], ["monitoring.no_runs"]),
+        (["backup", "list"], ["monitoring.no_runs"]),
     ],
 )
 def test_where_no_run_is_the_sentence_leads_to_its_copy(

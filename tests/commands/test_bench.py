@@ -22,7 +22,7 @@ def test_a_program_is_saved_that_answers_like_the_model(
     from transformers import AutoModelForCausalLM
 
     program = tmp_path / "model.pt2"
-    arguments = ["optimize", str(saved_llama), *SHAPE, "--save", str(program), "--json"]
+    arguments = ["bench", str(saved_llama), *SHAPE, "--save", str(program), "--json"]
     assert main([*arguments, "--output", str(tmp_path / "runs")]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert {"export", "torchscript"} <= {*facts["seconds_of_method"], *facts["failures"]}
@@ -42,7 +42,7 @@ def test_to_a_person_it_is_a_table_with_a_verdict(
 ) -> None:
     """Without compiling, which is half a minute, and is in the slow test above."""
     monkeypatch.delitem(inference.METHODS, "compile")
-    arguments = ["optimize", str(saved_llama), *SHAPE, "--output", str(tmp_path)]
+    arguments = ["bench", str(saved_llama), *SHAPE, "--output", str(tmp_path)]
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "as it is" in shown
@@ -52,9 +52,12 @@ def test_to_a_person_it_is_a_table_with_a_verdict(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--length", "129"], "--length 129 is more than the 128 positions of the model"),
-        (["--rows", "0"], "--rows 0: give a whole number of at least 1"),
-        (["--save", "model.onnx"], "name a file with one of the endings .pt2, .ts"),
+        (["--length", "129"], "deployment.length_exceeds_positions(length=129, positions=128)"),
+        (["--rows", "0"], "commands.inference_size_too_small(flag=--rows, value=0)"),
+        (
+            ["--save", "model.onnx"],
+            "commands.unknown_program_extension(path=model.onnx, extensions=.pt2, .ts)",
+        ),
         (["--save", "."], "commands.program_file_exists"),
     ],
 )
@@ -65,7 +68,7 @@ def test_a_wrong_option_is_one_sentence_and_measures_nothing(
     sentence: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["optimize", str(saved_llama), *flags, "--output", str(tmp_path)]) == 2
+    assert main(["bench", str(saved_llama), *flags, "--output", str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert sentence in captured.err
     assert "latency" not in captured.out

@@ -24,8 +24,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_all_is_well(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
     out = capsys.readouterr().out
-    assert "  ok    save and resume: a new trainer went on from step 2 to the same bits" in out
-    assert "tokens/s" in out
+    assert "  ok    save and resume: " in out
+    assert "testing.training_speed(tokens_per_second=" in out
     report = Path(out.splitlines()[-1].removeprefix("report: "))
     assert report.is_file()
     assert list(folder.glob("runs/*/run.json")) == []
@@ -83,7 +83,7 @@ def test_a_fault_is_exit_code_1(
 ) -> None:
     plant(monkeypatch)
     assert main(["check", "--quick"]) == 1
-    assert "  FAIL  accumulation: in micro-batches of 1" in capsys.readouterr().out
+    assert "  FAIL  accumulation: testing." in capsys.readouterr().out
 
 
 def test_a_warning_is_a_failure_when_strict(

@@ -69,7 +69,7 @@ def test_verifying_finds_what_is_damaged_and_fails_by_its_exit_code(
     assert main(["checkpoints", "verify", run.name]) == ExitCode.FAILED
     out = capsys.readouterr().out
     assert "3 of 4 are whole" in out
-    assert "step 2: object" in out
+    assert re.search(r"step 2: backup\.object_problem\(.*problem=backup\.object_bytes_changed", out)
     assert main(["checkpoints", "verify", run.name, "--json"]) == ExitCode.FAILED
     found = printed(capsys)
     assert found["damaged"] == 1
@@ -147,7 +147,9 @@ def test_a_run_where_an_action_belongs_is_answered_with_the_action(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["checkpoints", word]) == ExitCode.WRONG_INPUT
-    assert f"temper checkpoints list {word}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "commands.action_missing_before_run" in error
+    assert f"prog=temper checkpoints, run={word}, actions=list, verify" in error
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,9 @@ def test_a_run_where_an_action_belongs_is_answered_with_the_action(
     [
         (
             "my-run",
-            "unknown command 'my-run' .*; of a run of this name: .* checkpoints list my-run$",
+            r"unknown_command\(word=my-run.*or_list_run_of_this_name\(.*checkpoints, run=my-run",
         ),
-        ("lst", "did you mean temper checkpoints list"),
+        ("lst", r"unknown_command_meant\(word=lst, meant=temper checkpoints list\)"),
         ("runs/my-run", "commands.action_missing_before_run"),
     ],
 )

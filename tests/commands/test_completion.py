@@ -13,7 +13,8 @@ source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _temper; printf '%s\\n' "${COMPREPLY[@]}"
 """
 COMPLETIONS = {
-    ("tr",): {"train", "train-resume", "train-eval"},
+    ("re",): {"resume"},
+    ("tr",): {"train"},
     ("train", "--learn"): {"--learning-rate"},
     ("train", "--dtype", "b"): {"bf16"},
     ("backup", "st"): {"status"},

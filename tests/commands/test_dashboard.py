@@ -71,7 +71,7 @@ def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
         (["watch", "--once"], "monitoring.no_runs"),
         (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
         (["dashboard", "--port", "99999"], "monitoring.dashboard_port_unavailable"),
-        (["watch", "--every", "0"], "--every must be more than 0 seconds, not 0.0"),
+        (["watch", "--every", "0"], "monitoring.watch_interval_not_positive(seconds=0.0)"),
         (["watch", "--every", "x"], "argument --every: must be a number, not 'x'"),
     ],
 )
@@ -86,7 +86,7 @@ def test_what_cannot_be_shown_is_wrong_input(
 
 def test_to_a_person_the_dashboard_shows_where_it_is_and_who_may_see_it(tmp_path: Path) -> None:
     for host, last in (
-        ("127.0.0.1", "Through a proxy"),
+        ("127.0.0.1", "commands.dashboard_path_behind_proxy"),
         ("0.0.0.0", "commands.dashboard_needs_token"),
     ):
         process = start_temper("dashboard", "--port", "0", "--host", host, folder=tmp_path)

@@ -143,9 +143,9 @@ def test_a_lora_names_its_base(
 @pytest.mark.parametrize(
     ("token", "failing", "message"),
     [
-        (None, {}, "me/tiny was not published: no token of the Hub is on this machine (log in"),
-        ("hf_other", {}, "the Hub does not accept the token (log in with `hf auth login`"),
-        (TOKEN, {"create": 403}, "the token may not do that in me/tiny (log in"),
+        (None, {}, "backup.hub_token_missing"),
+        ("hf_other", {}, "backup.hub_token_rejected"),
+        (TOKEN, {"create": 403}, "backup.hub_token_lacks_permission(repo_id=me/tiny)"),
         (TOKEN, {"/commit/": 500}, "backup.hub_returned_server_error"),
     ],
 )
@@ -176,8 +176,8 @@ def test_a_refusal_is_one_sentence(
     ("arguments", "message"),
     [
         ([], "commands.no_export_target"),
-        (["folder", "--public"], "--public is for --push-to-hub"),
-        (["--push-to-hub", "tiny"], "write OWNER/NAME"),
+        (["folder", "--public"], "commands.public_without_push_to_hub"),
+        (["--push-to-hub", "tiny"], "deployment.invalid_repository_name(name=tiny)"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -14,14 +14,23 @@ from infrastructure.evaluation.request import OF_LEARNING, UNUSED
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["train-resume", "run", "--new-run"], "temper train … --new-run trains anew"),
-        (["train-eval", "MODEL", "PAIRS", "--method", "dpo"], "--method has no effect on a"),
-        (["train-eval", "MODEL", "PAIRS", "--lr", "1e-3"], "--learning-rate has no effect on a"),
-        (["train-eval", "MODEL", "PAIRS", "--lora-r", "4"], "MODEL brings its own LoRA"),
-        (["train-eval", "MODEL", "--tasks", "a", "--method", "dpo"], "--method has no effect"),
+        (["resume", "run", "--new-run"], "commands.train_resume_with_new_run"),
         (
-            ["train-eval", "MODEL", "PAIRS"],
-            "answers are measured here; for the better answers alone, set",
+            ["eval", "MODEL", "PAIRS", "--method", "dpo"],
+            "evaluation.flag_no_effect(key=training.method, ",
+        ),
+        (
+            ["eval", "MODEL", "PAIRS", "--lr", "1e-3"],
+            "evaluation.flag_no_effect(key=training.learning_rate, ",
+        ),
+        (["eval", "MODEL", "PAIRS", "--lora-r", "4"], "MODEL brings its own LoRA"),
+        (
+            ["eval", "MODEL", "--tasks", "a", "--method", "dpo"],
+            "evaluation.flag_no_effect(key=training.method, ",
+        ),
+        (
+            ["eval", "MODEL", "PAIRS"],
+            "columns='chosen' and 'rejected', preferences=deployment.answers_are_measured(",
         ),
     ],
 )
@@ -39,7 +48,7 @@ def test_what_has_no_effect_is_refused(
     assert main([places.get(word, word) for word in words]) == 2
     error = capsys.readouterr().err
     assert shown in error
-    assert "--method sft" not in error
+    assert "sft" not in error
 
 
 def test_what_is_refused_by_name_is_a_setting() -> None:

@@ -16,7 +16,7 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["list"]) == ExitCode.DONE
-    assert capsys.readouterr().out == "No run in runs; start one with: temper train DATA\n"
+    assert capsys.readouterr().out == "commands.no_run_to_list(no_run=No run in runs)\n"
     done = write_run(Path("runs"), "2025-a", status="finished", after={"eval_loss": 0.25})
     add(done, step_record(1040, 0.5))
     add(write_run(Path("runs"), "2026-b"), step_record(12, float("nan")))
@@ -39,7 +39,7 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
     assert "commands.list_takes_no_run" in capsys.readouterr().err
     assert main(["watch", "2026-b/", "--once"]) == ExitCode.DONE
     assert main(["runs"]) == ExitCode.WRONG_INPUT
-    assert "did you mean temper list?" in capsys.readouterr().err
+    assert "unknown_command_meant(word=runs, meant=temper list)" in capsys.readouterr().err
 
 
 def test_a_folder_that_may_not_be_looked_into_is_not_empty(
@@ -47,7 +47,7 @@ def test_a_folder_that_may_not_be_looked_into_is_not_empty(
 ) -> None:
     """What a user who may do everything, as that of the tests, never meets."""
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    for command in ("list", "watch", "train-resume"):
+    for command in ("list", "watch", "resume"):
         assert main([command, "--output", str(tmp_path)]) == ExitCode.FAILED
-        refusal = f"temper: permission denied: {tmp_path}; this user may not use it"
+        refusal = f"temper: commands.permission_denied(path={tmp_path})"
         assert capsys.readouterr().err.startswith(refusal)

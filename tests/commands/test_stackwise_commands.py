@@ -11,6 +11,7 @@ import yaml
 
 from colab.form import ConfigForm
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sources.flags import flag_names
 from infrastructure.core.files import file_sha256
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.colab.forms import type_into
@@ -53,7 +54,7 @@ def by_yaml(folder: Path) -> None:
 def by_flags(folder: Path) -> None:
     flags = []
     for name, value in WANTED.items():
-        flags += ["--" + name.replace(".", "-").replace("_", "-"), str(value)]
+        flags += [flag_names(f"training.{name}")[0], str(value)]
     temper_train(folder, settings_in(folder), *flags)
 
 

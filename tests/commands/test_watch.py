@@ -82,7 +82,7 @@ def test_the_run_of_a_training_that_is_being_started_is_waited_for(
     assert started_trainings(folder / "runs") == []
     assert main(["watch", "--every", "0.05"]) == ExitCode.DONE
     out = capsys.readouterr().out
-    assert f"Process {started.pid} starts a training: waiting for its run" in out
+    assert f"commands.waiting_for_starting_process(pid={started.pid})" in out
     assert "finished · step 7" in out
     assert "step 3" not in out
 
@@ -93,12 +93,12 @@ def test_one_look_names_a_training_that_has_no_run_yet(
 ) -> None:
     assert main(["watch", "--once"]) == ExitCode.DONE
     first, *others = capsys.readouterr().out.splitlines()
-    assert first == f"Process {started.pid} starts a training, without a run yet. Before it:"
+    assert first == f"commands.starting_process_without_run(pid={started.pid})"
     assert any("Finished at step 3" in line for line in others), others
 
 
 @pytest.mark.usefixtures("watching")
-@pytest.mark.parametrize("started", ["train-resume"], indirect=True)
+@pytest.mark.parametrize("started", ["resume"], indirect=True)
 def test_a_training_that_ends_without_a_run_is_not_waited_for_longer(
     started: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +115,7 @@ def test_other_commands_are_not_waited_for(
 ) -> None:
     assert started_trainings(folder) == []
     assert main(["watch"]) == ExitCode.DONE
-    assert "waiting" not in capsys.readouterr().out
+    assert "commands.waiting" not in capsys.readouterr().out
 
 
 def test_who_has_ended_computes_no_more() -> None:

@@ -1,16 +1,17 @@
 """Whatever a person gets wrong ends in exit code 2 and one sentence: what, where, what to do.
 
-A row: what is wrong, the command line, words that the sentence must have, the files and variables
-it needs, and whose language the sentence speaks. Each row has another cause: the line of the
-project that refuses it; `SAME_CAUSE` names those that are there for another reason.
+A row: what is wrong, the command line, the code of the sentence and what it is about, and the
+files and variables it needs. Each row has another cause: the line of the project that refuses it;
+`SAME_CAUSE` names those that are there for another reason. `AS_GIVEN` shows how sentences spell
+the settings that were given.
 """
 
 import base64
 import io
 import json
 import re
+import sys
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from infrastructure.commands import main as commands
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import WORDS
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.commands.causes import cause_of, places_of_sentences
 from tests.training.seeing_models import encoded, picture
@@ -28,23 +30,13 @@ from tests.training.seeing_models import encoded, picture
 Files = dict[str, bytes | str]
 
 
-class Language(Enum):
-    """How a sentence names what was given: as it was given."""
-
-    FLAG = r"(?<![\w-])--[a-z]"
-    FILE = r"\.yaml(:\d+)?: | \S+\.yaml\b|\(\S+\.yaml:\d+: "
-    VARIABLE = r"\b[A-Z]+_[A-Z_]+\b"
-    WORDS = r"\w"  # of a file, a folder or a run that a command was given
-
-
 @dataclass(frozen=True)
 class Wrong:
     what: str
     command: str | list[str]
-    words: list[str]
+    says: list[str]
     files: Files = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    speaks: Language = Language.FLAG
 
 
 def npz(**arrays: list[object]) -> bytes:
@@ -75,196 +67,340 @@ LAUGHS = "a0: &a0 {x: 1}\n" + "".join(
 )
 
 CONFIGURATION = [
-    Wrong("unknown flag", "train --batchsize 4", ["--batchsize", "--batch-size"]),
-    Wrong("the report", "report nope", ["report.html in the run"], speaks=Language.WORDS),
-    Wrong("unknown command", "tran", ["tran", "train"], speaks=Language.WORDS),
-    Wrong("text for a number", "config --batch-size many", ["--batch-size", "many"]),
-    Wrong("number out of range", "config --batch-size 0", ["--batch-size", "at least 1"]),
-    Wrong("share out of range", "config --validation-split 1.5", ["--validation-split", "1.5"]),
-    Wrong("unknown choice", "config --scheduler-type cosin", ["--scheduler-type", "cosine"]),
-    Wrong("negative learning rate", "config --learning-rate -1", ["--learning-rate"]),
-    Wrong("a folder that is no UTF-8", "train --output runs\udce9", ["--output", "UTF-8"]),
-    Wrong("a place that is no UTF-8", "train --backup-place \udce9", ["--backup-place", "UTF-8"]),
-    Wrong("a model that is no UTF-8", "train --model ./m\udce9", ["--model", "UTF-8"]),
-    Wrong("infinite learning rate", "config --learning-rate inf", ["--learning-rate"]),
-    Wrong("one checkpoint only", "config --keep-checkpoints 1", ["--keep-checkpoints", "2"]),
-    Wrong("flag without value", "config --batch-size", ["--batch-size"]),
+    Wrong(
+        "unknown flag",
+        "train --batchsize 4",
+        ["commands.unknown_argument", "arguments='--batchsize'", "meant=--batch-size"],
+    ),
+    Wrong(
+        "the report",
+        "report nope",
+        ["commands.unknown_command_advice", "commands.report_is_a_file", "word=report"],
+    ),
+    Wrong(
+        "unknown command",
+        "tran",
+        ["commands.unknown_command_meant", "word=tran", "meant=temper train"],
+    ),
+    Wrong(
+        "text for a number",
+        "config --batch-size many",
+        ["config.wrong_value", "setting=training.batch_size", 'value="many"'],
+    ),
+    Wrong(
+        "number out of range",
+        "config --batch-size 0",
+        ["config.wrong_value", "setting=training.batch_size", 'value="0"'],
+    ),
+    Wrong(
+        "share out of range",
+        "config --validation-split 1.5",
+        ["config.wrong_value", "setting=data.validation_split", 'value="1.5"'],
+    ),
+    Wrong(
+        "unknown choice",
+        "config --scheduler-type cosin",
+        ["config.wrong_value", "setting=training.scheduler_type", 'value="cosin"', "meant=cosine"],
+    ),
+    Wrong(
+        "negative learning rate",
+        "config --learning-rate -1",
+        ["config.wrong_value", "setting=training.learning_rate", 'value="-1"'],
+    ),
+    Wrong(
+        "a folder that is no UTF-8",
+        "train --output runs\udce9",
+        ["config.wrong_value", "setting=output_dir", 'value="runs\\udce9"'],
+    ),
+    Wrong(
+        "a place that is no UTF-8",
+        "train --backup-place \udce9",
+        ["config.wrong_value", "setting=backup.place", 'value="\\udce9"'],
+    ),
+    Wrong(
+        "a model that is no UTF-8",
+        "train --model ./m\udce9",
+        ["config.wrong_value", "setting=model.name", 'value="./m\\udce9"'],
+    ),
+    Wrong(
+        "infinite learning rate",
+        "config --learning-rate inf",
+        ["config.wrong_value", "setting=training.learning_rate", 'value="inf"'],
+    ),
+    Wrong(
+        "one checkpoint only",
+        "config --keep-checkpoints 1",
+        ["config.wrong_value", "setting=training.keep_checkpoints", 'value="1"', "at least 2"],
+    ),
+    Wrong(
+        "flag without value",
+        "config --batch-size",
+        ["commands.wrong_arguments", "argument --batch-size"],
+    ),
     Wrong(
         "config file missing",
         "config --config nowhere.yaml",
-        ["nowhere.yaml"],
-        speaks=Language.FILE,
+        ["config.file_not_found", "path=nowhere.yaml"],
     ),
     Wrong(
         "config file is not YAML",
         "config --config bad.yaml",
-        ["bad.yaml:3", "not valid YAML"],
+        ["config.yaml_invalid", "place=bad.yaml:3"],
         {"bad.yaml": "training:\n  batch_size: [1\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "config file is a list",
         "config --config list.yaml",
-        ["list.yaml"],
+        ["config.yaml_not_a_mapping", "path=list.yaml", "line=1"],
         {"list.yaml": "- 1\n- 2\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "unknown key in a file",
         "config --config typo.yaml",
-        ["bath_size", "batch_size"],
+        [
+            "config.unknown_key_meant",
+            "key=training.bath_size",
+            "meant='training.batch_size'",
+            "typo.yaml:2: training.bath_size",
+        ],
         {"typo.yaml": "training:\n  bath_size: 4\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "unknown section in a file",
         "config --config typo.yaml",
-        ["unknown key 'trainning'; did you mean 'training'?"],
+        ["config.unknown_key_meant", "key=trainning", "meant='training'", "typo.yaml:1: trainning"],
         {"typo.yaml": "trainning:\n  batch_size: 4\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "a key twice",
         "config --config twice.yaml",
-        ["twice.yaml", "batch_size"],
+        [
+            "config.yaml_duplicate_key",
+            "path=twice.yaml",
+            "line=3",
+            "key=training.batch_size",
+            "other_line=2",
+        ],
         {"twice.yaml": "training:\n  batch_size: 4\n  batch_size: 8\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "aliases that stand for a billion values",
         "config --config laughs.yaml",
-        ["laughs.yaml:", "stands for more than 5000 values"],
+        ["config.yaml_too_many_values", "path=laughs.yaml", "max_values=5000"],
         {"laughs.yaml": LAUGHS},
-        speaks=Language.FILE,
     ),
     Wrong(
         "5,000 nested brackets",
         "config --config deep.yaml",
-        ["deep.yaml", "nested deeper than 50 levels"],
+        ["config.yaml_too_deep", "location=deep.yaml", "max_depth=50"],
         {"deep.yaml": "training: " + DEEP},
-        speaks=Language.FILE,
     ),
     Wrong(
         "5,000 nested brackets in a flag",
         f"config --metrics-sinks {DEEP}",
-        ["--metrics-sinks must be a list"],
+        ["config.wrong_value", "setting=training.metrics_sinks"],
     ),
     Wrong(
         "two spellings that disagree",
         "config --config two.yaml",
-        ["data.batch_size", "training.batch_size"],
+        [
+            "config.both_mean",
+            "first_source=two.yaml:2: training.batch_size",
+            "first=4",
+            "second_source=two.yaml:4: data.batch_size",
+            "second=8",
+            "setting=training.batch_size",
+        ],
         {"two.yaml": "training:\n  batch_size: 4\ndata:\n  batch_size: 8\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "epochs and steps for one thing",
         "config --checkpoint-interval 2 --checkpoint-frequency 100",
-        ["--checkpoint-interval", "--checkpoint-frequency"],
+        [
+            "config.interval_in_epochs_and_steps",
+            "first=2",
+            "second=100",
+            "in_epochs=training.checkpoint_interval",
+            "in_steps=training.checkpoint_frequency",
+        ],
     ),
-    Wrong("a size that is none", "config --memory-limit 8XB", ["--memory-limit", "8XB"]),
-    Wrong("a sink twice", "config --metrics-sinks csv,csv", ["--metrics-sinks", "once"]),
-    Wrong("too many to count", f"config --batch-size {10**12}", ["--batch-size", "2147483647"]),
-    Wrong("a setting without effect", "train --buffer-size 9", ["--buffer-size", "streaming"]),
-    Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["--run-name must be a name"]),
-    Wrong("a mode that there is not", "train --mode sidewise", ["mode", "blockwise"]),
+    Wrong(
+        "a size that is none",
+        "config --memory-limit 8XB",
+        ["config.wrong_value", "setting=data.memory_limit", 'value="8XB"'],
+    ),
+    Wrong(
+        "a sink twice",
+        "config --metrics-sinks csv,csv",
+        ["config.wrong_value", "setting=training.metrics_sinks", 'value="csv,csv"'],
+    ),
+    Wrong(
+        "too many to count",
+        f"config --batch-size {10**12}",
+        [
+            "config.wrong_value",
+            "setting=training.batch_size",
+            'value="1000000000000"',
+            "largest=2147483647",
+        ],
+    ),
+    Wrong(
+        "a setting without effect",
+        "train --buffer-size 9",
+        [
+            "config.setting_without_effect",
+            "config.unused_streaming_is_off",
+            "setting=data.buffer_size=9",
+        ],
+    ),
+    Wrong(
+        "a secret for a name",
+        f"train --run-name hf_{'aB' * 17}",
+        ["config.wrong_value", "setting=run_name", 'value="***"'],
+    ),
+    Wrong(
+        "a mode that there is not",
+        "train --mode sidewise",
+        ["config.wrong_value", "setting=training.mode", 'value="sidewise"'],
+    ),
     Wrong(
         "a strategy with a slip",
         "train --strategy progresive",
-        ["--strategy", "did you mean 'progressive'?", "auto"],
+        [
+            "config.setting_says",
+            "setting=training.strategy",
+            "unknown training strategy 'progresive'",
+            "meant=progressive",
+        ],
     ),
-    Wrong("a storage that there is not", "train --quantization-type nf_fp4", ["nf_fp8", "nf4"]),
-    Wrong("a corruption that there is not", "train --corruption maks", ["did you mean 'mask'?"]),
-    Wrong("QLoRA of other tools", "train --qlora", ["--lora --quantization 4bit"]),
-    Wrong("two LoRAs", "train --qlora-enabled --lora", ["--lora"]),
-    Wrong("weights that cannot train", "train --quantization-enabled", ["--qlora-enabled"]),
-    Wrong("what there is not", "train --tensor-parallel", ["not cut over GPUs", "--num-processes"]),
     Wrong(
-        "no command", "search", ["unknown command 'search'", "train-resume"], speaks=Language.WORDS
+        "a storage that there is not",
+        "train --stack-quantization-type nf_fp4",
+        [
+            "config.setting_says",
+            "setting=training.quantization_type",
+            "unknown quantization 'nf_fp4'",
+            "meant=nf4",
+        ],
     ),
+    Wrong(
+        "a corruption that there is not",
+        "train --corruption maks",
+        [
+            "config.setting_says",
+            "setting=training.corruption",
+            "unknown corruption 'maks'",
+            "meant=mask",
+        ],
+    ),
+    Wrong(
+        "QLoRA of other tools",
+        "train --qlora",
+        ["commands.unknown_argument", "config.called_here", "'--qlora'", "--quantization 4bit"],
+    ),
+    Wrong("two LoRAs", "train --stack-qlora --lora", ["config.stacks_with_lora"]),
+    Wrong(
+        "weights that cannot train",
+        "train --stack-quantization",
+        ["config.quantization_freezes_everything"],
+    ),
+    Wrong(
+        "what there is not",
+        "train --tensor-parallel",
+        ["commands.unknown_argument", "config.no_model_parallel", "arguments='--tensor-parallel'"],
+    ),
+    Wrong("no command", "search", ["commands.unknown_command", "word=search", "resume, "]),
     Wrong(
         "llama.cpp's model",
         "train rows.jsonl --model m.gguf",
-        ["is a GGUF file", "temper export", "convert_hf_to_gguf.py"],
+        ["models.gguf_cannot_be_trained", "config.gguf_is_exported", "path=m.gguf"],
         {"rows.jsonl": GOOD_DATA, "m.gguf": b"GGUF"},
-        speaks=Language.WORDS,
     ),
-    Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"], speaks=Language.WORDS),
+    Wrong(
+        "a GPU that is not there",
+        "train --device cuda:7",
+        ["core.pytorch_sees_no_gpu", "device=cuda:7"],
+    ),
     Wrong(
         "a GPU by a number that is not there",
         "train --cuda-visible-devices 3",
-        ["--cuda-visible-devices 3", "PyTorch sees no such GPU here", "--device cpu"],
+        ["config.visible_device_not_found", "devices=3"],
     ),
-    Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["fp16", "GPU"]),
+    Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["core.fp16_needs_gpu"]),
     Wrong(
         "4 bits of the small model",
         "train --quantization 4bit",
-        ["--quantization", "'embedded' has no trained weights"],
+        [
+            "models.setting_no_effect",
+            "models.no_trained_weights",
+            "key=model.quantization",
+            "name=embedded",
+        ],
     ),
     Wrong(
         "weights of 4 bits that train",
         "train d.jsonl --model ./m --quantization 4bit",
-        ["--quantization", "freezes the weights", "--lora"],
+        ["models.quantized_without_lora", "quantization=4bit"],
         {"d.jsonl": GOOD_DATA, **NO_WEIGHTS},
     ),
     Wrong(
         "a value of another flag",
         "export some-run folder --as onnx",
-        ["--as onnx", "--format onnx"],
+        ["commands.value_of_another_flag", "given_flag=--as", "value=onnx", "flag=--format"],
     ),
     Wrong(
         "flash attention on a CPU",
         "train --attention flash_attention_2 --device cpu",
-        ["--attention", "pip install flash-attn"],
+        ["models.flash_attention_unavailable"],
     ),
     Wrong(
         "longer than the model sees",
         "train d.jsonl --model ./m --max-length 100",
-        ["--max-length", "more than the 64 positions", "set it to 64 or less"],
+        ["models.max_length_beyond_positions", "max_length=100", "num_positions=64", "name=./m"],
         {"d.jsonl": GOOD_DATA, **NO_WEIGHTS},
     ),
     Wrong(
         "a data set of the Hub that is nowhere",
         "train nobody/no-data",
-        ["nobody/no-data is no file or folder here", "cannot be reached"],
-        speaks=Language.WORDS,
+        ["data.hub_unreachable", "name=nobody/no-data"],
     ),
     Wrong(
         "a curriculum of a stream",
         "train d.jsonl --strategy curriculum --streaming",
-        ["--strategy curriculum", "--streaming"],
+        ["config.curriculum_with_streaming"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a curriculum and a quantum selection",
         "train d.jsonl --strategy curriculum --optimization-frequency 5"
         " --quantum-problem data_selection",
-        ["--strategy curriculum", "both choose"],
+        ["config.curriculum_with_data_selection"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a curriculum that stops early",
         "train d.jsonl --strategy curriculum --early-stopping-patience 2",
-        ["--early-stopping-patience", "last stage"],
+        ["config.curriculum_with_early_stopping"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a curriculum by tasks without their order",
         "train d.jsonl --strategy curriculum --curriculum-by task",
-        ["--curriculum-by task", "--curriculum-order"],
+        ["config.curriculum_without_tasks"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a task that the data does not have",
         "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
         " --task-column level --model embedded",
-        ["--curriculum-order", "unknown task 'hard'"],
+        ["training.curriculum_unknown_task", "unknown task 'hard'"],
         {"d.jsonl": "\n".join([json.dumps({**ROW, "level": "easy"})] * 40)},
     ),
     Wrong(
         "a task without a stage",
         "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
         " --task-column level --model embedded",
-        ["--curriculum-order", "no place for the task 'new'"],
+        ["training.curriculum_task_not_listed", "task=new", "count=20"],
         {
             "d.jsonl": "\n".join(
                 json.dumps({**ROW, "level": level}) for level in ["easy", "hard", "new"] * 20
@@ -274,38 +410,38 @@ CONFIGURATION = [
     Wrong(
         "a curriculum that ends in its first stage",
         "train d.jsonl --strategy curriculum --max-steps 2 --batch-size 8 --model embedded",
-        ["--max-steps", "3 stages"],
+        ["training.last_stage_not_reached", "total_steps=2", "num_stages=3", "earliest=10"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "more stages than rows",
         "train d.jsonl --strategy curriculum --curriculum-stages 60 --model embedded",
-        ["--curriculum-stages", "60 stages"],
+        ["training.too_few_examples_for_stages", "num_examples=40", "num_stages=60"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "PiSSA of rounded weights",
         "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --quantization 4bit",
-        ["--lora-init-lora-weights pissa", "--quantization 4bit"],
+        ["config.pissa_with_quantized_model", "quantization=4bit"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "PiSSA of new weights",
         "train d.jsonl --model embedded --lora --lora-init-lora-weights pissa",
-        ["--lora-init-lora-weights pissa", "new"],
+        ["config.pissa_on_new_model"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "LoftQ of whole weights",
         "train d.jsonl --model org/m --lora --lora-init-lora-weights loftq",
-        ["--lora-init-lora-weights loftq", "--quantization 4bit"],
+        ["config.loftq_without_4bit"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "LoftQ on a CPU",
         "train d.jsonl --model m --lora --lora-init-lora-weights loftq --quantization 4bit"
         " --device cpu",
-        ["--lora-init-lora-weights loftq", "GPU"],
+        ["models.loftq_on_cpu"],
         {
             "d.jsonl": GOOD_DATA,
             "m/config.json": json.dumps(LLAMA),
@@ -315,57 +451,62 @@ CONFIGURATION = [
     Wrong(
         "DoRA of a PiSSA",
         "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --lora-use-dora",
-        ["--lora-use-dora", "lengths"],
+        ["config.dora_with_lora_init", "init_lora_weights=pissa"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "PiSSA with dropout",
         "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --lora-dropout 0.1",
-        ["--lora-init-lora-weights pissa", "--lora-dropout"],
+        ["config.pissa_with_dropout"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "DoRA by unsloth",
         "train d.jsonl --model org/m --lora --lora-use-dora --backend unsloth",
-        ["--lora-use-dora", "--backend transformers"],
+        ["config.lora_variant_with_unsloth", "setting=model.lora_config.use_dora"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "components taken out of a DoRA",
         "train d.jsonl --model embedded --lora --lora-use-dora --optimization-frequency 5"
         " --quantum-problem rank_allocation",
-        ["--lora-use-dora", "rank_allocation"],
+        ["config.rank_allocation_with_variant", "setting=model.lora_config.use_dora"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a router where there are no experts",
         "train d.jsonl --model embedded --lora --lora-router --max-length 64",
-        ["--lora-router", "no mixture of experts"],
+        ["models.lora_router_without_experts", "name=LlamaForCausalLM"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rounded weights beside a LoRA",
         "train d.jsonl --quantization-aware int4 --lora",
-        ["--quantization-aware int4", "--lora"],
+        ["config.qat_with_lora", "key=model.quantization_aware=int4"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rounded weights by unsloth",
         "train d.jsonl --model org/m --quantization-aware int4 --backend unsloth",
-        ["--quantization-aware int4", "--backend unsloth"],
+        ["config.qat_with_unsloth", "key=model.quantization_aware=int4"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rounded weights stack by stack",
         "train d.jsonl --quantization-aware int4 --strategy progressive",
-        ["--quantization-aware int4", "stack-wise"],
+        ["config.qat_with_stacks", "key=model.quantization_aware=int4"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rows that share no scale",
         "train d.jsonl --quantization-aware int4 --embedded-hidden-size 48"
         " --embedded-num-heads 2 --embedded-num-kv-heads 2 --max-length 64",
-        ["--quantization-aware", "a multiple of 32"],
+        [
+            "models.qat_embedded_width",
+            "group_size=32",
+            "setting=model.embedded.hidden_size",
+            "width=48",
+        ],
         {"d.jsonl": GOOD_DATA},
     ),
 ]
@@ -374,38 +515,60 @@ DATA = [
     Wrong(
         "a web address for data",
         "train https://me:letmein@example.org/rows.jsonl",
-        ["https://***@example.org/rows.jsonl", "is a web address"],
+        ["config.web_address_given", "key=data.path", 'value="https://***@example.org/rows.jsonl"'],
     ),
     Wrong(
         "a file that is no UTF-8 missing",
         "train no\udce9.jsonl",
-        ["there is no"],
-        speaks=Language.WORDS,
+        ["data.path_not_found", "what=training data"],
     ),
-    Wrong("data file missing", "train nowhere.jsonl", ["nowhere.jsonl"], speaks=Language.WORDS),
+    Wrong(
+        "data file missing",
+        "train nowhere.jsonl",
+        ["data.path_not_found", "what=training data", "path=nowhere.jsonl"],
+    ),
     Wrong(
         "data file empty",
         "train empty.jsonl",
-        ["empty.jsonl"],
+        ["data.file_not_text", "path=empty.jsonl", "kind=empty"],
         {"empty.jsonl": ""},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "preferences as text",
         "train pairs.jsonl",
-        ["--method dpo", "--prompt-column prompt and --answer-column chosen"],
+        [
+            "data.preference_pairs",
+            "config.learns_from_pairs",
+            "data.set_pair_columns",
+            "file=pairs.jsonl",
+            "columns='chosen' and 'rejected'",
+            "prompt=prompt",
+            "answer=chosen",
+        ],
         {"pairs.jsonl": "\n".join([json.dumps(PREFERENCE)] * 9)},
     ),
     Wrong(
         "preferences as chats",
         "train chats.jsonl",
-        ["--method dpo", "write 'chosen' into a column 'messages'"],
+        [
+            "data.preference_pairs",
+            "config.learns_from_pairs",
+            "data.put_into_messages",
+            "file=chats.jsonl",
+            "columns='chosen' and 'rejected'",
+            "chosen=chosen",
+        ],
         {"chats.jsonl": "\n".join([json.dumps({"chosen": CHAT, "rejected": CHAT})] * 9)},
     ),
     Wrong(
         "answers that all lose their end",
         "train long.jsonl --max-length 48",
-        ["every answer is cut before its end", "raise --max-length", "--no-testing"],
+        [
+            "testing.every_answer_truncated",
+            "testing.fit_answer_ends",
+            "tokens='<|end|>'",
+            "max_length=48",
+        ],
         {
             "long.jsonl": "".join(
                 json.dumps({"question": f"{n}?", "answer": f"{n} " * 99}) + "\n" for n in range(9)
@@ -413,111 +576,137 @@ DATA = [
         },
     ),
     Wrong(
-        "data folder empty", "train folder", ["folder"], {"folder/.keep": ""}, speaks=Language.WORDS
+        "data folder empty",
+        "train folder",
+        ["data.folder_without_data_files", "folder=folder", "names=nothing"],
+        {"folder/.keep": ""},
     ),
     Wrong(
         "a zip archive for data",
         "train data.zip",
-        ["data.zip is no whole zip archive", "cut off"],
+        ["data.zip_truncated", "path=data.zip"],
         {"data.zip": b"PK\x03\x04" + bytes(30)},
-        speaks=Language.WORDS,
     ),
-    Wrong("unknown extension", "train data.xyz", ["data.xyz"], {"data.xyz": "hello"}),
+    Wrong(
+        "unknown extension",
+        "train data.xyz",
+        ["data.unknown_file_extension", "path=data.xyz"],
+        {"data.xyz": "hello"},
+    ),
     Wrong(
         "mostly broken JSON",
         "train broken.jsonl",
-        ["broken.jsonl", "--max-bad-rows-percent"],
+        ["data.too_many_bad_rows", "data.skip_bad_rows", "num_bad=3", "num_rows=5"],
         {"broken.jsonl": "\n".join([GOOD_ROW, ROW_B, "{", "[", '{"prompt": 1'])},
     ),
     Wrong(
         "invalid UTF-8",
         "train latin.jsonl",
-        ["latin.jsonl", "UTF-8"],
+        ["data.windows_text", "latin.jsonl:1: invalid UTF-8", "encoding=cp1252"],
         {"latin.jsonl": b'{"prompt": "\xe4\xf6", "completion": "\xff"}\n' * 9},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a page instead of data",
         "train page.jsonl",
-        ["page.jsonl", "web page", "fetch the raw file"],
+        ["data.file_not_text", "data.web_page_downloaded", "path=page.jsonl"],
         {"page.jsonl": "<!DOCTYPE html><html><body>404</body></html>"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "columns that say nothing",
         "train odd.jsonl",
-        ["odd.jsonl", "alpha", "beta"],
+        [
+            "data.unrecognized_rows",
+            "data.in_no_known_shape",
+            "data.set_prompt_and_answer",
+            "file=odd.jsonl",
+            "columns=alpha, beta",
+            "first=alpha",
+            "second=beta",
+        ],
         {"odd.jsonl": '{"alpha": "1", "beta": "2"}\n' * 20},
     ),
     Wrong(
         "a prompt column that is not there",
         "train data.jsonl --prompt-column questoin",
-        ["questoin"],
+        [
+            "data.unrecognized_file",
+            "config.setting_says",
+            "file=data.jsonl",
+            "setting=data.prompt_column",
+            "unknown column 'questoin'",
+        ],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "an unknown shape",
         "train data.jsonl --data-shape alpacca",
-        ["alpacca", "alpaca"],
+        [
+            "data.unrecognized_file",
+            "data.unknown_shape",
+            "file=data.jsonl",
+            "unknown shape 'alpacca'",
+            "meant=alpaca",
+        ],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "an unknown format",
         "train data.jsonl --data-format jsonn",
-        ["jsonn", "json"],
+        [
+            "config.setting_says",
+            "core.unknown_plugin",
+            "setting=data.format",
+            "unknown data format 'jsonn'",
+            "meant=json",
+        ],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "empty answers",
         "train hollow.jsonl",
-        ["hollow.jsonl"],
+        ["data.too_many_bad_rows", "num_rows=20", "20 empty (hollow.jsonl:1", "'completion'"],
         {"hollow.jsonl": '{"prompt": "a", "completion": ""}\n' * 20},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "held-out file missing",
         "train data.jsonl --eval-data nowhere.jsonl",
-        ["nowhere.jsonl"],
+        ["data.path_not_found", "what=held-out data", "path=nowhere.jsonl"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a damaged Parquet file",
         "train data.parquet",
-        ["data.parquet"],
+        ["data.parquet_damaged", "file=data.parquet"],
         {"data.parquet": b"PAR1 not really PAR1"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a damaged HDF5 file",
         "train data.h5",
-        ["data.h5"],
+        ["data.hdf5_damaged", "file=data.h5"],
         {"data.h5": b"\x89HDF\r\n\x1a\n" + b"\0" * 64},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "5,000 nested brackets in each row",
         "train deep.jsonl",
-        ["deep.jsonl:1", "nested deeper than 100 levels"],
+        ["data.no_readable_row", "core.nested_too_deep", "deep.jsonl:1: broken JSON"],
         {"deep.jsonl": f'{{"prompt": {DEEP}, "completion": "a"}}\n' * 9},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "5,000 nested brackets in a document",
         "train deep.json",
-        ["deep.json:1", "nested deeper than 100 levels"],
+        ["data.json_broken", "core.nested_too_deep", "file=deep.json", "line=1", "max_depth=100"],
         {"deep.json": f'[{{"prompt": {DEEP}}}]'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a CSV whose rows are too short",
         "train ragged.csv",
-        ["ragged.csv"],
+        ["data.no_readable_row", "ragged.csv:2: "],
         {"ragged.csv": "prompt,completion\n" + "only one\n" * 20},
-        speaks=Language.WORDS,
     ),
     Wrong(
-        "a model that needs data", "train --model-name ./folder", ["folder"], speaks=Language.WORDS
+        "a model that needs data",
+        "train --model-name ./folder",
+        ["models.folder_missing", "name=./folder"],
     ),
 ]
 
@@ -525,40 +714,36 @@ MODEL = [
     Wrong(
         "model folder missing",
         "train data.jsonl --model ./nowhere",
-        ["nowhere", "no such folder"],
+        ["models.folder_missing", "name=./nowhere"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "folder without a model",
         "train data.jsonl --model ./folder",
-        ["folder", "config.json"],
+        ["models.folder_has_no_model", "/folder"],
         {"data.jsonl": GOOD_DATA, "folder/readme.txt": "hello"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a file for a model",
         "train data.jsonl --model ./data.jsonl",
-        ["data.jsonl", "folder"],
+        ["models.model_is_a_file", "path=data.jsonl"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "model without weights",
         "train data.jsonl --model ./folder",
-        ["folder", "weights"],
+        ["models.weights_missing", "file=model.safetensors", "/folder"],
         {
             "data.jsonl": GOOD_DATA,
             "folder/config.json": json.dumps(LLAMA),
             "folder/tokenizer.json": REAL_TOKENIZER,
             "folder/tokenizer_config.json": REAL_TOKENIZER,
         },
-        speaks=Language.WORDS,
     ),
     Wrong(
         "pickled weights",
         "train data.jsonl --model ./folder",
-        ["folder", "pickled", "safe_serialization"],
+        ["models.weights_are_pickled", "file=pytorch_model.bin", "/folder"],
         {
             "data.jsonl": GOOD_DATA,
             "folder/config.json": json.dumps(LLAMA),
@@ -566,12 +751,11 @@ MODEL = [
             "folder/tokenizer_config.json": REAL_TOKENIZER,
             "folder/pytorch_model.bin": b"\x80\x04.",
         },
-        speaks=Language.WORDS,
     ),
     Wrong(
         "damaged weights",
         "train data.jsonl --model ./folder",
-        ["model.safetensors", "damaged"],
+        ["models.weights_damaged", "/folder/model.safetensors"],
         {
             "data.jsonl": GOOD_DATA,
             "folder/config.json": json.dumps(LLAMA),
@@ -579,20 +763,18 @@ MODEL = [
             "folder/tokenizer_config.json": REAL_TOKENIZER,
             "folder/model.safetensors": b"\xff" * 100,
         },
-        speaks=Language.WORDS,
     ),
     Wrong(
         "model configuration that is no JSON",
         "train data.jsonl --model ./folder",
-        ["folder"],
+        ["models.invalid_json", "/folder/config.json"],
         {"data.jsonl": GOOD_DATA, "folder/config.json": "{"},
-        speaks=Language.WORDS,
     ),
     *(
         Wrong(
             f"5,000 nested brackets in {name}",
             "train data.jsonl --model ./folder",
-            ["folder", words],
+            [code, "core.nested_too_deep", "max_depth=100", f"/folder/{name}"],
             {
                 "data.jsonl": GOOD_DATA,
                 "folder/config.json": json.dumps(LLAMA),
@@ -600,285 +782,312 @@ MODEL = [
                 "folder/tokenizer_config.json": REAL_TOKENIZER,
                 f"folder/{name}": f'{{"a": {DEEP}}}',
             },
-            speaks=Language.WORDS,
         )
-        for name, words in (
-            ("config.json", "nested deeper than 100 levels"),
-            ("tokenizer_config.json", "tokenizer cannot be loaded"),
-            ("adapter_config.json", "nested deeper than 100 levels"),
-            ("model.safetensors.index.json", "nested deeper than 100 levels"),
-            ("tokenizer.json", "tokenizer cannot be loaded"),
+        for name, code in (
+            ("config.json", "models.invalid_json"),
+            ("tokenizer_config.json", "models.tokenizer_file_invalid"),
+            ("adapter_config.json", "models.invalid_json"),
+            ("model.safetensors.index.json", "models.invalid_json"),
+            ("tokenizer.json", "models.tokenizer_file_invalid"),
         )
     ),
     Wrong(
         "heads that do not divide the width",
         "train --embedded-hidden-size 100 --embedded-num-heads 7",
-        ["--embedded-hidden-size", "--embedded-num-heads"],
+        ["config.hidden_size_not_divisible", "hidden_size=100", "num_heads=7"],
     ),
-    Wrong("output that is a file", "train --output file", ["file"], {"file": ""}),
+    Wrong(
+        "output that is a file",
+        "train --output file",
+        ["run.output_dir_not_writable", "run.output_dir_is_a_file", "output_dir=file"],
+        {"file": ""},
+    ),
     Wrong(
         "a memory of a stack at a time",
         "train data.jsonl --enabled-extensions memory --strategy progressive",
-        ["memory", "a stack of layers at a time", "standard or finetune"],
+        [
+            "config.added_weights_with_stacks",
+            "key=training.enabled_extensions=memory",
+            "strategy=progressive",
+        ],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a memory that is compiled",
         "train data.jsonl --enabled-extensions memory --compile-mode default",
-        ["memory", "leave --compile-mode out"],
+        ["config.added_weights_with_compile", "key=training.enabled_extensions=memory"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a memory of Unsloth's layers",
         "train data.jsonl --enabled-extensions memory --backend unsloth --model ./folder --lora",
-        ["memory", "set --backend transformers"],
+        ["config.added_weights_with_unsloth", "key=training.enabled_extensions=memory"],
         {"data.jsonl": GOOD_DATA, "folder/config.json": json.dumps(LLAMA)},
     ),
     Wrong(
         "a memory among hidden tokens",
         "train data.jsonl --enabled-extensions memory --time-step-masking",
-        ["memory", "hides tokens in both directions"],
+        ["config.added_weights_with_masking", "key=training.enabled_extensions=memory"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a memory of a rounded model",
         "train data.jsonl --enabled-extensions memory --quantization-aware int4",
-        ["memory", "cannot hold weights of extensions"],
+        ["config.added_weights_with_qat", "key=training.enabled_extensions=memory"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a memory in eight bits",
         "train data.jsonl --enabled-extensions memory --mixed-precision fp8",
-        ["memory", "give bf16"],
+        ["config.added_weights_with_fp8", "key=training.enabled_extensions=memory"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a memory of several processes",
         "train data.jsonl --enabled-extensions memory --num-processes 2 --device cpu",
-        ["--num-processes 2", "memory", "by gradients"],
+        ["config.added_weights_on_processes", "count=2", "names=memory"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a form that there is not",
         "export nope --format ggfu",
-        ["value of --format 'ggfu'; did you mean 'gguf'?"],
+        ["commands.wrong_arguments", "unknown value of --format 'ggfu'", "meant=gguf"],
     ),
     Wrong(
         "a layer that the model has not",
         "train data.jsonl --enabled-extensions memory --memory-layer 99",
-        ["--memory-layer 99", "0 to"],
+        ["models.memory_layer_out_of_range", "layer=99", "last=3"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "heads that do not divide the memory",
         "train data.jsonl --enabled-extensions memory --memory-heads 7",
-        ["--memory-heads 7", "--memory-width"],
+        ["models.memory_heads_not_divisor", "heads=7", "width=128"],
         {"data.jsonl": GOOD_DATA},
     ),
 ]
 
 VERSION = f"{3:012d}-blake3-{'ab' * 32}"
 CHECKPOINT = [
-    Wrong("no run to go on with", "train-resume", ["runs", "temper train"], speaks=Language.WORDS),
-    Wrong("a run that is not there", "train-resume nowhere", ["nowhere"], speaks=Language.WORDS),
+    Wrong("no run to go on with", "resume", ["monitoring.no_runs", "output_dir=runs"]),
+    Wrong(
+        "a run that is not there",
+        "resume nowhere",
+        [
+            "monitoring.unknown_run_or_checkpoint",
+            "output_dir=runs",
+            "unknown run or checkpoint 'nowhere'",
+        ],
+    ),
     Wrong(
         "a run without checkpoints",
-        "train-resume runs/a",
-        ["no checkpoint"],
+        "resume runs/a",
+        ["run.nothing_to_resume_from", "run.no_checkpoint_saved_yet", "/runs/a/checkpoints"],
         {"runs/a/run.json": RUN},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a step that was not saved",
-        "train-resume a@7",
-        ["step '7'"],
+        "resume a@7",
+        ["run.no_such_checkpoint", "run=a", "'7'", "steps=none"],
         {"runs/a/run.json": "{}"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a damaged run.json",
-        "train-resume runs/a",
-        ["run.json"],
+        "resume runs/a",
+        ["core.record_not_json", "/runs/a/run.json"],
         {"runs/a/run.json": "{", f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a damaged checkpoint",
-        f"train-resume runs/a/checkpoints/versions/{VERSION}.json",
-        ["manifest", "not what was written"],
+        f"resume runs/a/checkpoints/versions/{VERSION}.json",
+        ["backup.manifest_changed"],
         {"runs/a/run.json": RUN, f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "no whole checkpoint",
-        "train-resume runs/a",
-        ["manifest", "nothing to resume from"],
+        "resume runs/a",
+        ["run.nothing_to_resume_from", "000000000003: backup.manifest_changed"],
         {"runs/a/run.json": RUN, f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a checkpoint that is not there",
-        f"train-resume runs/a/checkpoints/versions/{VERSION}.json",
-        [VERSION],
+        f"resume runs/a/checkpoints/versions/{VERSION}.json",
+        ["run.no_such_checkpoint", "run=a", f"which={VERSION}"],
         {"runs/a/run.json": RUN},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a run.json of 5,000 nested brackets",
-        "train-resume runs/a",
-        ["run.json", "nested deeper than 100 levels"],
+        "resume runs/a",
+        ["core.record_not_json", "core.nested_too_deep", "max_depth=100", "/runs/a/run.json"],
         {
             "runs/a/run.json": f'{{"configuration": {DEEP}}}',
             f"runs/a/checkpoints/versions/{VERSION}.json": "{}",
         },
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a quantum problem of 5,000 nested brackets",
         "quantum solve deep.json",
-        ["deep.json", "nested deeper than 100 levels"],
+        ["core.nested_too_deep", "path=deep.json", "max_depth=100"],
         {"deep.json": f'{{"linear": {DEEP}}}'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a run.json of something else",
-        "train-resume runs/a",
-        ["run.json", "configuration"],
+        "resume runs/a",
+        ["run.run_file_without_configuration", "/runs/a/run.json"],
         {"runs/a/run.json": "{}"},
-        speaks=Language.WORDS,
     ),
-    Wrong("an unknown thing to accept", "train --accept learnig_rate", ["learning_rate"]),
     Wrong(
-        "no checkpoint to verify",
-        "checkpoints verify",
-        ["runs", "temper train"],
-        speaks=Language.WORDS,
+        "an unknown thing to accept",
+        "train --accept learnig_rate",
+        ["run.unknown_accepted_name", "name=learnig_rate", "'learning_rate'"],
     ),
-    Wrong("half a command", "checkpoints", ["ACTION"]),
-    Wrong("an unknown action", "backup lst", ["lst", "list"], speaks=Language.WORDS),
-    Wrong("a run that nobody has", "checkpoints list nowhere", ["nowhere"], speaks=Language.WORDS),
-    Wrong("exporting nothing", "export", ["RUN"]),
-    Wrong("exporting nowhere", "export a", ["FOLDER"]),
+    Wrong(
+        "no checkpoint to verify", "checkpoints verify", ["monitoring.no_runs", "output_dir=runs"]
+    ),
+    Wrong("half a command", "checkpoints", ["commands.wrong_arguments", "required: ACTION"]),
+    Wrong(
+        "an unknown action",
+        "backup lst",
+        ["commands.unknown_command_meant", "word=lst", "meant=temper backup list"],
+    ),
+    Wrong(
+        "a run that nobody has",
+        "checkpoints list nowhere",
+        [
+            "monitoring.unknown_run_or_checkpoint",
+            "output_dir=runs",
+            "unknown run or checkpoint 'nowhere'",
+        ],
+    ),
+    Wrong("exporting nothing", "export", ["commands.wrong_arguments", "required: RUN"]),
+    Wrong("exporting nowhere", "export a", ["commands.no_export_target"]),
     Wrong(
         "exporting over other files",
         "export runs/a mine",
-        ["mine", "holds other files"],
+        ["core.folder_not_empty", "folder=mine"],
         {"runs/a/run.json": RUN, "mine/notes.txt": "keep me"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "exporting a run without checkpoints",
         "export runs/a model",
-        ["nothing to resume from"],
+        ["run.nothing_to_resume_from", "run.no_checkpoint_saved_yet", "/runs/a/checkpoints"],
         {"runs/a/run.json": RUN},
-        speaks=Language.WORDS,
     ),
-    Wrong("restoring from nowhere", "backup restore", ["--place"]),
     Wrong(
-        "restoring from an empty place",
-        "backup restore --place .",
-        ["no run at"],
-        speaks=Language.WORDS,
+        "restoring from nowhere",
+        "backup restore",
+        ["commands.backup_location_unknown", "variable=TEMPER_BACKUP__PLACE"],
+    ),
+    Wrong(
+        "restoring from an empty place", "backup restore --place .", ["run.no_run_at_destination"]
     ),
     Wrong(
         "a backup of a run without a place",
         "backup create runs/a",
-        ["--place"],
+        ["commands.run_has_no_destination", "run_id=a"],
         {"runs/a/run.json": RUN},
     ),
-    Wrong("a setting of backups without a place", "train --backup-keep 3", ["--backup-place"]),
-    Wrong("evaluating nothing", "train-eval", ["MODEL"]),
+    Wrong(
+        "a setting of backups without a place",
+        "train --backup-keep 3",
+        [
+            "config.setting_without_effect",
+            "config.unused_no_backup_destination",
+            "setting=backup.keep=3",
+        ],
+    ),
+    Wrong("evaluating nothing", "eval", ["commands.wrong_arguments", "required: MODEL"]),
     Wrong(
         "evaluating a model that is not there",
-        "train-eval ./nowhere data.jsonl",
-        ["nowhere"],
+        "eval ./nowhere data.jsonl",
+        ["models.folder_missing", "name=./nowhere"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "evaluating on other data than the data",
-        "train-eval ./m data.jsonl --eval-data data.jsonl",
-        ["--eval-data", "--eval-data", "DATA"],
+        "eval ./m data.jsonl --eval-data data.jsonl",
+        ["evaluation.flag_no_effect", "key=data.eval_path", "DATA"],
         {"data.jsonl": GOOD_DATA, **NO_WEIGHTS},
     ),
     Wrong(
         "evaluating an unfinished run",
-        "train-eval runs/a data.jsonl",
-        ["runs/a", "train-resume"],
+        "eval runs/a data.jsonl",
+        ["models.run_has_no_final", "path=runs/a"],
         {"runs/a/run.json": "{}", "data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
 ]
 
 MEASURE = [
-    Wrong("measuring on nothing", "train-eval some/model", ["DATA"], speaks=Language.WORDS),
+    Wrong("measuring on nothing", "eval some/model", ["commands.train_eval_data_missing"]),
     Wrong(
         "data besides tasks",
-        "train-eval some/model data.jsonl --tasks gsm8k",
-        ["--tasks", "leave data.jsonl out"],
+        "eval some/model data.jsonl --tasks gsm8k",
+        ["commands.train_eval_tasks_with_data", "data=data.jsonl"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rows of no task",
-        "train-eval some/model data.jsonl --limit 5",
-        ["--limit", "--tasks", "--validation-prompts"],
+        "eval some/model data.jsonl --limit 5",
+        [
+            "commands.train_eval_flag_without_effect",
+            "commands.only_used_by_tasks",
+            "commands.validation_prompts_limit_answers",
+            "flag=--limit",
+        ],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "measures of tasks",
-        "train-eval some/model --tasks gsm8k --measures f1",
-        ["--measures", "their own measures"],
+        "eval some/model --tasks gsm8k --measures f1",
+        [
+            "commands.train_eval_flag_without_effect",
+            "commands.tasks_have_own_measures",
+            "flag=--measures",
+        ],
     ),
     Wrong(
         "an unknown measure",
-        "train-eval some/model data.jsonl --measures rouge",
-        ["measure 'rouge'", "rouge1"],
+        "eval some/model data.jsonl --measures rouge",
+        ["unknown measure 'rouge'", "meant=rouge1"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "answers of no token",
-        "train-eval some/model data.jsonl --max-tokens 0",
-        ["max_tokens", "at least 1"],
+        "eval some/model data.jsonl --max-tokens 0",
+        ["evaluation.max_tokens_too_small", "max_tokens=0"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "comparing with a model that is not there",
-        "train-eval some/model data.jsonl --against ./nowhere",
-        ["nowhere"],
+        "eval some/model data.jsonl --against ./nowhere",
+        ["models.folder_missing", "name=./nowhere"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "comparing a model with itself",
-        "train-eval model data.jsonl --against ./model",
-        ["./model", "name another one"],
+        "eval model data.jsonl --against ./model",
+        ["evaluation.compared_with_itself", "name=./model"],
         {
             "data.jsonl": GOOD_DATA,
             "model/config.json": json.dumps(LLAMA),
             "model/model.safetensors": b"",
         },
-        speaks=Language.WORDS,
     ),
-    Wrong("no task", "train-eval some/model --tasks ,", ["gsm8k"], speaks=Language.WORDS),
+    Wrong("no task", "eval some/model --tasks ,", ["evaluation.no_tasks"]),
     Wrong(
         "tasks of a folder that is not there",
-        "train-eval some/model --tasks mine --tasks-path nowhere",
-        ["nowhere", "no such folder"],
-        speaks=Language.WORDS,
+        "eval some/model --tasks mine --tasks-path nowhere",
+        ["evaluation.tasks_path_missing", "folder=nowhere"],
     ),
     Wrong(
         "no row of a task",
-        "train-eval some/model --tasks gsm8k --limit 0",
-        ["limit", "at least 1 row"],
-        speaks=Language.WORDS,
+        "eval some/model --tasks gsm8k --limit 0",
+        ["evaluation.task_limit_too_small", "limit=0"],
     ),
     Wrong(
         "fewer than no examples",
-        "train-eval some/model --tasks gsm8k --num-fewshot -1",
-        ["num_fewshot", "0 or more"],
-        speaks=Language.WORDS,
+        "eval some/model --tasks gsm8k --num-fewshot -1",
+        ["evaluation.num_fewshot_negative", "num_fewshot=-1"],
     ),
 ]
 
@@ -915,86 +1124,100 @@ OWN_RUN = json.dumps(
 NO_LLAMA_CPP = {"PATH": "", "HOME": "/nowhere", "LLAMA_CPP_DIR": ""}
 
 EXPORT = [
-    Wrong("another number of bits", "export runs/a x --bits 5", ["--bits", "16"]),
+    Wrong(
+        "another number of bits",
+        "export runs/a x --bits 5",
+        ["commands.wrong_arguments", "unknown value of --bits '5'"],
+    ),
     Wrong(
         "a LoRA as GGUF",
         "export runs/a x --as lora --format gguf",
-        ["--as lora", "--as merged"],
+        ["deployment.export_lora_as_whole_model", "format=gguf"],
         {"runs/a/run.json": LORA_RUN},
     ),
     Wrong(
         "a LoRA in four bits",
         "export runs/a x --as lora --bits 4",
-        ["--bits 4", "--as merged"],
+        ["deployment.export_lora_with_bits", "bits=4"],
         {"runs/a/run.json": LORA_RUN},
     ),
     Wrong(
         "ONNX in four bits",
         "export runs/a x --format onnx --bits 4",
-        ["--format onnx", "--bits 4", "gguf"],
+        ["deployment.export_format_unquantized", "format=onnx", "bits=4"],
         {"runs/a/run.json": LORA_RUN},
     ),
     Wrong(
         "a converter for nothing",
         "export runs/a x --converter convert.py",
-        ["--converter", "--format gguf"],
+        ["deployment.converter_without_gguf", "format=safetensors"],
         {"runs/a/run.json": LORA_RUN},
     ),
     Wrong(
         "a merged model with a memory",
         "export runs/a x --as merged",
-        ["weights of extensions (memory)", "no other format holds"],
+        ["deployment.export_extension_weights", "run_id=a", "extensions=memory"],
         {"runs/a/run.json": MEMORY_RUN},
     ),
     Wrong(
         "a memory on the Hub",
         "export runs/a --push-to-hub me/it",
-        ["--push-to-hub", "without them", "FOLDER"],
+        ["deployment.publish_extension_weights", "run_id=a", "extensions=memory"],
         {"runs/a/run.json": MEMORY_RUN},
     ),
     Wrong(
         "the LoRA of a whole model",
         "export runs/a x --as lora",
-        ["has no LoRA", "--as lora"],
+        ["deployment.export_run_without_lora", "run_id=a"],
         {"runs/a/run.json": WHOLE_RUN},
     ),
     Wrong(
         "a module of one's own in another format",
         "export runs/a x --format torch-export",
-        ["tactical_mappo", "no model of transformers"],
+        ["deployment.export_other_model_kind", "run_id=a", "model=tactical_mappo"],
         {"runs/a/run.json": OWN_RUN},
     ),
     Wrong(
         "an export that fits on no disk",
         "export runs/a x",
-        ["needs about", "free there"],
+        ["deployment.export_disk_full", "folder=x"],
         {"runs/a/run.json": HUGE_RUN},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a converter that is not there",
         "export runs/a x --format gguf --converter nowhere.py",
-        ["--converter nowhere.py", "git clone"],
+        ["deployment.named_converter_missing", "path=nowhere.py", "script=convert_hf_to_gguf.py"],
         {"runs/a/run.json": WHOLE_RUN},
     ),
     Wrong(
         "no converter",
         "export runs/a x --format gguf",
-        ["--format gguf", "LLAMA_CPP_DIR", "git clone"],
+        [
+            "deployment.gguf_converter_missing",
+            "script=convert_hf_to_gguf.py",
+            "folder_variable=LLAMA_CPP_DIR",
+        ],
         {"runs/a/run.json": WHOLE_RUN},
         NO_LLAMA_CPP,
     ),
     Wrong(
         "a converter that does not run",
         "export runs/a x --format gguf --converter .",
-        ["convert_hf_to_gguf.py", "does not run here", "nobody_has"],
+        [
+            "deployment.converter_does_not_run",
+            "reason=ModuleNotFoundError: No module named 'nobody_has'",
+            "/convert_hf_to_gguf.py",
+        ],
         {"runs/a/run.json": WHOLE_RUN, "convert_hf_to_gguf.py": "import nobody_has"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a model that the converter does not know",
         "export runs/a x --format gguf --converter convert_hf_to_gguf.py",
-        ["knows no GPT2LMHeadModel", "--format safetensors"],
+        [
+            "deployment.converter_lacks_architecture",
+            "architecture=GPT2LMHeadModel",
+            "/convert_hf_to_gguf.py",
+        ],
         {
             "runs/a/run.json": WHOLE_RUN.replace(
                 '"folder"', '"folder", "architecture": "GPT2LMHeadModel"'
@@ -1005,7 +1228,7 @@ EXPORT = [
     Wrong(
         "four bits without a quantizer",
         "export runs/a x --format gguf --bits 4 --converter convert_hf_to_gguf.py",
-        ["--bits 4", "llama-quantize"],
+        ["deployment.gguf_quantizer_missing", "quantizer=llama-quantize", "/convert_hf_to_gguf.py"],
         {"runs/a/run.json": WHOLE_RUN, "convert_hf_to_gguf.py": "print('- LlamaForCausalLM')"},
         NO_LLAMA_CPP,
     ),
@@ -1015,529 +1238,522 @@ FURTHER = [
     Wrong(
         "a config file that is no UTF-8",
         "config --config c.yaml",
-        ["c.yaml", "save it as UTF-8"],
+        ["config.file_not_utf8", "path=c.yaml"],
         {"c.yaml": b"\xff\xfe"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "a config file of 300 KB",
         "config --config c.yaml",
-        ["c.yaml", "no configuration"],
+        ["config.yaml_file_too_large", "path=c.yaml"],
         {"c.yaml": "#" * 300_000},
-        speaks=Language.FILE,
     ),
     Wrong(
         "a folder for a config file",
         "config --config c",
-        ["Is a directory"],
+        ["config.file_unreadable", "path=c", "reason=Is a directory"],
         {"c/x": ""},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a merge of no anchor",
         "config --config c.yaml",
-        ["c.yaml", "*name) or a list of such anchors"],
+        ["config.yaml_invalid_merge", "path=c.yaml", "line=2"],
         {"c.yaml": "training:\n  <<: 3\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "a list for a key",
         "config --config c.yaml",
-        ["c.yaml", "[1, 2] cannot be a key"],
+        ["config.yaml_invalid_key", "path=c.yaml", "line=1", "key=[1, 2]"],
         {"c.yaml": "? [1, 2]\n: 3\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "an anchor inside itself",
         "config --config c.yaml",
-        ["c.yaml", "an anchor that contains itself"],
+        ["config.yaml_recursive_anchor", "path=c.yaml", "line=1"],
         {"c.yaml": "a: &a\n  b: *a\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "a number of 5,000 digits",
         "config --config c.yaml",
-        ["c.yaml", "a number too long"],
+        ["config.yaml_invalid", "place=c.yaml:2", "a number too long"],
         {"c.yaml": "training:\n  batch_size: " + "9" * 5000},
-        speaks=Language.FILE,
     ),
     Wrong(
         "a number for a section",
         "config --config c.yaml",
-        ["c.yaml", "training is a section with keys of its own, not"],
+        ["config.value_for_a_section", "value=3", "c.yaml:1: training"],
         {"c.yaml": "training: 3\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "a word for a switch",
         "config --config c.yaml",
-        ["c.yaml", "model.lora_config)"],
+        [
+            "config.wrong_value",
+            "setting=model.lora_config",
+            'value="maybe"',
+            "c.yaml:2: model.lora_config",
+        ],
         {"c.yaml": "model:\n  lora_config: maybe\n"},
-        speaks=Language.FILE,
     ),
-    Wrong(
-        "unknown preset",
-        "config --preset quik",
-        ["--preset", "ci, none, quick, small_memory, thorough)"],
-    ),
+    Wrong("unknown preset", "config --preset quik", ["unknown preset 'quik'", "meant=quick"]),
     Wrong(
         "an unknown variable",
         "config",
-        ["did you mean TEMPER_BATCH_SIZE?"],
+        ["config.unknown_environment_variable", "variable=TEMPER_BATCH", "TEMPER_BATCH_SIZE"],
         environment={"TEMPER_BATCH": "3"},
-        speaks=Language.VARIABLE,
+    ),
+    Wrong(
+        "text in a variable",
+        "config",
+        ["config.wrong_value", "setting=training.batch_size", 'value="many"'],
+        environment={"TEMPER_BATCH_SIZE": "many"},
     ),
     Wrong(
         "a truth value for a number",
         "config --config c.yaml",
-        ["c.yaml", "training.batch_size)"],
+        [
+            "config.wrong_value",
+            "setting=training.batch_size",
+            "value=true",
+            "c.yaml:2: training.batch_size",
+        ],
         {"c.yaml": "training:\n  batch_size: true\n"},
-        speaks=Language.FILE,
     ),
     Wrong(
         "a time that is none",
         "config --deadline soon",
-        ["--deadline", 'a duration with its unit, such as "11h"', 'not "soon"'],
+        ["config.wrong_value", "setting=training.deadline", 'value="soon"'],
     ),
     Wrong(
         "a price that is none",
         "config --price-per-hour cheap",
-        ["--price-per-hour", '2.5, $2.50, "2.5 EUR" or none, not "cheap"'],
+        ["config.wrong_value", "setting=price_per_hour", 'value="cheap"'],
     ),
     Wrong(
         "a size without a unit",
         "config --memory-limit 50",
-        ["--memory-limit must be a size of at least 1MB"],
+        ["config.wrong_value", "setting=data.memory_limit", 'value="50"'],
     ),
     Wrong(
         "a share above all",
         "config --memory-limit 150%",
-        ["--memory-limit must be a size of at least 1MB"],
+        ["config.wrong_value", "setting=data.memory_limit", 'value="150%"'],
     ),
     Wrong(
         "a list for a size",
         "config --config c.yaml",
-        ["c.yaml", "data.memory_limit)"],
+        [
+            "config.wrong_value",
+            "setting=data.memory_limit",
+            "value=1",
+            "c.yaml:2: data.memory_limit",
+        ],
         {"c.yaml": "data:\n  memory_limit: [1]\n"},
-        speaks=Language.FILE,
     ),
-    Wrong("settings json", "config --settings {bad", ["--settings", '3}, not "{bad"']),
+    Wrong(
+        "settings json",
+        "config --settings {bad",
+        ["config.wrong_value", "setting=training.settings", 'value="{bad"'],
+    ),
     Wrong(
         "settings own name",
         'config --settings {"batch_size":3}',
-        ["choose another one"],
-        speaks=Language.WORDS,
+        ["config.own_setting_name_taken", "name=batch_size"],
     ),
     Wrong(
         "prometheus",
         "config --monitor-prometheus nowhere",
-        ["--monitor-prometheus must be a port such as"],
+        ["config.wrong_value", "setting=monitor.prometheus", 'value="nowhere"'],
     ),
     Wrong(
-        "empty path", ["config", "--output", ""], ['--output must be a path of UTF-8 text, not ""']
+        "empty path",
+        ["config", "--output", ""],
+        ["config.wrong_value", "setting=output_dir", 'value=""'],
     ),
     Wrong(
         "kv heads",
         "config --embedded-num-heads 4 --embedded-num-kv-heads 3",
-        ["--embedded-num-heads 4 must be a multiple of"],
+        ["config.num_heads_not_divisible", "num_heads=4", "num_kv_heads=3"],
     ),
     Wrong(
         "num proc device",
         "train --num-processes 2 --device cuda:0",
-        ["--num-processes", "say device cuda"],
+        ["config.processes_on_one_named_gpu", "num_processes=2", "device=cuda:0"],
     ),
     Wrong(
         "num proc visible",
         "train --num-processes 3 --cuda-visible-devices 0,1",
-        ["--num-processes", "name as many"],
+        ["config.too_few_visible_gpus", "num_processes=3", "count=2"],
     ),
     Wrong(
         "testing off",
         "train --no-testing --testing-interval 5min",
-        ["--testing-interval", "switch that on, or leave it out"],
+        ["config.testing_interval_without_tests", "value=300.0"],
     ),
     Wrong(
         "attention both",
         "train --memory-efficient-attention --attention eager",
-        ["--memory-efficient-attention", "give one of them"],
+        ["config.attention_settings_disagree", "given=true", "wanted=sdpa", "attention=eager"],
     ),
     Wrong(
         "compile",
         "train --compile-mode auto --no-gpu-optimization",
-        ["--compile-mode", "switch that on, or name a mode"],
+        ["config.auto_compile_not_measured"],
     ),
     Wrong(
         "streaming balance",
         "train data.jsonl --streaming --balance-by task",
-        ["--balance-by", "set one of the two"],
+        ["config.balance_with_streaming"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "quantum answer",
         "train --quantum-answer gredy",
-        ["--quantum-answer", "deduplicate_then_top, greedy,"],
+        ["config.setting_says", "setting=quantum.answer", "unknown answer 'gredy'", "meant=greedy"],
     ),
+    Wrong("budget 1", "train --quantum-data-budget 1", ["config.data_budget_keeps_everything"]),
     Wrong(
-        "budget 1",
-        "train --quantum-data-budget 1",
-        ["--quantum-data-budget", "give a smaller share, or leave the quantum step"],
-    ),
-    Wrong(
-        "background",
-        "train --quantum-background --epochs 1",
-        ["--quantum-background", "switch it off, or train longer"],
+        "background", "train --quantum-background --epochs 1", ["config.background_answer_too_late"]
     ),
     Wrong(
         "sampler",
         "train --quantum-solver leap_hybrid",
-        ["--quantum-solver", "set DWAVE_API_TOKEN in the environment"],
+        ["config.sampler_access_missing", "setting=quantum.solver", "name=leap_hybrid"],
     ),
     Wrong(
-        "too long", "train --max-length 9000", ["--max-length", "raise --embedded-max-positions"]
+        "too long",
+        "train --max-length 9000",
+        ["config.max_length_exceeds_model", "max_length=9000", "longest=512"],
     ),
     Wrong(
         "stackwise quant",
         "train --strategy progressive --quantization 4bit",
-        ["leave it out, or give --quantization-enabled"],
+        ["config.stacks_with_quantized_model"],
     ),
     Wrong(
         "stackwise compile",
         "train --mode layerwise --compile-mode default",
-        ["--compile-mode", "leave it out"],
+        ["config.not_for_stacks", "setting=training.compile_mode"],
     ),
     Wrong(
         "stackwise streaming",
-        "train --mode layerwise --cache-activations --streaming",
-        ["--cache-activations", "switch one of them off"],
+        "train --mode layerwise --stack-cache-activations --streaming",
+        ["config.cache_with_streaming"],
     ),
     Wrong(
         "reconstruct rack",
         "train --strategy end_to_end --end-to-end-scope rackwise --local-loss reconstruct",
-        ["--local-loss", "give stackwise"],
+        ["config.reconstruct_with_one_loss"],
     ),
     Wrong(
         "reconstruct top",
         "train --mode layerwise --local-loss reconstruct --with-top 1",
-        ["--local-loss", "leave out --with-top, --mode fused and growth"],
+        ["config.reconstruct_with_other_layers"],
     ),
-    Wrong(
-        "with top",
-        "train --strategy progressive --with-top 1",
-        ["--with-top", "give --mode instead"],
-    ),
-    Wrong("cache nothing", "train --cache-activations", ["--cache-activations", "leave it out"]),
+    Wrong("with top", "train --strategy progressive --with-top 1", ["config.top_with_progressive"]),
+    Wrong("cache nothing", "train --stack-cache-activations", ["config.no_activations_to_cache"]),
     Wrong(
         "plugin no module",
         "train --loss nowhere_module:loss",
-        ["--loss", "put nowhere_module.py into the current folder,"],
+        [
+            "core.plugin_module_not_found",
+            "setting=training.loss",
+            "kind=loss",
+            "address=nowhere_module:loss",
+            "module=nowhere_module",
+        ],
     ),
     Wrong(
         "plugin no name",
         "train --loss json:nothing",
-        ["the loss json:nothing cannot be loaded"],
-        speaks=Language.WORDS,
+        ["core.plugin_attribute_missing", "kind=loss", "address=json:nothing", "attribute=nothing"],
     ),
     Wrong(
         "plugin scheme",
         "train --backup-place ftpx://a/b",
-        ["--backup-place", "unknown scheme 'ftpx'; did you mean 'ftp'"],
+        ["backup.unknown_url_scheme", "url=ftpx://a/b", "unknown scheme 'ftpx'", "meant=ftp"],
     ),
     Wrong(
         "watch 0",
         "watch --every 0 runs/a",
-        ["--every must be more than 0 seconds, not 0.0"],
+        ["monitoring.watch_interval_not_positive", "seconds=0.0"],
         {"runs/a/run.json": "{}"},
     ),
     Wrong(
-        "dashboard port", "dashboard --port 99999", ["choose another with --host and --port, or"]
+        "dashboard port",
+        "dashboard --port 99999",
+        ["monitoring.dashboard_port_unavailable", "monitoring.port_out_of_range", "port=99999"],
     ),
     Wrong(
         "optimize len",
-        "optimize ./m --length 0",
-        ["--length", "give a whole number of at least 1"],
+        "bench ./m --length 0",
+        ["commands.inference_size_too_small", "flag=--length", "value=0"],
         {"m/config.json": "{}"},
     ),
     Wrong(
         "optimize save",
-        "optimize ./m --save x.txt",
-        ["name a file with one of the endings .pt2, .ts"],
+        "bench ./m --save x.txt",
+        ["commands.unknown_program_extension", "path=x.txt"],
         {"m/config.json": "{}"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "optimize save there",
-        "optimize ./m --save x.pt2",
-        ["x.pt2", "name another file"],
+        "bench ./m --save x.pt2",
+        ["commands.program_file_exists", "path=x.pt2"],
         {"m/config.json": "{}", "x.pt2": ""},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "quantum solve none",
         "quantum solve nowhere.json",
-        ["there is no such file"],
-        speaks=Language.WORDS,
+        ["quantum.model_file_missing", "path=nowhere.json"],
     ),
     Wrong(
         "quantum solve ext",
         "quantum solve x.txt",
-        ["x.txt", "name a file with one of the endings .bqm, .npz,"],
+        ["quantum.unknown_model_file_ending", "path=x.txt", "endings=.bqm, .npz, .json"],
         {"x.txt": ""},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs list",
         "quantum solve x.json",
-        ["x.json", "it is no JSON object"],
+        ["quantum.not_a_json_object", "path=x.json"],
         {"x.json": "[]"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs key",
         "quantum solve x.json",
-        ["x.json", "linear, offset, quadratic, vartype)"],
+        ["quantum.unknown_key", "path=x.json", "key=lin"],
         {"x.json": '{"lin": {}}'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs entry",
         "quantum solve x.json",
-        ["x.json", "[1, 2] is no [variable, variable, number]"],
+        ["quantum.malformed_quadratic_entry", "path=x.json", "entry=[1, 2]"],
         {"x.json": '{"quadratic": [[1,2]]}'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs number",
         "quantum solve x.json",
-        ["x.json", '"b" is no finite number'],
+        ["quantum.value_not_finite", "path=x.json", 'value="b"'],
         {"x.json": '{"linear": {"a": "b"}}'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs vartype",
         "quantum solve x.json",
-        ["x.json", "give one of BINARY, SPIN"],
+        ["quantum.unknown_vartype", "path=x.json", "name=TERNARY", "vartypes=BINARY, SPIN"],
         {"x.json": '{"vartype": "TERNARY"}'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs broken",
         "quantum solve x.json",
-        ["x.json", "line 1 column 2"],
+        ["quantum.unreadable_model_file", "path=x.json", "line 1 column 2"],
         {"x.json": "{"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs npz",
         "quantum solve x.npz",
-        ["x.npz", "it is no archive of arrays, as numpy.savez"],
+        ["quantum.not_a_numpy_archive", "path=x.npz"],
         {"x.npz": b"nope"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs bqm",
         "quantum solve x.bqm",
-        ["x.bqm", "it does not begin as dimod's format does"],
+        ["quantum.not_a_dimod_file", "path=x.bqm"],
         {"x.bqm": b"nope"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs time",
         "quantum solve x.json --time-limit 0",
-        ["--time-limit", "give seconds, more than 0"],
+        ["commands.invalid_time_limit", "seconds=0.0"],
         {"x.json": '{"linear": {"a": 1}}'},
     ),
     Wrong(
         "qs sampler",
         "quantum solve x.json --sampler nosuch",
-        ["aer_qaoa, auto, azure_quantum, dense_annealer,"],
+        ["unknown sampler 'nosuch'"],
         {"x.json": '{"linear": {"a": 1}}'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "qs ones",
         "quantum solve x.json --num-ones 9",
-        ["the model has 1 variables"],
+        ["quantum.exact_num_ones_out_of_range", "num_ones=9", "count=1"],
         {"x.json": '{"linear": {"a": 1}}'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "backup step",
         "backup restore a@x --place .",
-        ["a step is a number, as in RUN@120"],
-        speaks=Language.WORDS,
+        ["run.malformed_checkpoint_name", "run=a", "version=x"],
     ),
     Wrong(
         "backup create none",
         "backup create runs/a --place p",
-        ["there is nothing to copy"],
+        ["commands.nothing_to_back_up", "run_id=a"],
         {"runs/a/run.json": RUN},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "backup verify a",
         "backup verify runs/a",
-        ["nothing to verify"],
+        ["commands.nothing_to_verify", "run_id=a"],
         {"runs/a/run.json": RUN},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "backup prune",
         "backup prune runs/a",
-        ["there is nothing to prune"],
+        ["commands.nothing_to_prune", "run_id=a"],
         {"runs/a/run.json": RUN},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "ckpt trainer",
-        "train-resume runs/a",
-        ["runs", "run its own script or notebook again to go on"],
+        "resume runs/a",
+        ["run.run_of_a_trainer", "/runs/a"],
         {"runs/a/run.json": '{"trainer": {"class":"x"}}'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "gz bad",
         "train d.jsonl.gz",
-        ["d.jsonl.gz", "Compressed file ended before the end-of-stream"],
+        ["data.compressed_file_damaged", "path=d.jsonl.gz", "kind=gzip"],
         {"d.jsonl.gz": b"\x1f\x8bnope"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "json broken",
         "train d.json",
-        ["d.json", "mend the file or write it as JSON lines"],
+        ["data.json_broken", "file=d.json", "line=1", "reason=Expecting value on line 1"],
         {"d.json": '[{"prompt":'},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "csv no header",
         "train d.csv",
-        ["d.csv", "the table has no header line that names its"],
+        ["data.table_without_header", "file=d.csv"],
         {"d.csv": ",,\n1,2,3\n"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "csv col twice",
         "train d.csv",
-        ["d.csv", "rename one of them"],
+        ["data.table_column_twice", "file=d.csv", "column=a"],
         {"d.csv": "a,a\n1,2\n"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "csv never closed",
         "train d.csv",
-        ["d.csv", "close or double it"],
+        ["data.quote_never_closed", "file=d.csv", "line=6"],
         {"d.csv": 'prompt,completion\n"a,b\n' * 3},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "mixed",
         "train d.jsonl",
-        ["d.jsonl", "bring them into one shape, or train on one"],
+        ["data.mixed_shapes", "data.shapes_of_first_rows", "file=d.jsonl", "num_rows=40"],
         {
             "d.jsonl": '{"prompt": "a", "completion": "b"}\n{"instruction": "a", "output": "b"}\n'
             * 20
         },
-        speaks=Language.WORDS,
     ),
     Wrong(
         "text col and pair",
         "train data.jsonl --text-column prompt --prompt-column prompt",
-        ["--text-column", "set one of the two kinds"],
+        ["data.text_and_pair_columns", "file=data.jsonl"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "text col and shape",
         "train data.jsonl --text-column prompt --data-shape alpaca",
-        ["data.jsonl", "--text-column does not go with --data-shape"],
+        ["data.text_column_with_shape", "file=data.jsonl", "shape=alpaca"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "pair and messages",
         "train data.jsonl --prompt-column prompt --data-shape messages",
-        ["data.jsonl", "--prompt-column, --answer-column and"],
+        ["data.pair_columns_with_shape", "file=data.jsonl", "shape=messages"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "label",
         "train d.jsonl",
-        ["d.jsonl", "set --prompt-column text and --answer-column"],
+        ["data.text_with_label", "file=d.jsonl", "text=text", "label=label"],
         {"d.jsonl": '{"text": "good film", "label": 1}\n' * 30},
     ),
     Wrong(
         "kto",
         "train d.jsonl",
-        ["d.jsonl", "leave the bad ones out, or set --data-shape"],
+        ["data.answers_labeled_good_or_bad", "file=d.jsonl", "label=label", "shape=prompt"],
         {"d.jsonl": '{"prompt": "good film", "completion": "b", "label": true}\n' * 30},
     ),
     Wrong(
         "h5 none",
         "train d.h5",
-        ["d.h5", "but text: give it the ending"],
+        ["data.file_not_of_format", "data.but_text", "path=d.h5", "format=HDF5", "format=csv"],
         {"d.h5": "H5NONE"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "vocab",
         "train data.jsonl --embedded-vocab-size 20",
-        ["--embedded-vocab-size", "bytes and special tokens alone are 262"],
+        ["models.vocab_size_too_small", "vocab_size=20", "smallest=262"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "webhook",
         "train data.jsonl --monitor-alert-sinks webhook",
-        ["--monitor-alert-sinks", "put its address into the variable"],
+        ["monitoring.alert_sink_without_address", "sink=webhook", "variable=ALERT_WEBHOOK_URL"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a file with one row",
         "train data.jsonl",
-        ["one row", "--accept-small-data"],
+        ["data.file_has_one_row", "data.confirm_small_data", "file=data.jsonl"],
         {"data.jsonl": GOOD_ROW},
     ),
     Wrong(
         "place file",
         "train data.jsonl --backup-place file",
-        ["--backup-place", "that is a file", "--allow-missing-place trains without it until"],
+        [
+            "backup.destination_unusable",
+            "reason=Not a directory",
+            "backup.or_allow_missing_destination",
+        ],
         {"data.jsonl": GOOD_DATA, "file": ""},
     ),
     Wrong(
         "s3",
         "train data.jsonl --backup-place s3://bucket/x",
-        ["pip install s3fs"],
+        ["backup.destination_package_missing", "url=s3://bucket/x"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "hub place",
         "train data.jsonl --backup-place hf://nobody",
-        ["--backup-place", "write hf://buckets/OWNER/NAME (a bucket)"],
+        ["backup.invalid_hub_url", "url=hf://nobody"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "hub model offline",
         "train data.jsonl --model nobody/nothing",
-        ["no folder of that name here, and the Hugging"],
+        ["models.model_not_found", "models.hub_unreachable", "name=nobody/nothing"],
         {"data.jsonl": GOOD_DATA},
-        speaks=Language.WORDS,
     ),
-    Wrong("fifo", "train /dev/null", ["give a file or a folder"], speaks=Language.WORDS),
+    Wrong("fifo", "train /dev/null", ["data.not_a_regular_file", "path=/dev/null"]),
     Wrong(
         "time steps",
         "train data.jsonl --num-time-steps 3 --time-step-bins 9 --time-step-masking",
-        ["--time-step-bins", "--num-time-steps 3 allows 0 to 2"],
+        [
+            "stackwise.time_step_bin_out_of_range",
+            "time_step=9",
+            "setting=training.num_time_steps=3",
+        ],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "checkpoints verify none",
         "checkpoints verify runs/a",
-        ["run a has no checkpoint to verify"],
+        ["commands.no_checkpoint_to_verify", "run_id=a"],
         {"runs/a/run.json": RUN},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "resume masked",
-        "train-resume runs/a",
-        ["--name", "start a new run without it"],
+        "resume runs/a",
+        [
+            "run.recorded_configuration_invalid",
+            "config.recorded_value_masked",
+            "keys=run_name",
+            "/runs/a/run.json",
+        ],
         {
             "runs/a/run.json": RUN.replace("}}}", '}, "masked": ["run_name"]}}'),
             f"runs/a/checkpoints/versions/{VERSION}.json": "{}",
@@ -1546,79 +1762,77 @@ FURTHER = [
     Wrong(
         "own syntax",
         "train data.jsonl --strategy mine_a:X",
-        ["mine_a.py", "invalid syntax"],
+        [
+            "core.plugin_import_failed",
+            "kind=training strategy",
+            "address=mine_a:X",
+            "module=mine_a",
+        ],
         {"data.jsonl": GOOD_DATA, "mine_a.py": "def (:\n"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "own kind",
         "train data.jsonl --strategy mine_c:X",
-        ["training strategy 'mine_c:X'"],
+        ["core.plugin_not_callable", "training strategy 'mine_c:X'"],
         {"data.jsonl": GOOD_DATA, "mine_c.py": "X = 3\n"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "own abstract",
         "train data.jsonl --metrics-sinks mine_d:X",
-        ["it lacks write, close, name, truncate_after"],
+        [
+            "core.plugin_incomplete",
+            "metrics sink 'mine_d:X'",
+            "missing=write, close, name, truncate_after",
+        ],
         {"data.jsonl": GOOD_DATA, "mine_d.py": "class X:\n    pass\n"},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "npz unknown",
         "quantum solve x.npz",
-        ["x.npz", "columns, linear, offset, quadratic, rows,"],
+        ["quantum.unknown_array", "path=x.npz", "array=foo"],
         {"x.npz": npz(foo=[1.0])},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "npz shape",
         "quantum solve x.npz",
-        ["x.npz", "quadratic has the shape"],
+        ["quantum.quadratic_wrong_shape", "path=x.npz", "shape=(1, 2)"],
         {"x.npz": npz(quadratic=[[1.0, 2.0]])},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "npz linear",
         "quantum solve x.npz",
-        ["x.npz", "linear has the shape"],
+        ["quantum.linear_wrong_shape", "path=x.npz", "shape=(1,)", "count=2"],
         {"x.npz": npz(quadratic=[[1.0, 2.0], [0.0, 1.0]], linear=[1.0])},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "npz labels",
         "quantum solve x.npz",
-        ["x.npz", "variables are 1 labels for 2 variables"],
+        ["quantum.labels_do_not_match_variables", "path=x.npz", "num_labels=1", "num_variables=2"],
         {"x.npz": npz(linear=[1.0, 2.0], quadratic=[[0.0, 1.0], [0.0, 0.0]], variables=["a", "a"])},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "npz lengths",
         "quantum solve x.npz",
-        ["x.npz", "rows, columns and quadratic have different"],
+        ["quantum.quadratic_lengths_differ", "path=x.npz"],
         {"x.npz": npz(quadratic=[1.0], rows=[0, 1], columns=[1])},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "npz whole",
         "quantum solve x.npz",
-        ["x.npz", "rows and columns are to be whole numbers"],
+        ["quantum.indices_not_whole_numbers", "path=x.npz"],
         {"x.npz": npz(quadratic=[1.0], rows=[0.5], columns=[1.0])},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "npz negative",
         "quantum solve x.npz",
-        ["x.npz", "rows and columns are numbers of variables from"],
+        ["quantum.negative_variable_index", "path=x.npz"],
         {"x.npz": npz(quadratic=[1.0], rows=[-1], columns=[1])},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "npz inf",
         "quantum solve x.npz",
-        ["x.npz", "a coefficient is no finite number"],
+        ["quantum.coefficient_not_finite", "path=x.npz"],
         {"x.npz": npz(quadratic=[[0.0, float("inf")], [0.0, 0.0]])},
-        speaks=Language.WORDS,
     ),
 ]
 
@@ -1629,7 +1843,7 @@ TEACHER = {"m/config.json": json.dumps(LLAMA | {"vocab_size": 300})}
 def method(
     what: str,
     flags: str,
-    words: list[str],
+    says: list[str],
     data: str | None = None,
     files: Files | None = None,
     **others: Any,
@@ -1637,51 +1851,74 @@ def method(
     """A training by TRL of a Llama in m/, which is never loaded."""
     prepared = {"d.jsonl": data or PAIRS, "m/config.json": json.dumps(LLAMA), **(files or {})}
     model = "" if "--model" in flags else " --model m"
-    return Wrong(what, f"train d.jsonl{model} --method {flags}", words, prepared, **others)
+    return Wrong(what, f"train d.jsonl{model} --method {flags}", says, prepared, **others)
 
 
 METHODS = [
-    method("a memory in TRL", "dpo --enabled-extensions memory", ["memory", "neither train nor"]),
+    method(
+        "a memory in TRL",
+        "dpo --enabled-extensions memory",
+        ["config.added_weights_with_trl", "key=training.enabled_extensions=memory", "method=dpo"],
+    ),
     method(
         "a model with a memory in TRL",
         "dpo",
-        ["weights of extensions", "TRL's trainers do not load"],
+        [
+            "methods.model_has_extension_weights",
+            "key=model.name",
+            "name=m",
+            "manifest=extensions.json",
+        ],
         files={"m/extensions.json": "{}"},
     ),
     method(
         "a setting that TRL cannot carry out",
         "dpo --compile-mode default",
-        ['--compile-mode "default" cannot be carried out with --method dpo', "leave it out"],
+        [
+            "methods.setting_not_supported",
+            "methods.only_temper_own_loop",
+            "setting=training.compile_mode=default",
+            "method=dpo",
+        ],
     ),
-    method("a batch that TRL would have to measure", "dpo --batch-size auto", ["such as 4"]),
-    method("KTO of one", "kto --batch-size 1", ["--batch-size 1", "give 2 or more"]),
+    method(
+        "a batch that TRL would have to measure",
+        "dpo --batch-size auto",
+        ["methods.batch_size_auto", "method=dpo"],
+    ),
+    method("KTO of one", "kto --batch-size 1", ["methods.kto_batch_of_one"]),
     method(
         "answers in parts",
         "grpo --num-generations 5 --batch-size 8",
-        ["--num-generations 5 does not divide the 8", "--batch-size 5"],
+        ["methods.num_generations_not_divisor", "num_generations=5", "per_step=8"],
         GOOD_DATA,
     ),
     method(
         "no place for a prompt",
         "rloo --max-completion-length 600",
-        [
-            "--max-completion-length 600 leaves nothing of --max-length 512",
-            "lower --max-completion-length, such as to 256",
-        ],
+        ["methods.completion_leaves_no_prompt", "longest=600", "max_length=512", "suggested=256"],
         GOOD_DATA,
     ),
     method(
         "a beta beyond reverse KL",
         "distillation --beta 2",
-        ["--beta 2", "1 (reverse KL)"],
+        ["methods.distillation_beta_above_one", "beta=2.0"],
         GOOD_DATA,
     ),
-    method("another GPU", "dpo --device cuda:1", ["--cuda-visible-devices 1"]),
-    method("nothing that trains", "dpo --quantization 4bit", ["--quantization 4bit", "--lora"]),
+    method(
+        "another GPU",
+        "dpo --device cuda:1",
+        ["methods.device_not_first_gpu", "device=cuda:1", "index=1"],
+    ),
+    method(
+        "nothing that trains",
+        "dpo --quantization 4bit",
+        ["methods.quantization_without_lora", "quantization=4bit"],
+    ),
     method(
         "a quantum step in TRL's loop",
         "dpo --enabled-extensions quantum",
-        ["--enabled-extensions quantum", "--method dpo is a trainer of TRL"],
+        ["methods.quantum_not_supported", "method=dpo"],
     ),
     Wrong(
         "a reference that moves",
@@ -1690,7 +1927,7 @@ METHODS = [
             "--method-settings",
             '{"sync_ref_model": true}',
         ],
-        ["--method-settings: sync_ref_model is not taken", "in no checkpoint"],
+        ["methods.argument_not_supported", "methods.no_sync_ref_model", "name=sync_ref_model"],
         {"d.jsonl": PAIRS, "m/config.json": json.dumps(LLAMA)},
     ),
     Wrong(
@@ -1700,7 +1937,7 @@ METHODS = [
             "--method-settings",
             '{"learning_rate": 1}',
         ],
-        ["learning_rate is --learning-rate here"],
+        ["methods.argument_has_setting", "name=learning_rate", "setting=training.learning_rate"],
         {"d.jsonl": PAIRS, "m/config.json": json.dumps(LLAMA)},
     ),
     Wrong(
@@ -1710,13 +1947,13 @@ METHODS = [
             "--method-settings",
             '{"los_type": "ipo"}',
         ],
-        ["DPOConfig of TRL has no argument los_type", "did you mean loss_type?"],
+        ["methods.unknown_argument", "name=los_type", "meant=loss_type"],
         {"d.jsonl": PAIRS, "m/config.json": json.dumps(LLAMA)},
     ),
     method(
         "a process of a launcher",
         "dpo",
-        ["--method dpo trains in one process", "start temper train by itself"],
+        ["methods.launcher_not_supported", "method=dpo"],
         environment={
             "RANK": "0",
             "WORLD_SIZE": "2",
@@ -1724,138 +1961,185 @@ METHODS = [
             "MASTER_PORT": "1",
         },
     ),
-    method("a model without knowledge", "dpo --model embedded", ["--method sft", "as --model"]),
+    method(
+        "a model without knowledge", "dpo --model embedded", ["methods.embedded_model_untrained"]
+    ),
     method(
         "a LoRA to begin with",
         "reward",
-        ["m is a LoRA beside its base", "--as merged"],
+        ["methods.whole_model_needed", "key=model.name", "name=m"],
         files={"m/adapter_config.json": "{}"},
     ),
     method(
         "an encoder with a decoder",
         "dpo",
-        ["m is an encoder with a decoder"],
+        ["methods.encoder_decoder_model", "key=model.name", "name=m"],
         files={"m/config.json": '{"model_type": "t5", "is_encoder_decoder": true}'},
     ),
     method(
         "a model of pictures",
         "dpo",
-        ["m reads pictures"],
+        ["methods.model_reads_images", "key=model.name", "name=m"],
         files={"m/config.json": '{"model_type": "llava", "vision_config": {}}'},
     ),
     method(
         "a model without text",
         "dpo",
-        ["m reads no text"],
+        ["methods.model_reads_no_text", "key=model.name", "name=m"],
         files={"m/temper_model.json": '{"model": "tactical_mappo"}'},
     ),
-    method("no teacher", "distillation", ["--teacher"], GOOD_DATA),
+    method("no teacher", "distillation", ["methods.teacher_missing"], GOOD_DATA),
     method(
         "a teacher that is not there",
         "distillation --teacher ./nowhere",
-        ["--teacher: there is no folder './nowhere'"],
+        ["methods.teacher_folder_missing", "teacher=./nowhere"],
         GOOD_DATA,
     ),
     method(
         "a teacher of itself",
         "distillation --teacher m",
-        ["--teacher is the model itself (m)"],
+        ["methods.teacher_is_model", "teacher=m"],
         GOOD_DATA,
     ),
     method(
         "a teacher of other tokens",
         "distillation --teacher t",
-        ["--teacher knows 200 tokens and --model 300"],
+        ["methods.teacher_vocabulary_differs", "teacher_size=200", "model_size=300"],
         GOOD_DATA,
         {**TEACHER, "t/config.json": json.dumps(LLAMA | {"vocab_size": 200})},
     ),
-    method("no reward", "grpo", ["--reward is empty", "exact_answer, format=REGEX"], GOOD_DATA),
+    method("no reward", "grpo", ["methods.no_rewards", "built_in=exact_answer"], GOOD_DATA),
     method(
         "an unknown reward",
         "grpo --reward exact_anwser",
-        ["--reward: unknown reward 'exact_anwser'; did you mean 'exact_answer'?"],
+        ["methods.unknown_reward", "unknown reward 'exact_anwser'", "meant=exact_answer"],
         GOOD_DATA,
     ),
-    method("half a reward", "grpo --reward format=", ["format needs what to compare"], GOOD_DATA),
+    method(
+        "half a reward",
+        "grpo --reward format=",
+        ["methods.reward_without_value", "kind=format"],
+        GOOD_DATA,
+    ),
     method(
         "no regular expression",
         "grpo --reward format=(",
-        ["format=( is no regular expression (missing )"],
+        ["methods.reward_regex_invalid", "kind=format", "pattern=(", "missing )"],
         GOOD_DATA,
     ),
     method(
         "a schema that is not there",
         "rloo --reward json_schema=nowhere.json",
-        ["there is no JSON schema at 'nowhere.json'"],
+        ["methods.reward_schema_missing", "file=nowhere.json"],
         GOOD_DATA,
     ),
     method(
         "no schema",
         "rloo --reward json_schema=s.json",
-        ["s.json is no JSON schema"],
+        [
+            "methods.reward_schema_invalid",
+            "file=s.json",
+            "reason=3 is not valid under any of the given schemas",
+        ],
         GOOD_DATA,
         {"s.json": '{"type": 3}'},
     ),
     method(
         "a reward that is a number",
         "grpo --reward mine_e:X",
-        ["mine_e:X is no function"],
+        ["methods.reward_not_callable", "name=mine_e:X"],
         GOOD_DATA,
         {"mine_e.py": "X = 3\n"},
     ),
     method(
         "nothing to be exact with",
         "grpo --reward exact_answer",
-        ["exact_answer compares with the answers", "--answer-column"],
+        [
+            "methods.exact_answer_without_answers",
+            "methods.no_column_answers",
+            "reason=column 'prompt' asks",
+        ],
         '{"prompt": "1 + 1"}\n' * 9,
     ),
     method(
         "answers instead of pairs",
         "dpo",
-        ["d.jsonl", "no columns chosen and rejected", "--method sft"],
+        ["methods.pairs_missing", "file=d.jsonl", "method=dpo", "columns=prompt, completion"],
         GOOD_DATA,
     ),
     method(
         "two answers and no winner",
         "orpo",
-        ["'response_a' and 'response_b'", "call the better one chosen"],
+        ["methods.better_answer_unknown", "file=d.jsonl", "first=response_a", "second=response_b"],
         '{"prompt": "a", "response_a": "b", "response_b": "c"}\n' * 9,
-        speaks=Language.WORDS,
     ),
     method(
         "labels instead of pairs",
         "reward",
-        ["column 'label'", "--method kto"],
+        ["methods.labels_instead_of_pairs", "file=d.jsonl", "column=label", "method=reward"],
         '{"prompt": "a", "completion": "b", "label": true}\n' * 9,
     ),
-    method("KTO without labels", "kto", ["there is no column label"], GOOD_DATA),
+    method(
+        "KTO without labels",
+        "kto",
+        ["methods.label_column_missing", "file=d.jsonl", "columns=prompt, completion"],
+        GOOD_DATA,
+    ),
     method(
         "KTO of texts",
         "kto",
-        ["--method kto answers prompts", "'text' is plain text"],
+        [
+            "methods.answer_columns_unknown",
+            "data.recognized_plain_text",
+            "file=d.jsonl",
+            "method=training.method=kto",
+            "column=text",
+        ],
         '{"text": "a", "label": true}\n' * 9,
     ),
-    method("pairs for rewards", "grpo --reward exact_answer", ["--method dpo learns from such"]),
+    method(
+        "pairs for rewards",
+        "grpo --reward exact_answer",
+        [
+            "methods.pairs_instead_of_prompts",
+            "file=d.jsonl",
+            "better=chosen",
+            "worse=rejected",
+            "method=grpo",
+        ],
+    ),
     method(
         "no prompts",
         "rloo --reward format=a",
-        ["no column of prompts is known (there are: text)", "--prompt-column"],
+        ["methods.prompt_column_missing", "file=d.jsonl", "method=rloo", "columns=text"],
         '{"text": "a"}\n' * 9,
     ),
-    method("one answer of a pair", "dpo --answer-column chosen", ["--answer-column has no effect"]),
+    method(
+        "one answer of a pair",
+        "dpo --answer-column chosen",
+        ["methods.answer_column_no_effect", "file=d.jsonl", "method=dpo"],
+    ),
     method(
         "a column that the pairs do not have",
         "dpo --prompt-column promt",
-        ["--prompt-column: unknown column 'promt'; did you mean 'prompt'?"],
+        [
+            "methods.data_file_unusable",
+            "config.setting_says",
+            "file=d.jsonl",
+            "setting=data.prompt_column",
+            "unknown column 'promt'",
+            "meant=prompt",
+        ],
     ),
     Wrong(
         "TRL's method in a command of the own loop",
         "check d.jsonl --method dpo",
-        ["--method dpo is a trainer of TRL", "use temper train"],
+        ["training.method_needs_trl_trainer", "method=dpo"],
         {"d.jsonl": GOOD_DATA},
     ),
 ]
 
+NO_CONVERSATION, SECOND = "models.no_row_is_a_conversation", "message 2 of 'messages'"
 TALKS = "train chats.jsonl --model-adapter dialogue"
 FROM_USER = {"role": "user", "content": "a"}
 
@@ -1876,61 +2160,65 @@ CONVERSATIONS = [
     Wrong(
         "plain text for a dialogue",
         TALKS,
-        ["--model-adapter dialogue trains on conversations", "plain text"],
+        ["models.dialogue_adapter_plain_text", "data.recognized_plain_text", "column=text"],
         {"chats.jsonl": '{"text": "Once upon a time."}\n' * 9},
     ),
-    Wrong("no preview at all", "check --preview 0", ["--preview shows at least 1 example"]),
-    Wrong("a preview that checks", "check --preview --quick", ["--preview checks nothing"]),
+    Wrong("no preview at all", "check --preview 0", ["commands.preview_needs_an_example"]),
+    Wrong("a preview that checks", "check --preview --quick", ["commands.preview_runs_no_checks"]),
     *(
-        Wrong(what, TALKS, ["chats.jsonl:1", *words], files, speaks=Language.WORDS)
-        for what, words, files in (
+        Wrong(what, TALKS, [NO_CONVERSATION, "source=chats.jsonl", "line=1", *about], files)
+        for what, about, files in (
             (
                 "an unknown role",
-                ["unknown role 'wizard'"],
+                [SECOND, "wrong type", "'wizard'"],
                 talk(FROM_USER, {"role": "wizard", "content": "b"}),
             ),
-            ("a text for a message", ["is text, not an object"], talk(FROM_USER, "b")),
-            ("a message of nobody", ["names no role"], talk(FROM_USER, {"content": "b"})),
-            ("nobody who answers", ["no message of the assistant"], talk(FROM_USER, FROM_USER)),
+            ("a text for a message", [SECOND, "wrong type", "text"], talk(FROM_USER, "b")),
+            ("a message of nobody", [SECOND, "missing column"], talk(FROM_USER, {"content": "b"})),
+            ("nobody who answers", ["no supervised token"], talk(FROM_USER, FROM_USER)),
             (
                 "answers that say nothing",
-                ["message 2", "is empty"],
+                [SECOND, "empty"],
                 talk(FROM_USER, answering(content="")),
             ),
             (
                 "a call without a name",
-                ["no list of calls with names"],
+                ["wrong type", "tool_calls", SECOND],
                 talk(FROM_USER, calling(a=1)),
             ),
             (
                 "arguments that are no JSON",
-                ["arguments of 'f' in message 2", "no JSON"],
+                ["data.tool_arguments_not_json", "name=f", SECOND],
                 talk(FROM_USER, calling(name="f", arguments="{a")),
             ),
             (
                 "arguments that are a list",
-                ["arguments of 'f'", "a list, not an object"],
+                ["data.tool_arguments_not_object", "name=f", SECOND, "kind=a list"],
                 talk(FROM_USER, calling(name="f", arguments=[1])),
             ),
             (
                 "a call as it was before tools",
-                ["write it as tool_calls"],
+                ["data.function_call_replaced", SECOND],
                 talk(FROM_USER, answering(function_call={"name": "f"})),
             ),
-            ("half a weight", ["it can be 0 or 1"], talk(FROM_USER, answering(weight=0.5))),
+            (
+                "half a weight",
+                [SECOND, "wrong type", "0.5"],
+                talk(FROM_USER, answering(weight=0.5)),
+            ),
             (
                 "a picture in a talk",
-                ["chats.jsonl:1: picture", "no column"],
+                ["data.row_without_image_column"],
                 talk({"role": "user", "content": [{"type": "image"}]}, answering()),
             ),
             (
                 "a tool without a name",
-                ["'tools' is no list of tools"],
+                ["wrong type", "'tools'", "names"],
                 talk(FROM_USER, answering(), tools=[{}]),
             ),
             (
                 "tools that are no list",
-                ["'tools' is an object, not a list"],
+                ["wrong type", "'tools'", "an object"],
                 talk(FROM_USER, answering(), tools={"name": "f"}),
             ),
         )
@@ -1938,9 +2226,8 @@ CONVERSATIONS = [
     Wrong(
         "a template that refuses",
         [*TALKS.split(), "--chat-template", "{{ raise_exception('not so') }}"],
-        ["the template refuses the conversation", "not so"],
+        ["data.template_refuses", "source=chats.jsonl", "line=1", "not so"],
         talk(FROM_USER, answering()),
-        speaks=Language.WORDS,
     ),
     Wrong(
         "a template that writes history anew",
@@ -1949,19 +2236,24 @@ CONVERSATIONS = [
             "--chat-template",
             "{% for m in messages %}{{ loop.revindex }}{{ m.role }}: {{ m.content }}\n{% endfor %}",
         ],
-        ["differently once the conversation goes on"],
+        [
+            "data.template_rewrites_history",
+            "source=chats.jsonl",
+            "line=1",
+            "setting=data.chat_template",
+        ],
         talk(FROM_USER, answering()),
     ),
     Wrong(
         "a template that is none",
         f"{TALKS} --chat-template nowhere.jinja",
-        ["--chat-template", "is no file and no Jinja template"],
+        ["data.invalid_chat_template", "value=nowhere.jinja"],
         talk(FROM_USER, answering()),
     ),
     Wrong(
         "a dialogue without a template",
         f"{TALKS} --model ./folder",
-        ["needs a chat template", "--chat-template"],
+        ["data.dialogue_needs_template"],
         {
             **talk(FROM_USER, answering()),
             "folder/config.json": json.dumps(LLAMA),
@@ -1972,67 +2264,159 @@ CONVERSATIONS = [
 ]
 
 FURTHER += [
-    Wrong("a deadline without a unit", "train --deadline 11", ["--deadline", '"11h"', 'not "11"']),
-    Wrong("an unknown encoding", "train --encoding cp9999", ["--encoding", "cp1252"]),
+    Wrong(
+        "a deadline without a unit",
+        "train --deadline 11",
+        ["config.wrong_value", "setting=training.deadline", 'value="11"'],
+    ),
+    Wrong(
+        "an unknown encoding",
+        "train --encoding cp9999",
+        ["config.wrong_value", "setting=data.encoding", 'value="cp9999"'],
+    ),
     Wrong(
         "UTF-8 in another encoding",
         "train d.csv --encoding cp1252",
-        ["d.csv is UTF-8", "--encoding"],
+        ["data.utf8_despite_encoding", "path=d.csv", "encoding=cp1252"],
         {"d.csv": "prompt,completion\nFünf?,5\n"},
     ),
     Wrong(
         "UTF-16 without a mark",
         "train d.csv",
-        ["d.csv is UTF-16 without a byte order mark", "--encoding utf-16-le"],
+        [
+            "data.file_not_text",
+            "data.utf16_without_bom",
+            "data.set_encoding",
+            "path=d.csv",
+            "encoding=utf-16-le",
+        ],
         {"d.csv": "prompt,completion\n5?,5\n".encode("utf-16-le")},
     ),
     Wrong(
         "a place among the runs",
         "train data.jsonl --backup-place runs/copies",
-        ["--backup-place", "runs"],
+        ["config.destination_inside_output_dir", 'place="runs/copies"', "output_dir=runs"],
         {"data.jsonl": GOOD_DATA},
     ),
 ]
 
 SWEEPS = [
-    Wrong("a sweep of nothing", "sweep", ["--search learning_rate="]),
-    Wrong("a search without values", "sweep --search lr", ["lr", "KEY=VALUES"]),
-    Wrong("a search of what there is not", "sweep --search learn_rate=1,2", ["learn_rate"]),
-    Wrong("a search twice", "sweep --search lr=1,2 --search lr=3,4", ["given twice"]),
-    Wrong("one value to search", "sweep --search lora_r=4", ["--search", "two values"]),
-    Wrong("a value that is none", "sweep --search lora_r=4,many", ["--lora-r", '"many"']),
-    Wrong("a range of words", "sweep --search optimizer=a..b", ["--search", "with commas"]),
-    Wrong("a range that falls", "sweep --search lr=1e-3..1e-5", ["--search", "not below"]),
-    Wrong("a range of no numbers", "sweep --search lr=1e-5..high", ["'high' is no number"]),
-    Wrong("a step too wide", "sweep --search num_epochs=1..3:9", ["--search", "width"]),
-    Wrong("a step between", "sweep --search embedded_num_layers=2..8:0.5", ["whole numbers"]),
-    Wrong("a logarithm of zero", "sweep --search lora_dropout=0..0.5:log", ["above 0"]),
-    Wrong("JSON to search", ["sweep", "--search", "lora_r=[4,"], ["--search", "JSON"]),
-    Wrong("a search without effect", "sweep --search log_level=INFO,DEBUG", ["nothing"]),
-    Wrong("a search of what is fixed", "sweep --lr 1 --search lr=1,2", ["--lr fixes"]),
-    Wrong("other rows in each trial", "sweep --search seed=1,2", ["rows are held out"]),
-    Wrong("other tokens in each trial", "sweep --search max_length=64,128", ["tokens"]),
-    Wrong("no trials", "sweep --search lr=1,2 --trials 0", ["--trials 0", "at least 1"]),
-    Wrong("a new run of a sweep", "sweep --search lr=1,2 --new-run", ["--new-run", "--name"]),
+    Wrong("a sweep of nothing", "sweep", ["deployment.sweep_without_search"]),
+    Wrong(
+        "a search without values",
+        "sweep --search lr",
+        ["deployment.search_not_key_values", "text=lr"],
+    ),
+    Wrong(
+        "a search of what there is not",
+        "sweep --search learn_rate=1,2",
+        [
+            "deployment.search_unknown_key",
+            "config.unknown_key_meant",
+            "key=learn_rate",
+            "meant='learning_rate'",
+        ],
+    ),
+    Wrong(
+        "a search twice",
+        "sweep --search lr=1,2 --search lr=3,4",
+        ["deployment.search_given_twice", "name=training.learning_rate"],
+    ),
+    Wrong(
+        "one value to search",
+        "sweep --search lora_r=4",
+        ["deployment.search_too_few_values", "text=lora_r=4"],
+    ),
+    Wrong(
+        "a value that is none",
+        "sweep --search lora_r=4,many",
+        [
+            "deployment.search_value_invalid",
+            "config.wrong_value",
+            "setting=model.lora_config.r",
+            'value="many"',
+        ],
+    ),
+    Wrong(
+        "a range of words",
+        "sweep --search optimizer=a..b",
+        ["deployment.search_range_not_numeric", "text=optimizer=a..b"],
+    ),
+    Wrong(
+        "a range that falls",
+        "sweep --search lr=1e-3..1e-5",
+        ["deployment.search_range_empty", "text=lr=1e-3..1e-5", "low=0.001", "high=1e-05"],
+    ),
+    Wrong(
+        "a range of no numbers",
+        "sweep --search lr=1e-5..high",
+        ["deployment.search_not_a_number", "search=lr=1e-5..high", "value=high"],
+    ),
+    Wrong(
+        "a step too wide",
+        "sweep --search num_epochs=1..3:9",
+        ["deployment.search_step_out_of_range", "text=num_epochs=1..3:9", "width=2"],
+    ),
+    Wrong(
+        "a step between",
+        "sweep --search embedded_num_layers=2..8:0.5",
+        ["deployment.search_step_not_whole", "text=embedded_num_layers=2..8:0.5", "step=0.5"],
+    ),
+    Wrong(
+        "a logarithm of zero",
+        "sweep --search lora_dropout=0..0.5:log",
+        ["deployment.search_log_range_not_positive", "text=lora_dropout=0..0.5:log"],
+    ),
+    Wrong(
+        "JSON to search",
+        ["sweep", "--search", "lora_r=[4,"],
+        ["deployment.search_list_unreadable", "text=lora_r=[4,"],
+    ),
+    Wrong(
+        "a search without effect",
+        "sweep --search log_level=INFO,DEBUG",
+        ["deployment.search_setting_no_effect", "key=log_level"],
+    ),
+    Wrong(
+        "a search of what is fixed",
+        "sweep --lr 1 --search lr=1,2",
+        ["deployment.search_conflicts_with_flag", "flag=--lr", "name=training.learning_rate"],
+    ),
+    Wrong(
+        "other rows in each trial",
+        "sweep --search seed=1,2",
+        ["deployment.search_changes_held_out_rows", "name=training.seed"],
+    ),
+    Wrong(
+        "other tokens in each trial",
+        "sweep --search max_length=64,128",
+        ["deployment.search_changes_measured_tokens", "name=data.max_length", "metric=loss"],
+    ),
+    Wrong("no trials", "sweep --search lr=1,2 --trials 0", ["commands.too_few_trials", "count=0"]),
+    Wrong("a new run of a sweep", "sweep --search lr=1,2 --new-run", ["commands.new_run_in_sweep"]),
     Wrong(
         "a sweep without held-out data",
         "sweep --search lr=1,2 --validation-split 0",
-        ["--validation-split", "--eval-data"],
+        ["commands.sweep_without_held_out_data"],
     ),
     Wrong(
         "a grid of endlessly many",
         "sweep --search lr=1e-5..1e-3 --sampler grid",
-        ["endlessly many"],
+        ["deployment.grid_values_infinite", "search=training.learning_rate=1e-05..0.001"],
     ),
     Wrong(
         "a grid of too many",
         "sweep --search lora_r=1..2000 --sampler grid",
-        ["--sampler grid", "1000"],
+        ["deployment.grid_too_large", "limit=1000"],
     ),
     Wrong(
         "an architecture of a model that has its own",
         "sweep --model some/model --search embedded_num_layers=2..4",
-        ["--embedded-num-layers", "no effect"],
+        [
+            "config.setting_without_effect",
+            "config.unused_shapes_embedded_model",
+            "setting=model.embedded.num_layers=2",
+        ],
     ),
 ]
 
@@ -2050,7 +2434,7 @@ TOWER: Files = {
 def seeing(
     what: str,
     flags: str,
-    words: list[str],
+    says: list[str],
     files: Files | None = None,
     data: str = SHOWN,
     **others: Any,
@@ -2065,7 +2449,7 @@ def seeing(
         **(files or {}),
     }
     model = "" if "--model " in flags else " --model m"
-    return Wrong(what, f"train d.jsonl{model} {flags}", words, prepared, **others)
+    return Wrong(what, f"train d.jsonl{model} {flags}", says, prepared, **others)
 
 
 GIVEN_A_TOWER = "--enabled-extensions multimodal --multimodal-vision-tower t"
@@ -2073,122 +2457,163 @@ PICTURES = [
     seeing(
         "a tower without a name",
         "--enabled-extensions multimodal",
-        ["--multimodal-vision-tower names none", "google/siglip"],
+        ["config.vision_encoder_not_set"],
     ),
     seeing(
         "a tower that is nowhere",
         "--enabled-extensions multimodal --multimodal-vision-tower nobody/no-tower",
-        ["--multimodal-vision-tower: model 'nobody/no-tower'", "hub cannot", "preprocessor_config"],
+        [
+            "models.vision_encoder_unusable",
+            "models.model_not_found",
+            "models.hub_unreachable",
+            "key=training.multimodal.vision_tower",
+            "name=nobody/no-tower",
+        ],
     ),
     seeing(
         "a LoRA as a tower",
         "--enabled-extensions multimodal --multimodal-vision-tower l",
-        ["--multimodal-vision-tower: l is a lora folder, no vision model"],
+        ["models.not_a_vision_model", "key=training.multimodal.vision_tower", "name=l"],
         {"l/adapter_config.json": "{}"},
     ),
     seeing(
         "a tower without its image processor",
         "--enabled-extensions multimodal --multimodal-vision-tower e",
-        ["has no image processor", "image_processor.save_pretrained"],
+        ["models.image_processor_missing", "key=training.multimodal.vision_tower"],
         {"e/config.json": "{}", "e/model.safetensors": NO_TENSORS},
     ),
     seeing(
         "a text model as a tower",
         "--enabled-extensions multimodal --multimodal-vision-tower m",
-        ["is a llama, no vision model", "give a CLIP"],
+        [
+            "models.vision_encoder_without_patches",
+            "key=training.multimodal.vision_tower",
+            "model_type=llama",
+        ],
         {"m/preprocessor_config.json": "{}"},
     ),
-    seeing("a tower for rows of text", GIVEN_A_TOWER, ["d.jsonl hold none"], data=GOOD_DATA),
-    seeing("a tower on a new model", f"--model embedded {GIVEN_A_TOWER}", ["new and random"]),
+    seeing(
+        "a tower for rows of text",
+        GIVEN_A_TOWER,
+        ["data.multimodal_without_images", "path=d.jsonl"],
+        data=GOOD_DATA,
+    ),
+    seeing(
+        "a tower on a new model",
+        f"--model embedded {GIVEN_A_TOWER}",
+        ["config.vision_encoder_on_new_model"],
+    ),
     seeing(
         "a tower on weights of 4 bits",
         f"{GIVEN_A_TOWER} --lora --quantization 4bit",
-        ["--quantization: ", "weights as they were"],
+        ["config.vision_encoder_needs_full_weights", "setting=model.quantization"],
     ),
-    seeing("a tower by Unsloth", f"{GIVEN_A_TOWER} --backend unsloth", ["makes one that sees"]),
-    seeing("a tower by TRL", f"{GIVEN_A_TOWER} --method dpo", ["--method dpo", "of TRL"]),
+    seeing(
+        "a tower by Unsloth",
+        f"{GIVEN_A_TOWER} --backend unsloth",
+        ["config.vision_encoder_with_unsloth"],
+    ),
+    seeing(
+        "a tower by TRL",
+        f"{GIVEN_A_TOWER} --method dpo",
+        ["config.vision_encoder_with_trl_method", "method=dpo"],
+    ),
     seeing(
         "a tower on an adapter of text",
         f"{GIVEN_A_TOWER} --model-adapter dialogue",
-        ["is not one for pictures"],
+        ["config.adapter_without_images", "adapter=dialogue"],
     ),
     seeing(
         "a tower in stages",
         f"{GIVEN_A_TOWER} --strategy curriculum",
-        ["curriculum has phases of its own", "standard or finetune"],
+        ["config.strategy_with_projector_phase", "strategy=curriculum"],
     ),
     seeing(
         "a tower alone",
         f"{GIVEN_A_TOWER} --train-extensions-only",
-        ["--train-extensions-only: ", "projector alone"],
+        ["config.extensions_only_with_projector"],
     ),
     seeing(
         "a second tower",
         GIVEN_A_TOWER,
-        ["which sees already", "leave multimodal out"],
+        [
+            "models.model_already_reads_images",
+            "name=m",
+            "model_class=LlavaForConditionalGeneration",
+        ],
         {"m/config.json": json.dumps(SEEING)},
     ),
-    seeing("pictures for a model of text", "", ["reads text only", "give a model that sees"]),
+    seeing(
+        "pictures for a model of text",
+        "",
+        ["models.text_model_for_images", "model_class=LlamaForCausalLM"],
+    ),
     seeing(
         "pictures for an adapter of text",
         "--model-adapter standard",
-        ["reads text only, and the rows hold pictures (column 'image')"],
+        ["models.text_adapter_for_images", "name=standard", "shown=column 'image'"],
     ),
     seeing(
         "a model that sees without its processor",
         "",
-        ["has no processor (processor_config.json is missing)"],
+        ["models.processor_missing"],
         {"m/config.json": json.dumps(SEEING), "m/tokenizer.json": REAL_TOKENIZER},
-        speaks=Language.WORDS,
     ),
     seeing(
         "a vision part of a model of text",
         "--train-vision",
-        ["--train-vision: ", "is not trained on pictures"],
+        [
+            "models.setting_no_effect",
+            "models.not_trained_on_images",
+            "key=model.train_vision",
+            "name=m",
+        ],
         data=GOOD_DATA,
     ),
     seeing(
         "hidden tokens beside pictures",
         "--time-step-masking",
-        ["hides tokens of text, and the rows hold pictures"],
+        ["models.masked_diffusion_with_images"],
     ),
     seeing(
         "pictures that are not there",
         GIVEN_A_TOWER,
-        ["the first 9 rows cannot be used; d.jsonl:1: there is no picture '2.png'"],
+        ["data.image_not_found", "path=d.jsonl", "fault=d.jsonl:1", "name=2.png"],
         data=SHOWN.replace("1.png", "2.png"),
-        speaks=Language.WORDS,
     ),
     seeing(
         "broken pictures alone",
         GIVEN_A_TOWER,
-        ["the first 9 rows cannot be used; d.jsonl:1: the picture '1.png' is none of BMP"],
+        ["data.unsupported_image_format", "path=d.jsonl", "fault=d.jsonl:1", "1.png"],
         {"1.png": b"GIF?"},
-        speaks=Language.WORDS,
     ),
     seeing(
         "a column of pictures that is not there",
         f"{GIVEN_A_TOWER} --image-column photo",
-        ["photo"],
+        [
+            "data.unrecognized_file",
+            "config.setting_says",
+            "file=d.jsonl",
+            "setting=data.image_column",
+            "unknown column 'photo'",
+        ],
     ),
     Wrong(
         "a picture for a model of text",
         ["ask", "m", "What is it?", "--image", "1.png"],
-        ["m: reads text only", "1.png", "a model that sees"],
+        ["evaluation.model_reads_no_images", "model=m", "image=1.png"],
         {"m/config.json": json.dumps(LLAMA)},
-        speaks=Language.WORDS,
     ),
     *(
         Wrong(
             what,
             ["ask", "m", "What is it?", "--image", "1.png"],
-            ["1.png", reason],
+            [code, "1.png"],
             {"m/config.json": json.dumps({**SEEING, "vision_config": {}}), **files},
-            speaks=Language.WORDS,
         )
-        for what, reason, files in (
-            ("a picture that is not there", "there is no picture", {}),
-            ("a picture that is none", "is none of BMP", {"1.png": "none"}),
+        for what, code, files in (
+            ("a picture that is not there", "data.image_not_found", {}),
+            ("a picture that is none", "data.unsupported_image_format", {"1.png": "none"}),
         )
     ),
 ]
@@ -2226,7 +2651,7 @@ RED_ROWS = "\n".join([json.dumps({"image": RED, "question": "Which?", "answer": 
 def fitting(
     what: str,
     flags: str,
-    words: list[str],
+    says: list[str],
     model: dict[str, Any] = SMALL_LLAMA,
     data: str = GOOD_DATA,
     **others: Any,
@@ -2240,7 +2665,7 @@ def fitting(
         "m/model.safetensors": (2).to_bytes(8, "little") + b"{}",
     }
     command = f"train d.jsonl --model m --device cpu --max-length 64 {flags}"
-    return Wrong(what, command, words, files, **others)
+    return Wrong(what, command, says, files, **others)
 
 
 # Method, data, model and library that do not go together, besides METHODS.
@@ -2248,98 +2673,104 @@ FITTING = [
     fitting(
         "rounded weights of a GPT-2",
         "--quantization-aware int4",
-        ["--quantization-aware", "those of gpt2 are Conv1D"],
+        ["models.qat_conv1d_layers", "key=model.quantization_aware", "model_type=gpt2"],
         SMALL_GPT2,
     ),
     fitting(
         "rounded weights of a model of pictures",
         "--quantization-aware int4",
-        ["--quantization-aware: is for models of text alone"],
+        ["models.qat_text_files_only", "key=model.quantization_aware"],
         SMALL_LLAVA,
         RED_ROWS,
     ),
     fitting(
         "pictures by unsloth",
         "--backend unsloth",
-        ["--backend unsloth loads models of text here", "set --backend transformers"],
+        ["models.unsloth_with_images"],
         SMALL_LLAVA,
         RED_ROWS,
     ),
     fitting(
         "text for a model of pictures",
         "",
-        ["LlavaForConditionalGeneration, no causal language model", "--model-adapter multimodal"],
+        [
+            "models.not_a_causal_model",
+            "models.hint_text_rows",
+            "model_class=LlavaForConditionalGeneration",
+        ],
         SMALL_LLAVA,
     ),
     fitting(
         "4 bits of narrow layers",
         "--quantization 4bit --lora",
-        ["--quantization '4bit'", "multiple of 64, and this one's is 32"],
+        ["models.width_for_4bit_on_cpu", "multiple=64", "width=32"],
         {**SMALL_LLAMA, "hidden_size": 32},
     ),
     fitting(
         "4 bits of what is quantised",
         "--quantization 4bit --lora",
-        ["--quantization '4bit': these weights are already quantised"],
+        ["models.already_quantized", "quantization=4bit"],
         {**SMALL_LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}},
     ),
     fitting(
         "a LoRA of layers of another family",
         "--lora --lora-target-modules c_attn",
-        ["--lora-target-modules: 'c_attn' is no linear layer of LlamaForCausalLM", "q_proj"],
+        [
+            "models.lora_targets_invalid",
+            "models.not_a_linear_layer",
+            "layer=c_attn",
+            "name=LlamaForCausalLM",
+        ],
     ),
     fitting(
         "DoRA of experts",
         "--lora --lora-use-dora",
-        ["--lora-use-dora: PEFT has none for down_proj, gate_up_proj", "--lora-experts"],
+        [
+            "models.lora_option_on_experts",
+            "name=use_dora",
+            "layers=down_proj, gate_up_proj",
+            "model=MixtralForCausalLM",
+        ],
         SMALL_MIXTRAL,
     ),
     fitting(
         "ranks of blocks that are not there",
         '--lora --lora-rank-pattern {"9":4}',
-        ["--lora-rank-pattern: '9' means no layer", "blocks are 0 to 1"],
+        ["models.rank_pattern_matches_nothing", "pattern=9", "name=LlamaForCausalLM", "last=1"],
     ),
     fitting(
         "an attention by unsloth",
         "--attention eager --backend unsloth",
-        ["unsloth chooses the attention itself", "--attention"],
+        ["models.unsloth_chooses_attention", "attention=eager"],
     ),
-    fitting(
-        "a folder of something else",
-        "",
-        ["config.json names no model_type"],
-        {"a": 1},
-        speaks=Language.WORDS,
-    ),
+    fitting("a folder of something else", "", ["models.no_model_type", "/m/config.json"], {"a": 1}),
     fitting(
         "a family that transformers does not know",
         "",
-        ["model type `llamo`"],
+        ["models.model_not_loaded", "model type `llamo`"],
         {"model_type": "llamo"},
-        speaks=Language.WORDS,
     ),
     fitting(
         "a tokenizer of a larger model",
         "",
-        ["its tokenizer has token 299, but the model knows only 200 tokens"],
+        ["models.tokenizer_larger_than_model", "name=m", "largest=299", "num_tokens=200"],
         {**SMALL_LLAMA, "vocab_size": 200},
-        speaks=Language.WORDS,
     ),
     fitting(
         "too few prompts for a step",
         "--method grpo --reward exact_answer --num-generations 2 --batch-size 200"
         " --max-completion-length 8",
-        ["fewer than the 100 that one step takes", "--num-generations"],
+        ["methods.too_few_prompts", "data=d.jsonl", "count=40", "needed=100"],
     ),
     Wrong(
         "a registered model in dialogue",
         "train --model tactical_mappo --model-adapter dialogue",
-        ["--model-adapter dialogue", "has an adapter of its own (tactical_mappo)"],
+        ["models.registered_model_adapter", "adapter=dialogue", "model=tactical_mappo"],
     ),
     Wrong(
         "hidden tokens of a model without any",
         "train --model tactical_mappo --time-step-masking",
-        ["--time-step-masking: model 'tactical_mappo' is no language model"],
+        ["models.masked_diffusion_needs_text", "name=tactical_mappo"],
     ),
 ]
 
@@ -2367,6 +2798,7 @@ SAME_CAUSE = {
     "a tower that is nowhere": "hub model offline",
     "a vision part of a model of text": "4 bits of the small model",
     "a value that is none": "text for a number",
+    "text in a variable": "text for a number",
     "number out of range": "text for a number",
     "share out of range": "text for a number",
     "unknown choice": "text for a number",
@@ -2421,7 +2853,22 @@ SAME_CAUSE = {
 }
 LEAST_CAUSES = 194
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
-OF_A_FILE = re.compile(r"\.ya?ml\b")
+# What was given, spelled as it was given: a flag, a key in a file, a variable, a word.
+AS_GIVEN = {
+    "text for a number": ["--batch-size must be", 'not "many"'],
+    "a setting without effect": ["--buffer-size 9", "streaming"],
+    "a curriculum of a stream": ["--strategy curriculum", "--streaming"],
+    "time steps": ["--stack-time-step-bins", "--stack-num-time-steps 3"],
+    "a truth value for a number": [
+        "training.batch_size must be",
+        "(c.yaml:2: training.batch_size)",
+    ],
+    "two spellings that disagree": ["two.yaml:2: training.batch_size", "two.yaml:4: data.batch_"],
+    "an unknown variable": ["TEMPER_BATCH", "TEMPER_BATCH_SIZE"],
+    "text in a variable": ["TEMPER_BATCH_SIZE"],
+    "evaluating on other data than the data": ["--eval-data", "DATA"],
+    "no reward": ["--reward", "exact_answer"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -2449,17 +2896,7 @@ def test_wrong_input_ends_in_one_sentence(
     saved_llama: Path,
     causes: dict[str, str],
 ) -> None:
-    for name, content in wrong.files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if content == REAL_TOKENIZER:
-            content = (saved_llama / path.name).read_bytes()
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name, text in wrong.environment.items():
-        monkeypatch.setenv(name, text)
+    prepare(wrong, tmp_path, monkeypatch, saved_llama)
     errors: list[BaseException] = []
     fail = commands._fail
 
@@ -2468,29 +2905,66 @@ def test_wrong_input_ends_in_one_sentence(
         return fail(error, code)
 
     monkeypatch.setattr(commands, "_fail", note)
-    monkeypatch.setattr(TrainingDeployment, "_measure", None)  # nothing here may begin to train
-    if wrong in PAIRINGS:
-        monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", None)
-    words = wrong.command if isinstance(wrong.command, list) else wrong.command.split()
     with places_of_sentences(monkeypatch) as sentences:
-        code = commands.main(words)
-    error = capsys.readouterr().err.strip().splitlines()
-    assert code == ExitCode.WRONG_INPUT, error
-    sentence = error[-1]
-    assert sentence.startswith("temper: ")
-    assert "Traceback" not in "".join(error)
-    for part in wrong.words:
-        assert part in sentence
-    _check_language(wrong, sentence)
+        sentence = refusal(wrong, capsys)
+    assert [part for part in wrong.says if not is_about(sentence, part)] == [], sentence
     _check_cause(wrong, cause_of(errors[0], sentences), causes)
 
 
-def _check_language(wrong: Wrong, sentence: str) -> None:
-    assert re.search(wrong.speaks.value, sentence), f"it does not speak as a {wrong.speaks.name}"
-    if OF_A_FILE.search(sentence) is None:
-        text = re.sub(r"/\S+", "", sentence)
-        keys = [key for key in KEYS if re.search(rf"(?<![\w.-]){re.escape(key)}(?![\w.])", text)]
+@pytest.mark.parametrize("what", AS_GIVEN)
+def test_a_setting_is_spelled_as_it_was_given(
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    saved_llama: Path,
+) -> None:
+    (wrong,) = (wrong for wrong in TABLE if wrong.what == what)
+    prepare(wrong, tmp_path, monkeypatch, saved_llama)
+    monkeypatch.delenv(WORDS)
+    sentence = refusal(wrong, capsys)
+    for part in AS_GIVEN[what]:
+        assert part in sentence
+    if ".yaml" not in sentence:
+        keys = [key for key in KEYS if re.search(rf"(?<![\w.-]){re.escape(key)}(?!\w)", sentence)]
         assert keys == [], "keys are for who writes a file"
+
+
+def prepare(wrong: Wrong, folder: Path, monkeypatch: pytest.MonkeyPatch, saved_llama: Path) -> None:
+    """Write the files of a row; nothing here may begin to train."""
+    for name, content in wrong.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content == REAL_TOKENIZER:
+            content = (saved_llama / path.name).read_bytes()
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(folder / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name, text in wrong.environment.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(TrainingDeployment, "_measure", None)
+    if wrong in PAIRINGS:
+        monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", None)
+
+
+def is_about(sentence: str, part: str) -> bool:
+    """Whether a sentence has a code or a value, and not just a longer one that begins like it."""
+    end = r"(?!\w)" if part[-1].isalnum() else ""
+    return re.search(re.escape(part) + end, sentence) is not None
+
+
+def refusal(wrong: Wrong, capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence that a row is refused with; a problem beside others has a line of its own."""
+    words = wrong.command if isinstance(wrong.command, list) else wrong.command.split()
+    sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # as it really is
+    code = commands.main(words)
+    error = capsys.readouterr().err.strip()
+    assert code == ExitCode.WRONG_INPUT, error
+    assert "Traceback" not in error
+    _, begin, sentence = error.rpartition("temper: ")
+    assert begin
+    return sentence
 
 
 def _check_cause(wrong: Wrong, cause: str, causes: dict[str, str]) -> None:

@@ -311,7 +311,7 @@ def test_a_plain_model_names_the_rounded_one_beside_it(
         shown = capsys.readouterr()
         assert (f"{rounded} is the model" in shown.err) == is_plain
         cache = ["--cache-directory", str(tmp_path), "--max-tokens", "2", "--measures", "f1"]
-        assert main(["train-eval", model, str(rows), *cache]) == 0
+        assert main(["eval", model, str(rows), *cache]) == 0
         assert (f"{rounded} is the model" in capsys.readouterr().out) == is_plain
 
 

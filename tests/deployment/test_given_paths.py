@@ -184,7 +184,7 @@ def test_rows_that_cannot_be_rounded_are_found_by_their_widths(
     check("embedded", embedded={"hidden_size": 64, "intermediate_size": 128})
     with pytest.raises(
         ValueError,
-        match=r"models\.qat_embedded_width.*name=intermediate_size.*width=336.*wider=352",
+        match=r"models\.qat_embedded_width.*setting=model\.embedded\.intermediate_size.*width=336.*wider=352",
     ):
         check("embedded")
     for values, sentence in (

@@ -64,7 +64,7 @@ def test_it_answers_and_is_measured_with_its_memory(
     for model in (finished, plain):
         capsys.readouterr()
         cache = ["--cache-directory", str(tmp_path / "cache")]
-        assert main(["train-eval", str(model), rows, "--json", "--max-tokens", "2", *cache]) == 0
+        assert main(["eval", str(model), rows, "--json", "--max-tokens", "2", *cache]) == 0
         losses.append(capsys.readouterr().out)
     assert losses[0] != losses[1]
 

@@ -149,7 +149,7 @@ def test_going_on_without_the_package_states_what_to_install(
 ) -> None:
     passing = shutil.ignore_patterns("*.part")  # its copier goes on without it
     shutil.copytree(killed, elsewhere / "runs" / killed.name, ignore=passing)
-    output = errors("train-resume", killed.name, code=ExitCode.WRONG_INPUT)
+    output = errors("resume", killed.name, code=ExitCode.WRONG_INPUT)
     assert output.startswith("temper: this run needs the package my-parts==1.2 for --model-adapter")
     assert "--strategy (in_stages)" in output
     assert output.endswith("config.plugin_package_missing")
@@ -168,7 +168,7 @@ def test_another_machine_goes_on_from_the_place_to_the_same_weights(
     place = f"counted://{first}/place"
     errors("backup", "restore", killed.name, "--place", place)
     with copiers_are_forks():
-        errors("train-resume", killed.name, "--data-path", str(first / "rows.sums"))
+        errors("resume", killed.name, "--data-path", str(first / "rows.sums"))
     run = elsewhere / "runs" / killed.name
     assert (run / MODEL).read_bytes() == (undisturbed[0] / MODEL).read_bytes()
     steps = [json.loads(line)[0] for line in (run / "mine.txt").read_text().splitlines()]
@@ -283,7 +283,7 @@ def test_going_on_from_another_folder_takes_the_part_from_where_it_was(
 ) -> None:
     (tmp_path / "second").mkdir()
     with in_folder(tmp_path / "second"):
-        assert main(["train-resume", f"{stopped}@2"]) == ExitCode.DONE, capsys.readouterr().err
+        assert main(["resume", f"{stopped}@2"]) == ExitCode.DONE, capsys.readouterr().err
         sys.modules.pop("turns", None)
     file = stopped.parents[1] / "turns.py"
     assert f"note: turns:InTurns is taken from {file}, as it was there" in capsys.readouterr().out
@@ -303,6 +303,6 @@ def test_going_on_without_the_part_names_the_file(
     change(file)
     (tmp_path / "second").mkdir()
     with in_folder(tmp_path / "second"):
-        output = errors("train-resume", f"{stopped}@2", code=ExitCode.WRONG_INPUT)
+        output = errors("resume", f"{stopped}@2", code=ExitCode.WRONG_INPUT)
     needed = f"temper: this run needs {file} for --strategy (turns:InTurns), and {sentence}"
     assert output.startswith(needed)

@@ -72,7 +72,7 @@ def test_a_run_that_gets_a_tower_is_used_like_any_other(
     assert commands.main(question) == 0  # a model that sees answers without a picture, too
     capsys.readouterr()
 
-    code, out, err = call(f"train-eval {run} rows/colours.jsonl --json", capsys)
+    code, out, err = call(f"eval {run} rows/colours.jsonl --json", capsys)
     assert code == ExitCode.DONE, err
     assert json.loads(out)["scores"]["all"]["exact_match"]["value"] > 0.9
 

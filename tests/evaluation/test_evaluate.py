@@ -56,12 +56,13 @@ def test_what_a_measurement_has_no_use_for_is_refused_or_reported(
     setting: str, tmp_path: Path
 ) -> None:
     key, _, value = setting.partition(": ")
-    with pytest.raises(ValueError, match=rf"{key} \(keyword {key}\) has no effect on a measurem"):
+    with pytest.raises(ValueError, match=rf"evaluation\.setting_no_effect\(key={key}, where="):
         set_aside(DeploymentConfig(**{key: value}))
     (tmp_path / "a.yaml").write_text(f"{key}: {value}\n")
     config = load_config(tmp_path / "a.yaml", environment={})
     notes = set_aside(config)
-    assert f"a.yaml:1: {key}) has no effect on a measurement" in notes[-1]
+    assert f"evaluation.setting_no_effect(key={key}, where=" in notes[-1]
+    assert "a.yaml:1" in notes[-1]
     assert set_aside(DeploymentConfig(model_name="some/model")) == []
     config.model.name = "some/model"
     config.check_supported()
@@ -111,11 +112,9 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_pa
     assert set(numbers["exact_match"]) == {"all", "even", "odd"}
     assert numbers["num_questions"] == 4
     assert numbers["example"]["prompt"] == "Reverse 10"
-    assert lines[-1] == f"The numbers are in {evaluation.file}"
-    [note] = [
-        note for note in evaluation.notes if note.startswith("evaluation.not_all_prompts_answered")
-    ]
-    assert note.endswith(": --validation-prompts 9 answers all of them")
+    assert lines[-1] == f"evaluation.results_file(file={evaluation.file})"
+    few = "evaluation.not_all_prompts_answered(num_answers=4, num_questions=9, "
+    assert [note for note in evaluation.notes if note.startswith(few)]
     assert numbers["notes"] == evaluation.notes
     assert [f"note: {note}" for note in evaluation.notes] == lines[: len(evaluation.notes)]
     table = "\n".join(lines)
@@ -210,8 +209,8 @@ def test_two_models_are_compared_on_the_same_rows(
     count = Begun()
     evaluation, lines = measure_model(config, Request(against=str(worse)), count=count)
     assert count.begun == [
-        "measuring tiny-llama, the first of two models",
-        "measuring model, the second of two models",
+        "evaluation.evaluating_first_of_two(name=tiny-llama)",
+        "evaluation.evaluating_second_of_two(name=model)",
     ]
     differences = {one["measure"]: one for one in evaluation.against["differences"]["all"]}
     loss = differences["loss"]
@@ -225,15 +224,15 @@ def test_two_models_are_compared_on_the_same_rows(
     assert differences["exact_match"]["chance"] == 1.0
     [table] = [part for part in "\n\n".join(lines).split("\n\n") if "first is better" in part]
     assert table.startswith(
-        f"First: {saved_llama.name}; second: {worse.name}; difference: second minus f"
+        f"evaluation.comparison_legend(first={saved_llama.name}, second={worse.name})"
     )
     of_all = [line for line in table.splitlines()[1:] if line[0] not in " ─"]
     assert max(len(line) for line in of_all) <= 105
-    note = "note: --train-on last_answer, as in the run"
-    assert lines.count(note) == 1  # both have it of their run
+    setting = "evaluation.setting_from_run(key=data.train_on, value=last_answer)"
+    assert lines.count(f"note: {setting}") == 1  # both have it of their run
     page = Path(evaluation.page).read_text()
     assert "evaluation.comparison_heading" in page
-    assert "--train-on last_answer, as in the run" in page
+    assert setting in page
     assert page.count(str(saved_llama)) == page.count(str(worse)) == 1  # then by their short names
     assert {"tiny-llama", "model"} <= {line.split("  ")[0] for line in "\n".join(lines).split("\n")}
     assert page.count("<h3>Expected</h3>") == 9
@@ -280,16 +279,16 @@ def test_it_is_noted_what_of_two_models_cannot_be_compared() -> None:
     [tokens] = _notes_of([first, rows_of("second", 3, 5)])
     assert tokens.startswith("evaluation.trained_tokens_differ")
     [fewer] = _notes_of([first, rows_of("second", 3)])
-    assert fewer == "compared on the 1 rows that both can use (of 2 and 1)"
+    assert fewer == "evaluation.compared_on_common_rows(count=1, counts=2 and 1)"
 
 
 def test_what_cannot_be_measured_is_refused_at_once(saved_llama: Path, rows: Path) -> None:
     with pytest.raises(ValueError, match=r"measure 'exakt_match'.*exact_match"):
         Request(measures=("exakt_match",))
-    with pytest.raises(ValueError, match=r"evaluation\.max_tokens_too_small"):
+    with pytest.raises(ValueError, match=r"evaluation\.max_tokens_too_small\(max_tokens=0\)"):
         Request(max_tokens=0)
     config = DeploymentConfig(model_name=str(saved_llama), data_path=str(rows))
-    with pytest.raises(ValueError, match=r"evaluation\.compared_with_itself"):
+    with pytest.raises(ValueError, match=r"evaluation\.compared_with_itself\(name=.*tiny-llama"):
         measure_model(config, Request(against=str(saved_llama)))
 
 
@@ -318,13 +317,13 @@ def test_rows_that_were_trained_on_are_named_in_whatever_file(
         config = measuring(model, measured, tmp_path, validation_prompts=0)
         config.data.task_column = None
         notes = measure_model(config)[0].notes
-        return [note for note in notes if "models.not_trained_on_images" in note]
+        return [note for note in notes if "evaluation.rows_were_trained_on" in note]
 
     other = ("Reverse 99", "99")
     [note] = notes_of([rows[2], other, rows[0], rows[1]])
-    assert note.startswith("evaluation.rows_were_trained_on")
+    assert "which=3 of the, num_rows=4," in note
     [note] = notes_of(rows[:2])
-    assert note.startswith("evaluation.rows_were_trained_on")
+    assert "which=all, num_rows=2," in note
     assert notes_of([other]) == []
     assert notes_of(rows, saved_llama) == []  # it lies in no run
     (tmp_path / "run/trained_rows.json").write_text("{broken")
@@ -344,7 +343,7 @@ def test_the_file_of_an_older_run_that_it_was_trained_on_is_named(
     (run / "run.json").write_text(json.dumps({"configuration": record, "data": data}))
     for model in (run, run / "final"):
         [note] = trained_on_file(config_for(model, path=str(rows)))
-        assert f"this model was trained on rows of {rows}" in note
+        assert f"evaluation.model_trained_on_data(data={rows}," in note
         assert len(trained_on_file(config_for(model, path=str(copied)))) == 1
         assert trained_on_file(config_for(model, path=str(others))) == []
     assert trained_on_file(config_for(tmp_path, path=str(rows))) == []

@@ -54,13 +54,15 @@ def test_an_answer_ends_with_the_positions_of_the_model(
     [answer] = answerer.answers(["Reverse abc:"])
     assert answer.is_cut
     longest = 128 - len(answer.question.prompt_ids)
-    assert answerer.why_cut(answer) == f"cut after {longest} tokens: the model has 128 positions"
+    assert answerer.why_cut(answer) == (
+        f"evaluation.answer_cut_at_positions(tokens={longest}, positions=128)"
+    )
     assert "predefined maximum length" not in caplog.text + capsys.readouterr().err
     with pytest.raises(ValueError, match=r"evaluation\.question_too_long.*positions=128"):
         answerer.answers(["Reverse abc: " * 60])
     short = Answerer(saved_llama, max_tokens=3)
     [answer] = short.answers(["Reverse abc:"])
-    assert short.why_cut(answer) == "cut after 3 tokens: --max-tokens gives it more"
+    assert short.why_cut(answer) == "evaluation.answer_cut_at_max_tokens(tokens=3)"
 
 
 @pytest.mark.parametrize(

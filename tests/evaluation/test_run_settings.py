@@ -10,8 +10,6 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.evaluation.run_settings import inherit_from_run, inherit_from_runs
 from tests.evaluation.conftest import config_for
 
-ALL_TOKENS = "train_on = all"
-
 
 @pytest.mark.parametrize("part", ["", "final"])
 def test_a_model_is_measured_by_the_rules_of_its_run(run: Path, part: str) -> None:
@@ -49,7 +47,10 @@ def test_beside_a_run_the_model_that_it_began_with_is_measured_alike(
     """Rows that were cut at other lengths could not be compared."""
     trained, base = config_for(run / "final"), config_for(tmp_path, max_length=99)
     notes = inherit_from_runs([base, trained] if is_first else [trained, base])
-    assert notes == [f"data.{key}, as in the run" for key in ("max_length = 77", ALL_TOKENS)]
+    assert notes == [
+        "evaluation.setting_from_run(key=data.max_length, value=77)",
+        "evaluation.setting_from_run(key=data.train_on, value=all)",
+    ]
     assert (base.data.max_length, base.data.train_on) == (99, "all"), "what was given stays"
     plain = config_for(tmp_path)
     inherit_from_runs([trained, plain])

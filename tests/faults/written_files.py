@@ -115,7 +115,7 @@ def run_with_secrets(folder: Path, model: Path, *flags: str, run: Run = subproce
         store = directory / "checkpoints"
         for place in (store, *(store / name for name in STORE_FOLDERS)):
             plant_pickles(place, folder / "mark")
-    _run(ran, run, *flags, "train-resume", f"--output-dir={folder / 'runs'}", "--log-level=DEBUG")
+    _run(ran, run, *flags, "resume", f"--output-dir={folder / 'runs'}", "--log-level=DEBUG")
     for name in PLANTED_PICKLES:
         for path in (folder / "runs").rglob(name):
             path.unlink()

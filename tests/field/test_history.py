@@ -78,7 +78,7 @@ def changed(folder: Path) -> Path:
     assert train("--learning-rate", "1e-3", "--max-steps", "3", "--name", "one") == ExitCode.DONE
     [run] = runs_of(folder)
     accepted = ["--accept", "max_steps,learning_rate"]
-    assert main(["train-resume", str(run), *CHANGED, *accepted]) == ExitCode.DONE
+    assert main(["resume", str(run), *CHANGED, *accepted]) == ExitCode.DONE
     return run
 
 
@@ -155,7 +155,7 @@ def test_d9_a_version_brings_its_history_along(folder: Path, changed: Path) -> N
     assert history_of(RunDirectory(changed), 3) == []
     # Who goes back behind the change has not made it, in run.json neither.
     run = f"{changed}@2"
-    assert main(["train-resume", run]) == ExitCode.DONE
+    assert main(["resume", run]) == ExitCode.DONE
     assert "history" not in summary_of(changed)
     assert not record_of(changed).get("history")
 
@@ -165,7 +165,7 @@ def test_d9_a_change_that_no_step_follows_is_not_recorded(folder: Path) -> None:
     assert train("--max-steps", "3", "--learning-rate", "1e-3") == ExitCode.DONE
     [run] = runs_of(folder)
     changed = ["--learning-rate", "1e-4", "--accept", "learning_rate"]
-    assert main(["train-resume", str(run), *changed]) == ExitCode.DONE
+    assert main(["resume", str(run), *changed]) == ExitCode.DONE
     assert not record_of(run).get("history")
     assert train("--max-steps", "3", "--learning-rate", "1e-4") == ExitCode.DONE
     assert len(runs_of(folder)) == 2
@@ -184,7 +184,7 @@ def test_d9_a_killed_change_is_on_the_disk_before_its_first_step(
 
     with monkeypatch.context() as patch:
         patch.setattr(EnhancedTrainer, "train", first_step)
-        resumed = ["train-resume", str(run), "--max-steps", "8", "--accept", "max_steps"]
+        resumed = ["resume", str(run), "--max-steps", "8", "--accept", "max_steps"]
         main(resumed)
     [[entry]] = seen
     assert entry["step"] == 3
@@ -239,7 +239,7 @@ def test_d6_before_and_after_are_of_the_same_rows(
     [run] = runs_of(folder)
     first = record_of(run, "before.json")
     held_out_rows(folder, HELD_OUT)
-    longer = ["train-resume", str(run), "--max-steps", "9"]
+    longer = ["resume", str(run), "--max-steps", "9"]
     assert accepting(capsys, *longer) == ExitCode.DONE
     resumed = summary_of(run)
     assert resumed["steps"] == 9
@@ -335,8 +335,8 @@ def test_d10_of_two_copies_of_a_run_one_alone_is_confirmed(folder: Path, tmp_pat
     shutil.copytree(run, copy)
     to_place = ["--backup-place", str(place), "--backup-finish-seconds", "20", "--max-steps", "5"]
     accepted = ["--accept", "max_steps,learning_rate"]
-    first = ["train-resume", str(run), *to_place, *accepted, "--learning-rate", "1e-3"]
-    other = ["train-resume", str(copy), *to_place, *accepted, "--learning-rate", "1e-4"]
+    first = ["resume", str(run), *to_place, *accepted, "--learning-rate", "1e-3"]
+    other = ["resume", str(copy), *to_place, *accepted, "--learning-rate", "1e-4"]
     assert main(first) == ExitCode.DONE
     confirmed = Store(Path(run.name), open_place(str(place))).versions()
     assert confirmed
@@ -345,7 +345,7 @@ def test_d10_of_two_copies_of_a_run_one_alone_is_confirmed(folder: Path, tmp_pat
         assert read_status(copy / "checkpoints/backup.json").confirmed_name is None
         assert "problem" in summary_of(copy)["backup"]
         assert Store(Path(run.name), open_place(str(place))).versions() == confirmed
-        other = ["train-resume", str(copy)]
+        other = ["resume", str(copy)]
     assert not list(copy.rglob("traceback*"))
     assert {*confirmed} <= {*Store(run / "checkpoints").versions()}
 
@@ -450,7 +450,7 @@ def test_d9_and_d10_a_run_is_found_and_restored_from_its_place_as_it_is_here(
     assert train("--max-steps", "2", *to_place) == ExitCode.DONE
     [run] = runs_of(folder)
     longer = ["--max-steps", "4", "--accept", "max_steps"]
-    assert main(["train-resume", str(run), *longer, *to_place]) == ExitCode.DONE
+    assert main(["resume", str(run), *longer, *to_place]) == ExitCode.DONE
     [entry] = record_of(run)["history"]
     config = load_config(keywords={"training.max_steps": 4, "backup.place": str(place)})
     assert run_at_place(config, []) is None

@@ -171,7 +171,7 @@ def test_f2_a_lora_is_measured_beside_the_base_that_it_was_trained_beside(
 ) -> None:
     base = save_base(tmp_path / "base", "llama")
     run = train(tmp_path, base, "qlora", max_steps=6)
-    words = ["train-eval", str(run), str(tmp_path / "rows.jsonl"), "--json"]
+    words = ["eval", str(run), str(tmp_path / "rows.jsonl"), "--json"]
     losses = {}
     for given in ("", "4bit", "none"):
         assert main([*words, *(["--quantization", given] if given else [])]) == 0
@@ -280,9 +280,9 @@ def test_f17_the_trained_model_is_the_best_one_and_is_named_alike_everywhere(
     last = run / next(p.name for p in run.glob(f"step-{summary['steps']}-*"))
     assert tempers_answers(last) == plain_answers(last)
     rows = str(tmp_path / "rows.jsonl")
-    assert main(["train-eval", f"{run.name}@best", rows, "--json", *folder]) == 0
+    assert main(["eval", f"{run.name}@best", rows, "--json", *folder]) == 0
     by_version = json.loads(capsys.readouterr().out)["metrics"]
-    assert main(["train-eval", str(run), rows, "--json", *folder]) == 0
+    assert main(["eval", str(run), rows, "--json", *folder]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == by_version
     words = ["train", rows, "--model", last_step, "--max-steps", "1"]
     small = ["--batch-size", "4", "--max-length", "64", "--device", "cpu", "--no-testing"]

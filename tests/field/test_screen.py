@@ -258,7 +258,7 @@ def test_h2_runs_and_models_are_called_what_they_are_called(
     for run in ("run_name", "training.seed"):
         Path("runs", run).mkdir(parents=True)
         Path("runs", run, "run.json").write_text(json.dumps({"run_id": run}))
-    for command in (["train-resume", "data.path"], ["ask", "data.path", "log_level = 3?"]):
+    for command in (["resume", "data.path"], ["ask", "data.path", "log_level = 3?"]):
         assert main(command) == 2
         shown = capsys.readouterr().err
         assert "data.path" in shown
@@ -266,7 +266,7 @@ def test_h2_runs_and_models_are_called_what_they_are_called(
         assert "training.seed" in shown
     assert main(["train", "log_level.jsonl", "--model", "./output_dir"]) == 2
     assert "output_dir" in capsys.readouterr().err
-    assert main(["train-eval", "run_name/log_level", "log_level.jsonl"]) == 2
+    assert main(["eval", "run_name/log_level", "log_level.jsonl"]) == 2
     assert "run_name/log_level" in capsys.readouterr().err
 
 
@@ -298,7 +298,7 @@ def test_s10_rows_stand_on_the_screen_as_in_the_file(
     assert "--name" not in shown.out
     assert "setting --backup-place" in shown.out  # ours is a flag all the same
     model = next(Path("runs").iterdir()) / "final"
-    assert main(["train-eval", str(model), "log_level.jsonl", "--task-column", "task"]) == 0
+    assert main(["eval", str(model), "log_level.jsonl", "--task-column", "task"]) == 0
     assert "run_name" in capsys.readouterr().out
     assert main(["ask", str(model), "What is training.seed = 3?"]) == 0
 

@@ -136,5 +136,6 @@ def test_a_port_alone_is_loopback_s(given: object, meant: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["x", 0, 70000, True, "a:b", "host:"])
 def test_what_is_no_address_is_refused(wrong: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"monitor\.prometheus must be a port"):
+    refused = r"config\.wrong_value\(setting=monitor\.prometheus, allowed=a port"
+    with pytest.raises(ConfigurationError, match=refused):
         DeploymentConfig(monitor={"prometheus": wrong})

@@ -151,20 +151,20 @@ def test_a_run_that_was_broken_off_is_waited_for_by_who_is_patient_only(tmp_path
     with pytest.raises(InterruptedError):
         watch(directory, console=console, sleep=enough)
     last = out.getvalue().splitlines()[-1]
-    assert last.startswith("Go on where it stopped: temper resume")
-    assert last.endswith("monitoring.waiting_for_resume")
+    assert last.startswith("monitoring.waiting_for_resume(next_step=monitoring.next_resume(): ")
+    assert f": temper resume {directory}" in last
 
 
 def test_a_run_that_was_broken_off_is_shown_with_what_goes_on_with_it(tmp_path: Path) -> None:
     directory = a_training(tmp_path)
-    assert "Go on" not in shown(read_view(directory))
+    assert "temper resume" not in shown(read_view(directory))
     (directory / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
-    assert "Go on where it stopped: temper resume" in shown(read_view(directory))
+    assert "monitoring.next_resume(): temper resume" in shown(read_view(directory))
     record = json.loads((directory / "run.json").read_text())
     (directory / "run.json").write_text(json.dumps({**record, "trainer": {}}))
     text = shown(read_view(directory))
     assert "monitoring.next_run_own_script" in text
-    assert "train-resume" not in text
+    assert "temper resume" not in text
 
 
 def test_a_line_calls_a_state_as_the_frame_does(tmp_path: Path) -> None:

@@ -66,56 +66,67 @@ def test_the_plain_form_of_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "code"),
     [
-        ("{", "quantum.unreadable_model_file"),
-        ("[1]", "quantum.not_a_json_object"),
-        ('{"lineer": {}}', "quantum.unknown_key"),
-        ('{"quadratic": [[0, 1]]}', r"\[0, 1\] is no \[variable, variable, number\]"),
-        ('{"linear": {"a": "1"}}', "quantum.value_not_finite"),
-        ('{"linear": {"a": NaN}}', "quantum.value_not_finite"),
+        ("{", r"quantum\.unreadable_model_file.*suffix=\.json.*Expecting property name"),
+        ("[1]", r"quantum\.not_a_json_object"),
+        ('{"lineer": {}}', r"quantum\.unknown_key\(key=lineer"),
+        ('{"quadratic": [[0, 1]]}', r"quantum\.malformed_quadratic_entry\(entry=\[0, 1\]\)"),
+        ('{"linear": {"a": "1"}}', r'quantum\.value_not_finite\(value="1"\)'),
+        ('{"linear": {"a": NaN}}', r"quantum\.value_not_finite\(value=NaN\)"),
         ('{"quadratic": [["a", "a", 1]]}', "'a'"),
-        ('{"vartype": "TERNARY"}', "quantum.unknown_vartype"),
+        (
+            '{"vartype": "TERNARY"}',
+            r"quantum\.unknown_vartype\(name=TERNARY, vartypes=BINARY, SPIN",
+        ),
         ('{"type": "BinaryQuadraticModel"}', "quantum.unreadable_model_file"),
         ('{"linear": 3}', "quantum.unreadable_model_file"),
     ],
 )
-def test_wrong_json_is_a_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+def test_wrong_json_is_refused_with_the_reason(text: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=code):
         read_model(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
-    ("arrays", "sentence"),
+    ("arrays", "code"),
     [
         ({"linear": [1.0]}, "quadratic"),
-        ({"quadratic": np.zeros((2, 3))}, r"shape \(2, 3\), not \(n, n\) or \(m,\)"),
+        ({"quadratic": np.zeros((2, 3))}, r"quantum\.quadratic_wrong_shape\(shape=\(2, 3\)\)"),
         ({"quadratic": [1.0]}, "rows"),
         ({"quadratic": [1.0], "rows": [0, 1], "columns": [1]}, "quantum.quadratic_lengths_differ"),
         ({"quadratic": [1.0], "rows": [0.5], "columns": [1]}, "quantum.indices_not_whole_numbers"),
-        ({"quadratic": [1.0], "rows": [-1], "columns": [1]}, "from 0"),
-        ({"quadratic": np.zeros((2, 2)), "linear": [1.0, 2.0, 3.0]}, r"shape \(3,\)"),
+        ({"quadratic": [1.0], "rows": [-1], "columns": [1]}, "quantum.negative_variable_index"),
+        (
+            {"quadratic": np.zeros((2, 2)), "linear": [1.0, 2.0, 3.0]},
+            r"quantum\.linear_wrong_shape\(shape=\(3,\), count=2\)",
+        ),
         (
             {"quadratic": np.zeros((2, 2)), "variables": ["a", "a"]},
-            "quantum.labels_do_not_match_variables",
+            r"quantum\.labels_do_not_match_variables\(num_labels=1, num_variables=2\)",
         ),
         ({"quadratic": np.full((2, 2), np.inf)}, "quantum.coefficient_not_finite"),
-        ({"quadratic": np.zeros((2, 2)), "lineer": [1.0]}, "quantum.unknown_array"),
+        (
+            {"quadratic": np.zeros((2, 2)), "lineer": [1.0]},
+            r"quantum\.unknown_array\(array=lineer",
+        ),
         ({"quadratic": np.array([[object()]])}, "allow_pickle=False"),
     ],
 )
-def test_wrong_arrays_are_a_sentence(arrays: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_wrong_arrays_are_refused_with_the_reason(
+    arrays: dict[str, Any], code: str, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=code):
         read_model(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("name", ["a.bqm", "a.npz"])
 @pytest.mark.parametrize("content", [b"", b"DIMODBQM", b"no such thing", b"DIMODBQM\x02\x00" * 9])
-def test_damaged_files_are_a_sentence(name: str, content: bytes, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_by_name(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} holds no model"):
+    with pytest.raises(ValueError, match=rf"quantum\.unreadable_model_file.*{name}, suffix="):
         read_model(tmp_path / name)
 
 
@@ -133,7 +144,7 @@ def test_a_file_that_was_cut_is_a_sentence_and_never_another_model(tmp_path: Pat
 
 
 def test_other_endings_and_no_file_are_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"quantum\.unknown_model_file_ending"):
+    with pytest.raises(ValueError, match=r"unknown_model_file_ending.*\.bqm, \.npz, \.json"):
         read_model(tmp_path / "a.pickle")
     with pytest.raises(ValueError, match=r"quantum\.model_file_missing"):
         read_model(tmp_path / "a.bqm")

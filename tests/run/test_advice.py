@@ -47,29 +47,30 @@ def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
     assert suggested(tmp_path, 4.0, 2.0) == ""
     assert suggested(tmp_path, None, None) == ""
     assert suggested(tmp_path, 4.0, 2.0, num_steps=12) == (
-        "12 steps are few; to train longer, or to learn faster: --epochs 10, or a higher"
-        " --learning-rate"
+        "run.advice_few_steps(count=12): run.advice_number_of_epochs(epochs=10)"
     )
     few = suggested(tmp_path, 4.0, 2.0, num_steps=12, is_cut_short=True)
-    assert few.endswith(": --max-steps 60, or a higher --learning-rate")
+    assert few.endswith(": run.advice_train_twice_as_long(steps=60)")
     assert suggested(tmp_path, 4.0, 2.0, num_epochs=0) == ""
     assert suggested(tmp_path, 4.0, 2.0, num_steps=60, num_epochs=0, is_cut_short=True) == (
-        "60 steps are few, less than one epoch; to train longer: a higher --max-steps, or none"
+        "run.advice_less_than_one_epoch(count=60): run.advice_raise_max_steps()"
     )
     assert suggested(tmp_path, 4.0, 2.0, is_cut_short=True) == ""
-    assert "hardly fell, from 4 to 3.960; to learn more: --epochs 4" in suggested(
-        tmp_path, 4.0, 3.96
+    assert suggested(tmp_path, 4.0, 3.96) == (
+        "run.held_out_loss_barely_fell(was=4, now=3.960): run.advice_number_of_epochs(epochs=4)"
     )
-    assert "rose, from 4 to 5; to learn more slowly: a lower" in suggested(tmp_path, 4.0, 5.0)
-    for now, shown in ((0.6932, "0.6931 to 0.6932"), (0.693102, "0.693100 to 0.693102")):
+    rose = suggested(tmp_path, 4.0, 5.0)
+    assert "run.held_out_loss_rose(before=4, after=5)" in rose
+    assert rose.startswith("run.advice_learn_more_slowly(")
+    assert rose.endswith(": run.lower_learning_rate()")
+    for now, was, shown in ((0.6932, "0.6931", "0.6932"), (0.693102, "0.693100", "0.693102")):
         assert suggested(tmp_path, 0.6931, now) == (
-            f"The held-out loss rose a little, from {shown}; to learn differently: another"
-            " --learning-rate"
+            f"run.held_out_loss_rose_slightly(was={was}, now={shown}): run.another_learning_rate()"
         )
 
 
 def test_more_of_the_same_is_no_advice_where_a_lora_freezes_new_weights(tmp_path: Path) -> None:
-    advice = "the same without --lora, which freezes new weights, or a trained --model"
+    advice = "run.advice_train_new_weights()"
     for after, num_steps in ((2.0, 12), (3.99, 100)):
         line = suggested(tmp_path, 4.0, after, num_steps=num_steps, freezes_new_weights=True)
         assert line.endswith(advice)
@@ -86,8 +87,8 @@ def test_a_short_training_without_a_right_answer_is_named(tmp_path: Path) -> Non
         advice = advice_at_end(run, "loss", num_steps, after=after, **given)
         return [f"{line['text']}: {line['command']}" for line in advice]
 
-    right = "No held-out answer is exactly right after 60 steps; to learn more: --epochs 4, or"
-    assert lines_of(60, 0.0) == [f"{right} a higher --learning-rate"]
+    right = "run.advice_no_exact_answer(count=60): run.advice_number_of_epochs(epochs=4)"
+    assert lines_of(60, 0.0) == [right]
     assert lines_of(60, 0.01) == lines_of(200, 0.0) == []
 
 
@@ -97,7 +98,8 @@ def test_only_a_loss_that_is_clearly_lower_counts(
 ) -> None:
     Store(tmp_path / "checkpoints").commit({}, {}, step=40, score=score)
     text = suggested(tmp_path, 9.0, 4.0)
-    assert ("run.advice_earlier_step_better" in text) == is_named
+    better = "run.advice_earlier_step_better(step=40, metric=loss, best=3, last=4)"
+    assert (better in text) == is_named
     assert suggested(tmp_path, 9.0, 4.0, best_metric="exact_match") == ""
     assert suggested(tmp_path, 9.0, 4.0, num_steps=40) == ""  # it is the end itself
 
@@ -111,8 +113,8 @@ def test_the_best_by_another_measure_is_named(
     store.commit({}, {}, step=40, score=-0.9)
     store.commit({}, {}, step=100, score=last)
     text = suggested(tmp_path, 9.0, 4.0, best_metric="exact_match", best_is_greater=True)
-    words = "step 40 has the best held-out exact match (0.9000), and the last one 0.5"
-    assert (words in text) == is_named
+    better = "run.advice_earlier_step_better(step=40, metric=exact match, best=0.9000, last=0.5000)"
+    assert (better in text) == is_named
 
 
 def test_a_number_below_zero_keeps_its_sign(tmp_path: Path) -> None:
@@ -120,9 +122,6 @@ def test_a_number_below_zero_keeps_its_sign(tmp_path: Path) -> None:
     store = Store(tmp_path / "checkpoints")
     for step, score in ((40, 0.5), (100, 2.0)):
         store.commit({}, {}, step=step, score=score)
-    for is_greater, words in (
-        (True, "(-0.5000), and the last one -2"),
-        (False, "run.advice_earlier_step_better"),
-    ):
+    for is_greater, numbers in ((True, "best=-0.5000, last=-2"), (False, "best=0.5000, last=2")):
         text = suggested(tmp_path, 9.0, 4.0, best_metric="my:own", best_is_greater=is_greater)
-        assert f"step 40 has the best held-out own {words}" in text
+        assert f"run.advice_earlier_step_better(step=40, metric=own, {numbers})" in text

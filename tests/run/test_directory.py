@@ -57,8 +57,8 @@ def test_a_checkpoint_is_named_by_step_or_path(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("20260101-000000-a-12", "did you mean '20260101-000000-a-11'"),
-        ("20260101-000000-a-11@15", "run.no_such_checkpoint"),
+        ("20260101-000000-a-12", r"monitoring\.unknown_run_or_checkpoint.*core\.did_you_mean\(meant=20260101-000000-a-11\)"),
+        ("20260101-000000-a-11@15", r"run\.no_such_checkpoint.*15.*steps=10, 20"),
     ],
 )
 def test_a_wrong_name_is_answered_with_what_there_is(runs: Path, name: str, message: str) -> None:
@@ -82,7 +82,7 @@ def test_a_new_run_is_planned_and_not_made(tmp_path: Path) -> None:
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"run\.output_dir_not_writable"):
+    with pytest.raises(ValueError, match=r"run\.output_dir_not_writable\(output_dir=.*/file, reason=run\.output_dir_is_a_file"):
         plan_run(tmp_path / "file", "model")
 
 

@@ -190,7 +190,8 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     record_running(run, 100)
     assert "went_on" not in read_summary(run)
     record_running(run, 100)
-    assert words_of(run).endswith("; gone on once, after a kill, from its beginning.")
+    once = "monitoring.resumed_times(times=once,, cause=a kill, start=its beginning, restored=)."
+    assert words_of(run).endswith(once)
     record_running(run, 100, first_step=60)  # nobody had written an end
     cost: Any = {"price_per_hour": "2 EUR", "seconds": 1800.0, "amount": 1.0, "text": "1 EUR"}
     write_summary(run, {"status": "stopped", "steps": 80, "cost": cost})
@@ -199,12 +200,15 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
     went_on = [{"step": step, "was_killed": step < 80} for step in (0, 60, 80)]
     assert read_summary(run)["went_on"] == went_on
-    words = "monitoring.resumed_times"
-    last = f"Finished at step 100, 9.3 s after it last went on{words}"
+    start = "start=monitoring.resumed_from_step(step=80), restored=)"
+    resumed = f"monitoring.resumed_times(times=3 times, last, cause=a stop, {start}."
+    last = f"Finished at step 100monitoring.after_last_resume(duration=9.3 s){resumed}"
     assert words_of(run) == last
     steps = [f'{{"step": {step}, "loss": 1.0, "seconds": 30}}\n' for step in (40, 100)]
     (run.path / "metrics.jsonl").write_text("".join(steps))
-    assert words_of(run) == (f"Finished at step 100, all its steps took 1 min 00 s{words}")
+    assert words_of(run) == (
+        f"Finished at step 100monitoring.total_step_time(duration=1 min 00 s){resumed}"
+    )
 
 
 def test_a_run_that_was_brought_back_knows_its_earlier_sessions(run: RunDirectory) -> None:
@@ -217,13 +221,14 @@ def test_a_run_that_was_brought_back_knows_its_earlier_sessions(run: RunDirector
         record_brought_back(run, place, was_killed=True)
         with closing(LiveRun(run.path)) as shown:
             assert shown.state == "interrupted"
-            assert "brought back from" in state_words(shown)
+            assert "monitoring.restored_not_resumed" in state_words(shown)
         record_running(run, 100, first_step=step)
     assert "secret" not in run.run_file.read_text()
     assert "brought_back" not in read_record(run.run_file)
     assert read_summary(run)["went_on"] == read_record(run.run_file)["went_on"]
     write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
     assert words_of(run).endswith(
-        "; gone on 3 times, last after a kill, from its checkpoint of step 80; brought back from"
-        " ftp://***@host/temper, /mnt/disk."
+        "monitoring.resumed_times(times=3 times, last, cause=a kill,"
+        " start=monitoring.resumed_from_step(step=80),"
+        " restored=; brought back from ftp://***@host/temper, /mnt/disk)."
     )

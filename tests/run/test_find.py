@@ -67,18 +67,17 @@ def test_a_second_equal_command_is_refused_until_others_find_the_run(tmp_path: P
     refused: list[str] = []
 
     def try_again(line: str) -> None:
-        if line.startswith("Preparing model") or "measuring the model" in line:
-            with pytest.raises(
-                ValueError, match="train another beside it with --new-run"
-            ) as raised:
+        if line.startswith(("deployment.model_line(", "deployment.training_starts(")):
+            with pytest.raises(ValueError) as raised:
                 TrainingDeployment(small_config(tmp_path, max_steps=1), say=lines.append).run()
             refused.append(str(raised.value))
 
     lines: list[str] = []
     TrainingDeployment(small_config(tmp_path, max_steps=1), say=try_again).run()
     me = f"process {os.getpid()} on {os.uname().nodename}"
-    assert f"the same training is begun by {me} just now" in refused[0]
-    assert f"is being trained by {me}" in refused[1]
+    assert refused[0] == f"run.same_run_is_starting(holder={me})"
+    assert "run.run_is_being_trained" in refused[1]
+    assert f"trainer={me}" in refused[1]
     assert len(runs_of(tmp_path)) == 1
     assert not (tmp_path / "runs" / BEGINNING).exists()
 

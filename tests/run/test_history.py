@@ -198,7 +198,8 @@ def test_only_values_that_mean_something_are_shown(was: Any, now: Any, is_shown:
     [published], [line] = public_history(history), history_lines(history)
     assert ("was" in published, "is" in published) == (is_shown, is_shown)
     if is_shown:
-        assert line == f"reduction was {plain(was)} until step 5, and is {plain(now)} since"
+        values = f"name=reduction, was={plain(was)}, step=5, now={plain(now)}"
+        assert line == f"run.changed_at_step({values})"
     else:
         assert line == "reduction changed after step 5"
     change["text"] = "other code"

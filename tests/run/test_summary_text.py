@@ -31,18 +31,17 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     assert "  before    (nothing)" in lines
     assert "  after     cba" in lines
     assert "            ok" in lines
-    assert f"  run          {tmp_path}" in lines
+    assert f"run.files_head(run={tmp_path})" in lines
 
 
 def test_the_last_table_counts_the_held_out_rows_that_were_not_answered(tmp_path: Path) -> None:
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=10))
     (line,) = [line for line in lines if "exact match over" in line]
-    assert line.startswith(
-        "(exact match over 8 of 10 held-out prompts: training.validation_prompts"
-    )
+    assert "run.answered_held_out_prompts(answered=8, total=10)" in line
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=8))
     assert "(exact match over 8 held-out prompts)" in lines
-    for number, words in ((1, "1 held-out prompt, too few to say much"), (5, "5 held-out prompts")):
+    few_prompts = "1 held-out promptrun.too_few_prompts()"
+    for number, words in ((1, few_prompts), (5, "5 held-out prompts")):
         few = a_summary(tmp_path, num_questions=number, num_held_out=number)
         assert f"(exact match over {words})" in closing_lines(tmp_path, few)
 
@@ -60,14 +59,14 @@ def test_a_model_that_gives_scores_gets_no_question(tmp_path: Path) -> None:
 def test_the_end_before_the_last_step_has_its_reason(tmp_path: Path) -> None:
     more = {"status": "finished", "steps": 126, "total_steps": 840, "reason": "it is enough"}
     early = closing_lines(tmp_path, a_summary(tmp_path, **more))
-    assert early[0] == "Finished early, at step 126 of 840: it is enough"
+    assert early[0] == "run.finished_early(steps=126, total=840, reason=: it is enough)"
     whole = closing_lines(tmp_path, a_summary(tmp_path, **{**more, "steps": 840}))
     assert not [line for line in whole if "run.finished_early" in line]
 
 
 def test_where_the_result_is_shown_already_only_places_follow(tmp_path: Path) -> None:
     lines = closing_lines(tmp_path, a_summary(tmp_path), is_result_shown=True)
-    assert lines[:2] == ["", "Where everything lies"]
+    assert lines[:2] == ["", f"run.files_head(run={tmp_path})"]
 
 
 def test_in_a_notebook_one_is_shown_what_to_do_in_a_cell(
@@ -77,10 +76,10 @@ def test_in_a_notebook_one_is_shown_what_to_do_in_a_cell(
     (tmp_path / "r" / "final").mkdir(parents=True)
     monkeypatch.setattr("infrastructure.run.summary_text.in_notebook_kernel", lambda: True)
     text = "\n".join(closing_lines(tmp_path / "r", a_summary(tmp_path / "r"), True))
-    assert "run.show_report_in_a_cell" in text
-    assert "run.ask_in_a_cell" in text
+    assert "run.show_report_in_a_cell(run=r)" in text
+    assert "run.ask_in_a_cell(model=r/final, " in text
     assert "temper ask" not in text
-    assert "in a browser" not in text
+    assert "run.open_report_in_browser" not in text
 
 
 def test_questions_come_with_the_system_prompt_of_the_rows(
@@ -88,17 +87,19 @@ def test_questions_come_with_the_system_prompt_of_the_rows(
 ) -> None:
     (tmp_path / "final").mkdir()
     summary = a_summary(tmp_path, system_prompt="It's a calculator.")
-    [line] = [each for each in closing_lines(tmp_path, summary) if "ask it" in each]
-    words = shlex.split(line)
-    assert words[2:] == ["temper", "ask", str(tmp_path / "final"), "--system", "It's a calculator."]
+    [line] = [each for each in closing_lines(tmp_path, summary) if "run.ask_line" in each]
+    words = shlex.split(line.removeprefix("run.ask_line(command=").removesuffix(")"))
+    assert words == ["temper", "ask", str(tmp_path / "final"), "--system", "It's a calculator."]
     long = closing_lines(tmp_path, a_summary(tmp_path, system_prompt="word " * 99))
-    assert [each for each in long if each.endswith(" --system SYSTEM_PROMPT")]
+    assert [each for each in long if each.endswith(" --system SYSTEM_PROMPT)")]
     about = closing_lines(tmp_path, a_summary(tmp_path, has_context=True))
-    assert [each for each in about if each.endswith(f"{tmp_path / 'final'} --context TEXT")]
+    assert [each for each in about if each.endswith(f"{tmp_path / 'final'} --context TEXT)")]
     monkeypatch.setattr("infrastructure.run.summary_text.in_notebook_kernel", lambda: True)
     about = closing_lines(tmp_path, a_summary(tmp_path, has_context=True))
-    assert [each for each in about if "run.ask_in_a_cell" in each]
-    assert "run.ask_in_a_cell" in "\n".join(closing_lines(tmp_path, summary))
+    question = r'question="your question\n\nits context"'
+    assert [each for each in about if "run.ask_in_a_cell" in each and question in each]
+    [line] = [each for each in closing_lines(tmp_path, summary) if "run.ask_in_a_cell" in each]
+    assert """question="your question", more=, system="It's a calculator.")""" in line
 
 
 def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> None:
@@ -107,8 +108,8 @@ def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> No
     lines = closing_lines(tmp_path, a_summary(tmp_path, example=example))
     assert "            h" in lines
     assert "            i" not in lines
-    assert "run.example_lines_omitted" in lines
-    assert "  prompt    … (3 more lines; the report has all)" in lines  # the question is its end
+    assert "            run.example_lines_omitted(count=3)" in lines
+    assert "  prompt    run.example_lines_omitted(count=3)" in lines  # the question is its end
     assert "            K" in lines
     assert "            C" not in lines
 
@@ -120,14 +121,14 @@ def test_a_text_without_line_breaks_is_cut_too(tmp_path: Path) -> None:
     assert max(map(len, lines)) < 500
     assert any("prompt" in line and line.endswith("end") for line in lines)
     assert any("after" in line and "begin" in line for line in lines)
-    assert "run.example_lines_omitted" in lines
+    assert "            run.example_lines_omitted(count=2)" in lines
 
 
 def test_a_note_never_stands_for_one_line(tmp_path: Path) -> None:
     example = {"prompt": "q", "expected": "y", "before": "\n".join("abcdefghi"), "after": "z"}
     lines = closing_lines(tmp_path, a_summary(tmp_path, example=example))
     assert "            i" in lines
-    assert not any("more line" in line for line in lines)
+    assert not any("run.example_lines_omitted" in line for line in lines)
 
 
 def test_without_held_out_data_nothing_is_claimed(tmp_path: Path) -> None:

@@ -276,7 +276,9 @@ def _one_layer(
             with spelled_as_given(lambda _, source=setting.source: source):  # type: ignore[misc]
                 checked = _checked(setting, schema)
         except ConfigurationError as error:
-            problems.append(ConfigurationError(f"{error}{where(setting.source)}"))
+            problem = ConfigurationError(f"{error}{where(setting.source)}")
+            problem.__cause__ = error  # the line that refused the value
+            problems.append(problem)
             continue
         other = settings.get(checked.key)
         if other and other.value != checked.value:

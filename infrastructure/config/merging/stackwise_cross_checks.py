@@ -6,7 +6,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 
 
 def stackwise_contradictions(
@@ -32,7 +32,7 @@ def stackwise_contradictions(
         ("early_stopping_patience", training.early_stopping_patience, None),
     ):
         if value != default:
-            yield phrase("config.not_for_stacks", name=name)
+            yield phrase("config.not_for_stacks", setting=Setting(f"training.{name}"))
     if training.holds_half_weights and training.mixed_precision in (False, "fp32"):
         yield (
             phrase(

@@ -226,6 +226,6 @@ def _line(node: yaml.Node) -> int:
 
 def _sentence(path: Path, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
-    line = f":{mark.line + 1}" if mark else ""
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{path}{line}: not valid YAML: {problem}"
+    place = f"{path}:{mark.line + 1}" if mark else str(path)
+    return phrase("config.yaml_invalid", place=place, reason=problem)

@@ -6,7 +6,6 @@ processor or GPU fully, so these two alerts are only information.
 """
 
 from infrastructure.config.sections.resource_config import AlertThresholds
-from infrastructure.core.messages import phrase
 from infrastructure.monitoring.watching.alerts import AlertRule
 
 BUSY_SAMPLES = 15  # half a minute at the default interval
@@ -19,7 +18,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "cpu_percent",
             "cpu_percent",
             limits.cpu_percent,
-            phrase("monitoring.cpu_busy"),
+            "monitoring.cpu_busy",
             severity="info",
             num_samples=BUSY_SAMPLES,
         ),
@@ -27,7 +26,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "memory_percent",
             "memory_percent",
             limits.memory_percent,
-            phrase("monitoring.main_memory_nearly_full"),
+            "monitoring.main_memory_nearly_full",
             severity="critical",
             num_samples=2,
         ),
@@ -35,7 +34,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "disk_free",
             "disk_free_bytes",
             limits.disk_free * 1e6,
-            phrase("monitoring.run_disk_nearly_full"),
+            "monitoring.run_disk_nearly_full",
             severity="critical",
             is_lower=True,
         ),
@@ -43,19 +42,19 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "checkpoint_age",
             "checkpoint_age_seconds",
             limits.checkpoint_age,
-            phrase("monitoring.newest_checkpoint_too_old"),
+            "monitoring.newest_checkpoint_too_old",
         ),
         AlertRule(
             "backup_age",
             "backup_age_seconds",
             limits.backup_age,
-            phrase("monitoring.newest_backup_too_old"),
+            "monitoring.newest_backup_too_old",
         ),
         AlertRule(
             "copier_failures",
             "copier_failures",
             limits.copier_failures,
-            phrase("monitoring.backup_worker_keeps_ending"),
+            "monitoring.backup_worker_keeps_ending",
             severity="critical",
         ),
     ]
@@ -68,7 +67,7 @@ def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
             "gpu_utilization",
             "utilization_percent",
             limits.gpu_utilization,
-            phrase("monitoring.gpu_busy"),
+            "monitoring.gpu_busy",
             severity="info",
             num_samples=BUSY_SAMPLES,
         ),
@@ -76,14 +75,14 @@ def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
             "gpu_memory_percent",
             "memory_percent",
             limits.gpu_memory_percent,
-            phrase("monitoring.gpu_memory_nearly_full"),
+            "monitoring.gpu_memory_nearly_full",
             num_samples=2,
         ),
         AlertRule(
             "gpu_temperature",
             "temperature_celsius",
             limits.gpu_temperature,
-            phrase("monitoring.gpu_too_hot"),
+            "monitoring.gpu_too_hot",
             num_samples=2,
         ),
     ]
@@ -96,26 +95,26 @@ def training_rules(limits: AlertThresholds) -> list[AlertRule]:
             "training_time_per_step",
             "seconds_per_step",
             limits.training_time_per_step,
-            phrase("monitoring.step_too_slow"),
+            "monitoring.step_too_slow",
             num_samples=3,
         ),
         AlertRule(
             "gradient_norm",
             "gradient_norm",
             limits.gradient_norm,
-            phrase("monitoring.gradient_norm_too_high"),
+            "monitoring.gradient_norm_too_high",
         ),
         AlertRule(
             "data_wait_percent",
             "data_wait_percent",
             limits.data_wait_percent,
-            phrase("monitoring.steps_wait_for_data"),
+            "monitoring.steps_wait_for_data",
             num_samples=5,
         ),
         AlertRule(
             "tied_steps",
             "num_tied_steps",
             limits.tied_steps,
-            phrase("monitoring.rewards_all_tied"),
+            "monitoring.rewards_all_tied",
         ),
     ]

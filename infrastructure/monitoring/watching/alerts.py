@@ -26,8 +26,8 @@ class AlertRule:
         name: the setting in `monitor.thresholds`.
         key: the key of the number.
         limit: an alert is raised beyond it; NaN is beyond every limit.
-        message: text for the user, with `{subject}`, `{value}` and `{limit}`, or for bytes with
-            `{value_mib}` and `{limit_mib}`.
+        message: the code of the text for the user, which gets `subject`, `value` and `limit`, and
+            for bytes `value_mib` and `limit_mib`.
         severity: info if the user need not act.
         is_lower: the alert is raised below the limit.
         num_samples: how many values in a row beyond the limit begin an incident.
@@ -60,7 +60,8 @@ class AlertRule:
                 value=value,
                 limit=self.limit,
             )
-        return self.message.format(
+        return phrase(
+            self.message,
             subject=subject,
             value=value,
             limit=self.limit,

@@ -17,6 +17,7 @@ import numpy as np
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, as_text
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.samplers import messages as wire
@@ -86,7 +87,7 @@ def answer(
     }
     sample_set = sampler.sample(bqm, **parameters)
     if not isinstance(sample_set, dimod.SampleSet):
-        raise TypeError(f"the sampler gave a {type(sample_set).__name__}, not a SampleSet")
+        raise TypeError(phrase("quantum.not_a_sample_set", type=type(sample_set).__name__))
     sample_set.resolve()
     return _packed(sample_set, bqm)
 

@@ -179,7 +179,7 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
         if name in NOT_HERE:
             yield phrase("methods.argument_not_supported", name=name, reason=phrase(NOT_HERE[name]))
         elif name in ours:
-            yield phrase("methods.argument_has_setting", name=name, setting=ours[name])
+            yield phrase("methods.argument_has_setting", name=name, setting=Setting(ours[name]))
         elif name.startswith("vllm_") or name not in known:
             meant = nearest(name, known)
             hint = meant_hint(meant)

@@ -294,7 +294,7 @@ def _judged(
     label = labels[0]
     without = [_without(row, label) for row in rows]
     schema = recognise_shape(without, _request(config))
-    inner = _of_conversation(schema, format(Setting("training.method", "kto")))
+    inner = _of_conversation(schema, Setting("training.method", "kto"))
 
     def convert(values: RowValues) -> MethodRow:
         judged = _truth(values.get(label))
@@ -356,7 +356,7 @@ def _prompts(
     schema = _with_answers(rows, config)
     if schema is None:
         return _prompts_alone(rows, columns, config, method)
-    inner = _of_conversation(schema, format(Setting("training.method", method)))
+    inner = _of_conversation(schema, Setting("training.method", method))
 
     def convert(values: RowValues) -> MethodRow:
         return inner(values, "answer", _for_rewards(values))

@@ -60,7 +60,7 @@ def refuse_odd_width_of_embedded(config: EmbeddedModelConfig) -> None:
             raise InputError(
                 "models.qat_embedded_width",
                 group_size=GROUP_SIZE,
-                name=name,
+                setting=Setting(f"model.embedded.{name}"),
                 width=width,
                 wider=wider,
             )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.training.models.model_path import (
     refuse_file,
     refuse_missing,
@@ -17,7 +17,7 @@ from infrastructure.training.models.saved_model import (
     weight_files,
 )
 
-TOWER = "training.multimodal.vision_tower"
+TOWER = Setting("training.multimodal.vision_tower")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 SUCH_AS = "give a CLIP, a SigLIP, a ViT or a DINOv2"

@@ -28,7 +28,7 @@ from infrastructure.training.recovery.recovery_log import error_record
 logger = logging.getLogger(__name__)
 
 DISPLAY = "the progress display"
-INCOMPLETE = "%s is not complete: %r"
+INCOMPLETE = "training.file_incomplete"
 
 
 ERRORS_FILE = Path("logs") / "errors" / "errors.jsonl"
@@ -235,7 +235,7 @@ class ReportObserver(Observer):
         self.interval_seconds = interval_seconds
         self.clock = clock
         self._next_time = float("-inf")
-        self._best_effort = BestEffort(logger, "%s was not written: %r", tries_again=True)
+        self._best_effort = BestEffort(logger, "training.file_not_written", tries_again=True)
 
     def eval_end(self, state: TrainingState) -> None:
         started = self.clock()

@@ -23,6 +23,7 @@ from infrastructure.config import registries
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.registry import Registry
 from infrastructure.training.data.encoding.chat_format import ANSWER, QUESTION, special_tokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
@@ -68,8 +69,10 @@ class MaskSchedule:
         self._times, self._shares = (list(column) for column in zip(*points, strict=True))
 
     def _check(self, points: Sequence[tuple[int, float]]) -> None:
-        allowed = f"training.num_time_steps = {self.num_time_steps} allows 0 to"
-        allowed += f" {self.num_time_steps - 1}"
+        setting = Setting("training.num_time_steps", str(self.num_time_steps))
+        allowed = phrase(
+            "stackwise.time_steps_allowed", setting=setting, last=self.num_time_steps - 1
+        )
         if not self.bins:
             raise InputError("stackwise.no_time_step_bins")
         for number in self.bins:

@@ -78,10 +78,10 @@ def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backup", "text"),
     [
-        ('{"place": "x", "state": "copying"}', "everything nothing is confirmed yet"),
+        ('{"place": "x", "state": "copying"}', "everything monitoring.nothing_confirmed()"),
         (
             '{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}',
-            "monitoring.backup_step_confirmed",
+            "step 20 is safe",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_run_that_was_broken_off_explains_how_to_go_on(tmp_path: Path) -> None
     add(directory, *falling(1, 3))
     with opened(directory) as run:
         text = text_of(run)
-    assert "Broken off at step 3: the process that trained it is gone." in text["head"]
+    assert "at step 3: monitoring.training_process_gone()." in text["head"]
     assert "temper resume" in text["next"]
     assert "left" not in text["progress"]
 

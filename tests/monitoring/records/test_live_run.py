@@ -174,8 +174,8 @@ def test_what_cannot_be_read_is_reported_and_the_rest_is_shown(tmp_path: Path) -
     (directory / "metrics.jsonl").write_text('???\n{"step": 3, "loss": 1.0}\n')
     run = LiveRun(directory)
     assert run.step == 3
-    assert "monitoring.file_unreadable" in run.problems[0]
-    assert run.problems[1] == "1 lines of metrics.jsonl are damaged and left out."
+    assert "monitoring.file_unreadable(name=run.json" in run.problems[0]
+    assert run.problems[1] == "monitoring.damaged_lines_skipped(count=1, file=metrics.jsonl)"
     run.close()
 
 
@@ -213,16 +213,16 @@ def test_memory_stays_bounded_and_no_spike_disappears(tmp_path: Path) -> None:
 
 def test_an_alert_that_is_over_is_shown_as_over(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
-    watch = AlertWatch([AlertRule("gpu_memory", "memory", 90.0, "{subject} is {value:.0f} % full")])
+    watch = AlertWatch([AlertRule("gpu_memory", "memory", 90.0, "GPU 0 is full")])
     alerts = []
     for moment, value in ((1.0, 95.0), (2.0, 50.0)):
         alerts += watch.check({"memory": value}, moment, step=7, subject="GPU 0")
     add(directory, alerts[0].record(), file=system_file("alerts"))
     run = LiveRun(directory)
-    assert [(a["message"], "ended_at" in a) for a in run.alerts] == [("GPU 0 is 95 % full", False)]
+    assert [(a["message"], "ended_at" in a) for a in run.alerts] == [("GPU 0 is full", False)]
     add(directory, alerts[1].record(), file=system_file("alerts"))
     assert run.refresh() is True
-    assert [(a["message"], a["ended_at"]) for a in run.alerts] == [("GPU 0 is 95 % full", 2.0)]
+    assert [(a["message"], a["ended_at"]) for a in run.alerts] == [("GPU 0 is full", 2.0)]
     run.close()
 
 

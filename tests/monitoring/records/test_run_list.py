@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
     NoSuchRunError,
@@ -174,30 +173,32 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
     run = write_run(tmp_path / "runs", "2026-a-my-run")
     (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "my-run"}}}))
     for name in ("my-rum", f"{tmp_path}/runs/my-rum"):
-        meant = "monitoring.neither_run_nor_model"
+        meant = r"neither_run_nor_model\(folder=.*runs, .*'my-rum' \(known: my-run\)"
         with pytest.raises(ValueError, match=meant) as raised, naming_runs(tmp_path / "runs"):
-            raise ValueError(not_found(name, hub_reachable=False))
-        folder = phrase("monitoring.no_local_folder")
-        why = f"nor is it a model: {folder}, and the Hugging Face hub cannot be reached"
-        assert str(raised.value).endswith(why)
+            raise not_found(name, hub_reachable=False)
+        assert "all_runs=monitoring.hint_list_runs()" in str(raised.value)
+        assert str(raised.value).endswith("reason=models.hub_unreachable())")
         assert raised.value.__cause__ is None  # one sentence, and no chain of errors
         assert "2026-a-my-run" not in str(raised.value), "each run counts once"
-    other = f"model 'owner/name': {phrase('monitoring.no_local_folder')}"
-    with pytest.raises(ValueError, match=f"{other}$"), naming_runs(tmp_path / "runs"):
-        raise ValueError(other)
+    other = not_found("owner/name", hub_reachable=False)
+    with pytest.raises(ValueError) as raised, naming_runs(tmp_path / "runs"):  # noqa: PT011
+        raise other
+    assert raised.value is other
 
 
 def test_where_no_run_is_a_wrong_name_is_not_taken_for_a_model_s_alone(tmp_path: Path) -> None:
-    for name, end in (
-        ("my-run", f"; there is no run of that name in {tmp_path} either"),
-        ("owner/name", "models.model_not_found"),
+    error = not_found("my-run", hub_reachable=False)
+    with (
+        pytest.raises(ValueError, match=r"monitoring\.no_model_and_no_runs") as raised,
+        naming_runs(tmp_path),
     ):
-        with (
-            pytest.raises(ValueError, match=phrase("monitoring.no_local_folder")) as raised,
-            naming_runs(tmp_path),
-        ):
-            raise ValueError(not_found(name, hub_reachable=False))
-        assert str(raised.value).endswith(end)
+        raise error
+    assert f"(error={error}, folder={tmp_path})" in str(raised.value)
+    of_hub = not_found("owner/name", hub_reachable=False)
+    with pytest.raises(ValueError, match=r"models\.model_not_found") as raised:
+        with naming_runs(tmp_path):
+            raise of_hub
+    assert raised.value is of_hub
 
 
 def test_runs_are_listed_as_the_wrong_name_is_spelled(tmp_path: Path) -> None:

@@ -149,5 +149,5 @@ def test_each_of_the_two_peaks_of_memory_is_explained(
     view = read_view(a_run(tmp_path, status="finished", peak_memory_bytes=9e8, forecast=forecast))
     [peak] = [line for line in view["headlines"] if line["name"] == "Peak memory"]
     assert peak["text"] == "858.3 MiB"
-    expected = "monitoring.peak_memory_scope" if more else None
+    expected = "monitoring.peak_memory_scope(memory=762.9 MiB)" if more else None
     assert peak.get("more") == expected

@@ -14,6 +14,8 @@ from infrastructure.monitoring.records.status_text import (
     safety_words,
 )
 
+CONFIRMED = "monitoring.backup_step_confirmed(step=120, place=drive:x)"
+AT_RISK = "monitoring.work_at_risk(duration=1 min 30 s)"
 SAFE = {"place": "drive:x", "confirmed_step": 120, "saved_at": 1000.0}
 
 
@@ -24,17 +26,10 @@ def facts(copies: dict[str, Any], **summary: Any) -> RunFacts:
 @pytest.mark.parametrize(
     ("copies", "message"),
     [
-        (
-            {},
-            "monitoring.checkpoints_not_backed_up",
-        ),
-        ({"place": "drive:x"}, "monitoring.backup_nothing_confirmed"),
-        (SAFE, "backup: step 120 is safe at drive:x; 1 min 30 s of work would be lost now"),
-        (
-            {**SAFE, "error": "the disk is full"},
-            "backup: step 120 is safe at drive:x; 1 min 30 s of work would be lost now;"
-            " the disk is full",
-        ),
+        ({}, "monitoring.checkpoints_not_backed_up()"),
+        ({"place": "drive:x"}, "monitoring.backup_nothing_confirmed(place=drive:x)"),
+        (SAFE, CONFIRMED + AT_RISK),
+        ({**SAFE, "error": "the disk is full"}, f"{CONFIRMED}{AT_RISK}; the disk is full"),
     ],
 )
 def test_what_would_be_lost_now_is_reported(copies: dict[str, Any], message: str) -> None:
@@ -47,16 +42,16 @@ def words_of_one_that_nobody_trains(copies: dict[str, Any], **summary: Any) -> s
 
 def test_a_run_that_has_ended_loses_nothing_more() -> None:
     words = words_of_one_that_nobody_trains(SAFE, status="finished")
-    assert words == "backup: step 120 is safe at drive:x"
+    assert words == CONFIRMED
     problem = {**SAFE, "problem": "the place is full"}
     words = words_of_one_that_nobody_trains(SAFE, status="finished", backup=problem)
     assert words.endswith("; NOT SAFE YET: the place is full")
 
 
 def test_a_run_that_was_killed_loses_what_is_not_copied_and_no_more_with_time() -> None:
-    assert words_of_one_that_nobody_trains(SAFE) == "backup: step 120 is safe at drive:x"
+    assert words_of_one_that_nobody_trains(SAFE) == CONFIRMED
     newer = words_of_one_that_nobody_trains({**SAFE, "newest_step": 130})
-    assert newer == "backup: step 120 is safe at drive:x; step 130 lies on this machine only"
+    assert newer == f"{CONFIRMED}monitoring.newest_step_here_only(step=130)"
 
 
 def test_a_question_to_a_model_of_rows_with_a_context_has_one() -> None:

@@ -50,9 +50,10 @@ def test_the_problem_the_choice_and_the_comparison_are_shown(tmp_path: Path) -> 
     ]
     page = shown(tmp_path, ANSWER, SKIPPED, rows=rows)
     assert "Which training examples are trained on?" in page
-    assert "It was answered once, by tabu. Once there was no answer." in page
+    assert "monitoring.quantum_answered_times(times=once, last=, sampler=tabu)" in page
+    assert "monitoring.quantum_unanswered_times(times=Once)." in page
     assert "monitoring.quantum_energy_explained" in page
-    assert "monitoring.quantum_energy_caption" in page
+    assert "monitoring.quantum_energy_caption(share=100 %, count=4)" in page
     assert "<td>0</td><td>1</td><td>tabu</td>" in page  # epochs count from 1, as everywhere
     assert page.count("<svg") == 2
     assert "greedy 0.5" in page
@@ -70,15 +71,15 @@ def first_paragraph(page: str) -> str:
 
 def test_what_was_decided_and_whether_it_paid_in_two_sentences(tmp_path: Path) -> None:
     decided = "Chosen to train on: 5 of 10 training examples."
-    better = "monitoring.quantum_better_answer_found"
-    assert first_paragraph(shown(tmp_path, ANSWER)).startswith(
-        f"{decided} It took 1.5 s and {better}"
-    )
+    better = "monitoring.quantum_better_answer_found(duration=1.5 s)"
+    assert first_paragraph(shown(tmp_path, ANSWER)) == f"{decided} {better}"
     plain = {**ANSWER, "alternatives": {"greedy": 0.25}}
-    gained = "monitoring.quantum_gained_nothing"
+    simple = "monitoring.quantum_simple_rule_equal()"
+    gained = f"monitoring.quantum_gained_nothing(duration=1.5 s, reason={simple})"
     assert first_paragraph(shown(tmp_path, plain)) == f"{decided} {gained}"
     rows = [{"answer": "quantum", "eval_loss": 1.5}, {"answer": "none", "eval_loss": 1.25}]
-    worse = "It did not pay: held-out loss 1.500, without it 1.250, for 1.5 s."
+    losses = "monitoring.quantum_loss_compared(loss_with=1.500, loss_without=1.250)"
+    worse = f"monitoring.quantum_not_worthwhile(): {losses}, for 1.5 s."
     assert first_paragraph(shown(tmp_path, plain, rows=rows)) == f"{decided} {worse}"
     assert first_paragraph(shown(tmp_path, SKIPPED)) == "Nothing was decided: dear."
 
@@ -90,7 +91,7 @@ def test_blocks_over_time(tmp_path: Path) -> None:
 
 
 def test_only_what_was_skipped(tmp_path: Path) -> None:
-    assert "Once there was no answer: dear" in shown(tmp_path, SKIPPED)
+    assert "monitoring.quantum_unanswered_times(times=Once): dear" in shown(tmp_path, SKIPPED)
 
 
 def test_nothing_where_there_was_no_quantum_step(tmp_path: Path) -> None:

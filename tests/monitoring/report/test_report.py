@@ -287,12 +287,12 @@ def test_the_command_that_measures_takes_rows_that_it_can_measure(
 
 def test_only_what_can_be_typed_stands_in_a_box(tmp_path: Path) -> None:
     advice = [
-        {"text": "4 steps are few; to train longer", "command": "a higher --max-steps, or none"},
+        {"text": "4 steps are few; to train longer, try", "command": "training.max_steps=9"},
         {"text": "Step 2 was better; its model", "command": "temper export runs/a@best FOLDER"},
     ]
     write_run(tmp_path, run=RUN, summary={**SUMMARY, "advice": advice})
     html = write_report(tmp_path).read_text()
-    assert "<p>4 steps are few; to train longer: a higher --max-steps, or none</p>" in html
+    assert "<p>4 steps are few; to train longer, try training.max_steps=9</p>" in html
     assert "<p>Step 2 was better; its model:</p><pre>temper export runs/a@best FOLDER</pre>" in html
     assert "<pre></pre>" not in html
 
@@ -335,7 +335,7 @@ def test_other_data_on_the_way_is_shown_with_what_was_accepted(tmp_path: Path) -
     assert f"6 data {'a' * 12}… {'b' * 12}…" in shown
     assert "6 learning_rate 0.1 0.2" in shown
     assert "Since step 6: 104 rows to train on" in shown
-    assert "What it was trained on until step 6 4,000 rows read" in shown
+    assert "monitoring.data_until_step(step=6) 4,000 rows read" in shown
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
 def test_the_page_has_numbers_curves_and_alerts(run: Path) -> None:
     page = write_report(run).read_text()
     assert "monitoring.system_metrics_heading" in page
-    assert "GPU 0 (Tesla T4) has 87 °C" in page
+    assert "monitoring.gpu_too_hot(subject=GPU 0 (Tesla T4), value=87" in page
     assert "Processor load, %" in page
     assert "GPU temperature, °C" in page
     assert "<td>40.0 %</td>" in page  # the most that the processor was used

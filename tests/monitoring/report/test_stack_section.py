@@ -61,7 +61,7 @@ def test_which_layers_trained_when(tmp_path: Path) -> None:
     assert sorted(kinds) == ["cell"] * 3  # embedding, layer, norm
     kinds = [kind for kind, title in blocks(page) if title.startswith(second)]
     assert sorted(kinds) == ["cell planned", *["frozen planned"] * 3]
-    assert "2 stacks, 2 layers in all. One stack trains after the other." in page
+    assert "monitoring.stacks_and_layers(stacks=2, layers=2) One stack trains after" in page
     assert "Of 244 parameters: layers 82.0 %, embedding 16.4 %, final norm 1.6 %." in page
     assert "pale: planned" in page
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from infrastructure.config.sections.resource_config import AlertThresholds
+from infrastructure.core.messages import WORDS
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.monitoring.watching.alert_rules import gpu_rules, machine_rules, training_rules
 from infrastructure.monitoring.watching.webhook import WebhookAlerts
@@ -152,5 +153,19 @@ def test_what_is_compared_how_long_it_must_last_and_how_bad_it_is() -> None:
         "tied_steps": ("warning", 1),
     }
     assert [rule.name for rule in rules if rule.is_lower] == ["disk_free"]
-    for rule in rules:  # what an alert shows can be written
-        assert f"{rule.limit:g}" in rule.text(rule.limit, "GPU 0", "raised") or rule.is_lower
+
+
+@pytest.mark.parametrize("number", range(13))
+def test_what_an_alert_shows_can_be_written_in_words(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WORDS)
+    limits = AlertThresholds()
+    rules = [*machine_rules(limits), *gpu_rules(limits), *training_rules(limits)]
+    assert len(rules) == 13
+    rule = rules[number]
+    text = rule.text(rule.limit, "GPU 0", "raised")
+    limit = f"{rule.limit / 2**20:,.0f} MiB" if rule.name == "disk_free" else f"{rule.limit:g}"
+    assert f"limit {limit}" in text
+    assert not set("{}") & set(text)
+    assert (text.count("GPU 0") == 1) == rule.name.startswith("gpu_")

@@ -6,7 +6,7 @@ import pytest
 
 from infrastructure.monitoring.watching.alerts import AlertRule, AlertWatch
 
-HOT = AlertRule("heat", "celsius", 80.0, "{subject} has {value:.0f} °C (limit {limit:g})")
+HOT = AlertRule("heat", "celsius", 80.0, "monitoring.gpu_too_hot")
 
 
 def states(watch: AlertWatch, values: list[float], seconds: float = 1.0) -> list[str | None]:
@@ -65,10 +65,12 @@ def test_subjects_have_incidents_of_their_own() -> None:
     watch = AlertWatch([HOT])
     (first,) = watch.check({"celsius": 90.0}, 1.0, 7, "GPU 0")
     (second,) = watch.check({"celsius": 95.0}, 2.0, 7, "GPU 1")
-    assert (first.message, first.step) == ("GPU 0 has 90 °C (limit 80)", 7)
-    assert second.message.startswith("GPU 1")
+    assert first.message.startswith("monitoring.gpu_too_hot(subject=GPU 0, value=90.0, limit=80.0")
+    assert first.step == 7
+    assert second.message.startswith("monitoring.gpu_too_hot(subject=GPU 1, value=95.0")
     (ended,) = watch.check({"celsius": 20.0}, 3.0, 8, "GPU 0")
-    assert ended.message == "GPU 0: heat is within its limit again (20, 80)"
+    assert ended.message.startswith("monitoring.back_within_limit(subject=GPU 0: , rule=heat")
+    assert ended.message.endswith("value=20.0, limit=80.0)")
     assert watch.open_incidents() == [("heat", "GPU 1")]
 
 

@@ -70,7 +70,8 @@ def test_what_is_refused_for_good_is_reported_once_and_never_shows_the_address(
         sink.send(alert(2))
         sink.close()
     assert [r["step"] for r in server.received] == [1, 2]
-    assert caplog.messages == ["an alert did not get to the webhook: it answered 404"]
+    (message,) = caplog.messages
+    assert message == "monitoring.alert_not_delivered(sink=webhook, reason=it answered 404)"
     assert "SECRET" not in caplog.text
 
 

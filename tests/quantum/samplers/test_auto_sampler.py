@@ -93,7 +93,7 @@ def test_the_choice_is_reported_and_gets_the_keywords_it_knows() -> None:
     for _ in range(2):
         found = sampler.sample(random_model(5, 0), seed=1, time_limit=9, num_reads=2)
     assert found.info["sampler"] == "exact"
-    assert "5 variables" in found.info["reason"]
+    assert found.info["reason"] == "quantum.auto_enumerates_all(count=5)"
     assert made == ["exact"]
     assert Recorder.calls[-1] == {"num_reads": 2}
 

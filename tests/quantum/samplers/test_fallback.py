@@ -106,8 +106,8 @@ def test_an_empty_answer_is_none() -> None:
     both = FallbackSampler({"silent": Silent(), "exact": dimod.ExactSolver()})
     assert both.sample(QUESTION).first.energy == -1.0
     assert "silent: " in both.failures[0]
-    assert "an empty answer" in both.failures[0]
-    with pytest.raises(SamplerError, match="an empty answer"):
+    assert "quantum.empty_answer" in both.failures[0]
+    with pytest.raises(SamplerError, match=r"quantum\.no_sampler_answered.*quantum\.empty_answer"):
         FallbackSampler({"silent": Silent()}).sample(QUESTION)
 
 
@@ -170,7 +170,7 @@ def test_before_the_first_question_nobody_has_answered_or_failed() -> None:
 
 
 def test_all_unknown_keywords_are_named_in_their_order() -> None:
-    with pytest.raises(ValueError, match="knows a, b, c"):
+    with pytest.raises(ValueError, match=r"parameter_unknown_to_samplers.*parameters=a, b, c"):
         chain(set())[0].sample(QUESTION, c=1, a=2, b=3)
 
 

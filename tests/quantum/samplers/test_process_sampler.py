@@ -104,11 +104,11 @@ def test_one_that_hangs_is_ended_at_the_deadline(how: str, bqm: dimod.BinaryQuad
 
 
 @pytest.mark.parametrize(
-    ("how", "sentence"),
+    ("how", "code"),
     [
-        ("fail", r"failed: RuntimeError: solver offline for token=\*\*\*"),
+        ("fail", r"quantum\.sampler_failed.*RuntimeError: solver offline for token=\*\*\*"),
         ("die", "quantum.sampler_process_died"),
-        ("give_text", "gave a str, not a SampleSet"),
+        ("give_text", r"quantum\.sampler_failed.*quantum\.not_a_sample_set.*type=str"),
         ("give_nothing", "quantum.sampler_returned_nothing"),
         ("give_other_variables", "quantum.answer_for_other_variables"),
         ("give_other_values", "quantum.sampler_returned_invalid_values"),
@@ -117,29 +117,29 @@ def test_one_that_hangs_is_ended_at_the_deadline(how: str, bqm: dimod.BinaryQuad
         ("fail_when_looked_at", "quantum.sampler_failed"),
     ],
 )
-def test_nonsense_is_a_sentence(
-    how: str, sentence: str, bqm: dimod.BinaryQuadraticModel, wrong: ProcessSampler
+def test_nonsense_is_an_error_with_its_reason(
+    how: str, code: str, bqm: dimod.BinaryQuadraticModel, wrong: ProcessSampler
 ) -> None:
     wrong.name, wrong.options = f"{MODULE}:Misbehaving", {"how": how}
-    with pytest.raises(SamplerError, match=sentence):
+    with pytest.raises(SamplerError, match=code):
         wrong.sample(bqm, time_limit=60)
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "code"),
     [
-        ("no_such_module_anywhere:Sampler", "cannot be loaded: there is no module no_such"),
+        ("no_such_module_anywhere:Sampler", r"core\.plugin_module_not_found.*module=no_such"),
         (f"{MODULE}:Lacking", "quantum.sampler_failed"),
-        (f"{MODULE}:NoSampler", "has no method sample"),
+        (f"{MODULE}:NoSampler", r"quantum\.not_a_dimod_sampler.*name=.*NoSampler"),
         (f"{MODULE}:Misbehaving", "quantum.sampler_failed"),
-        ("tabbu", "did you mean 'tabu'"),
+        ("tabbu", r"quantum\.sampler_failed.*'tabbu'core\.did_you_mean\(meant=tabu\)"),
     ],
 )
-def test_wrong_names_are_a_sentence(
-    name: str, sentence: str, bqm: dimod.BinaryQuadraticModel, wrong: ProcessSampler
+def test_wrong_names_are_an_error_with_its_reason(
+    name: str, code: str, bqm: dimod.BinaryQuadraticModel, wrong: ProcessSampler
 ) -> None:
     wrong.name, wrong.options = name, {}
-    with pytest.raises(SamplerError, match=sentence):
+    with pytest.raises(SamplerError, match=code):
         wrong.sample(bqm, time_limit=60)
 
 

@@ -80,16 +80,14 @@ def test_options_reach_the_sampler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "sentence"),
+    ("name", "options", "code"),
     [
-        ("simulated_anealing", {}, "did you mean 'simulated_annealing'"),
+        ("simulated_anealing", {}, r"core\.did_you_mean\(meant=simulated_annealing\)"),
         ("exact", {"num_sweeps": 3}, "quantum.sampler_not_created"),
     ],
 )
-def test_wrong_names_and_options_are_named(
-    name: str, options: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_wrong_names_and_options_are_named(name: str, options: dict[str, Any], code: str) -> None:
+    with pytest.raises(ValueError, match=code):
         create_sampler(name, **options)
 
 
@@ -116,7 +114,8 @@ def test_a_missing_secret_is_reported_before_anything_is_sampled(
     monkeypatch.setattr("infrastructure.config.sampler_needs.refuse_missing", lambda *_: None)
     for variable in access.variables:
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(MissingSecretError, match=f"the sampler {name} .* set {REMOTE[name]}"):
+    missing = rf"config\.sampler_access_missing\(name={name}, .*set {REMOTE[name]}"
+    with pytest.raises(MissingSecretError, match=missing):
         check_sampler(name)
     for variable in access.variables:
         with monkeypatch.context() as patched:

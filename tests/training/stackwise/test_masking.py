@@ -64,7 +64,7 @@ def test_by_default_shares_go_from_15_to_90_percent() -> None:
 @pytest.mark.parametrize(
     ("bins", "fractions", "message"),
     [
-        ([0, 4], None, "time_step_bins has 4: training.num_time_steps = 4 allows 0 to 3"),
+        ([0, 4], None, r"time_step_bin_out_of_range.*time_step=4.*setting=training\.num_time_steps=4, last=3"),
         ([-1], None, "stackwise.time_step_bin_out_of_range"),
         ([1, 2, 1], None, "stackwise.duplicate_time_step_bin"),
         ([], None, "stackwise.no_time_step_bins"),
