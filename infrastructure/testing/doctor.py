@@ -221,8 +221,8 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
         "testing.num_tested_versions",
         num_matching=len(wanted) - len(others),
         num_packages=len(wanted),
+        on=TESTED_ON[column],
     )
-    text += f" tested with{TESTED_ON[column]}"
     text += f"; another version: {', '.join(differing)}" if differing else ""
     text += f"; not installed: {', '.join(missing)}" if missing else ""
     yield Diagnosis("warn" if differing else "note" if missing else "ok", "versions", text)

@@ -20,7 +20,7 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.training.core.precision import training_device
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.serving.example_order import epoch_order
@@ -187,14 +187,16 @@ class UnifiedTrainer:
 def refuse_settings_of_loading(config: TrainingConfig) -> None:
     """Raise ValueError for settings that take effect only when Temper loads a model."""
     settings = {
-        "gradient_checkpointing": config.gradient_checkpointing,
-        "compile_mode": config.compile_mode is not None,
-        "memory_efficient_attention": config.memory_efficient_attention is not None,
-        "mixed_precision = fp8": config.mixed_precision == "fp8",
+        Setting("training.gradient_checkpointing"): config.gradient_checkpointing,
+        Setting("training.compile_mode"): config.compile_mode is not None,
+        Setting("training.memory_efficient_attention"): (
+            config.memory_efficient_attention is not None
+        ),
+        Setting("training.mixed_precision", "fp8"): config.mixed_precision == "fp8",
     }
-    for name, is_set in settings.items():
+    for setting, is_set in settings.items():
         if is_set:
-            raise InputError("training.setting_of_model_loading", name=name)
+            raise InputError("training.setting_of_model_loading", setting=setting)
 
 
 def _sections(

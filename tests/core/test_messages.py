@@ -106,6 +106,12 @@ def test_an_error_of_another_process_has_the_same_text() -> None:
     assert str(error) == "set --batch-size 4, --no-packing or --lora"
 
 
+def test_where_an_error_is_shown_with_its_type_it_has_its_words() -> None:
+    assert (
+        repr(InputError("trial.named", size=4)) == f"InputError({phrase('trial.named', size=4)!r})"
+    )
+
+
 def test_a_text_that_is_no_code_is_shown_as_it_is() -> None:
     for text in ("runs/a.b is gone", "trial.gone", "a {b} c", "x.y\0", "." * 5000):
         assert str(Message(text)) == text

@@ -17,7 +17,7 @@ def test_a_block_is_measured_with_its_peak_what_it_leaves_and_who_allocates() ->
     assert 10 * MIB < profile.delta_bytes < 40 * MIB
     assert [size for _, size in profile.top_allocations] == [64 * MIB, 16 * MIB]
     lines = profile.lines()
-    assert lines[0].startswith("optimization.memory_profile_line")
+    assert lines[0].startswith("optimization.memory_profile_line(name=two blocks, peak=")
     assert f"64.0 MiB by {__file__}:" in lines[1]
     assert kept.sum() > 0
 

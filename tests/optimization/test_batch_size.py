@@ -63,7 +63,7 @@ def test_memory_that_runs_out_ends_the_search_and_is_freed() -> None:
     choice = machine.search(budget=1 << 40).run()
     assert choice.size == 8
     assert machine.freed == 1
-    assert choice.reason == "memory ran out with 16"
+    assert choice.reason == "optimization.batch_size_out_of_memory(size=16)"
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
@@ -77,7 +77,7 @@ def test_of_sizes_as_fast_the_smallest_is_chosen() -> None:
     choice = machine.search(budget=1 << 40).run()
     assert choice.size == 8
     assert machine.tried == [1, 2, 4, 8, 16, 32, 64]  # three that were no faster end the search
-    assert choice.reason == "larger ones are no faster"
+    assert choice.reason == "optimization.larger_not_faster()"
 
 
 def test_a_busy_moment_does_not_decide() -> None:

@@ -61,7 +61,7 @@ def test_the_samples_of_the_specification_run_as_written_without_a_gpu() -> None
 
 def test_gpus_that_are_not_there_are_named(caplog: pytest.LogCaptureFixture) -> None:
     optimizer = create_gpu_optimizer(device_ids=[97])
-    assert "GPUs [97] are not there" in caplog.text
+    assert "optimization.gpus_not_available(missing=[97], available=" in caplog.text
     assert optimizer.device.type == "cpu"
 
 
@@ -76,11 +76,14 @@ def test_the_precision_is_the_one_requested_or_the_best(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [("fp16", "needs a GPU"), ("fp64", "optimization.invalid_mixed_precision")],
+    ("wrong", "code"),
+    [
+        ("fp16", r"optimization\.fp16_needs_gpu"),
+        ("fp64", r"optimization\.invalid_mixed_precision\(mixed_precision=fp64"),
+    ],
 )
-def test_a_precision_that_cannot_be_is_refused(wrong: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_a_precision_that_cannot_be_is_refused(wrong: str, code: str) -> None:
+    with pytest.raises(ValueError, match=code):
         create_gpu_optimizer([], wrong)
 
 

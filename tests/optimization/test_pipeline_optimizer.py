@@ -54,7 +54,7 @@ def test_compiling_is_taken_where_it_pays_back(num_tokens: float, settings: dict
     [
         (ValueError("fp16 needs a GPU"), "fp16 needs a GPU"),
         (MemoryError(), "memory ran out"),
-        (Measured(9000.0, 2000), "optimization.exceeds_available_memory"),
+        (Measured(9000.0, 2000), "optimization.exceeds_available_memory()"),
     ],
 )
 def test_what_cannot_be_is_reported_and_passed_over(result: Any, refusal: str) -> None:

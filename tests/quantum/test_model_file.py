@@ -77,7 +77,7 @@ def test_the_plain_form_of_json(tmp_path: Path) -> None:
         ('{"quadratic": [["a", "a", 1]]}', "'a'"),
         (
             '{"vartype": "TERNARY"}',
-            r"quantum\.unknown_vartype\(name=TERNARY, vartypes=BINARY, SPIN",
+            r"unknown_vartype\(name=TERNARY, vartypes=BINARY, SPIN\)",
         ),
         ('{"type": "BinaryQuadraticModel"}', "quantum.unreadable_model_file"),
         ('{"linear": 3}', "quantum.unreadable_model_file"),

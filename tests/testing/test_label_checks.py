@@ -108,11 +108,10 @@ def test_sentences_about_one_example_are_of_one(
     data = subject(folder, tmp_path, "template", rows, validation_split=0)
     texts = {check(data).text for check in (check_isolation, check_accumulation)}
     if num_rows == 1:
-        alone = "testing.only_one_example"
-        assert texts == {alone, "there is one example, which cannot be split"}
+        assert texts == {"testing.only_one_example()", "testing.one_example_not_split()"}
     else:
-        apart = "testing.examples_are_isolated"
-        assert texts == {apart, "4 examples at once and one by one give the same gradient"}
+        apart = "testing.examples_are_isolated(num_examples=4, container=one row)"
+        assert texts == {apart, "testing.micro_batches_keep_gradient(num_examples=4)"}
 
 
 @pytest.mark.parametrize("model", ["template", "plain"])
@@ -179,7 +178,7 @@ def test_where_every_answer_was_cut_the_end_is_never_learnt(folder: Path, tmp_pa
     rows = [{"prompt": f"{n}", "completion": "y z " * 40} for n in range(40)]
     result = check_ends(subject(folder, tmp_path, "plain", rows, max_length=32))
     assert (result.status, result.numbers["ended_share"]) == ("fail", 0)
-    assert result.text == "every answer is cut before its end ('</s>') by data.max_length=32"
+    assert result.text == "testing.every_answer_truncated(tokens='</s>', max_length=32)"
     assert "testing.fit_answer_ends" in result.remedy
 
 
@@ -191,7 +190,7 @@ def test_where_every_answer_was_cut_the_end_is_never_learnt(folder: Path, tmp_pa
         (long_answers(2), {"max_length": 64}),
         ([{"prompt": f"{n}", "completion": "y z " * (40 if n else 2)} for n in range(40)], {}),
     ],
-    ids=["data.recognized_plain_text", "all learnt", "an answer before it ends", "one answer ends"],
+    ids=["plain text", "all learnt", "an answer before it ends", "one answer ends"],
 )
 def test_where_an_end_is_learnt_or_none_is_needed_cut_answers_only_warn(
     folder: Path, tmp_path: Path, rows: list[dict[str, Any]], data: dict[str, Any]
@@ -289,11 +288,12 @@ def test_a_given_template_in_tags_that_the_model_lacks_is_noted_with_what_they_c
     lacking = tokenizer_for("")
     lacking.chat_template = template
     [note] = template_notes(given, lacking)
-    assert "data.template_tags_not_tokens" in note
+    tags = "<|im_start|>, <|im_end|>, <think>, </think>"
+    assert f"data.template_tags_not_tokens(tags={tags}, num_more=" in note
     knowing, written = tokenizer_for(template), TemplateFormat(lacking)
     text = written.write_whole(Conversation((QUESTION, ANSWER))).text
     more = [len(one(text, add_special_tokens=False)["input_ids"]) for one in (lacking, knowing)]
-    num_more = int(note.split("in about ")[1].split()[0])
+    num_more = int(note.partition("num_more=")[2].removesuffix(")"))
     assert num_more == pytest.approx(more[0] - more[1], abs=2)  # line breaks beside them
     assert template_notes(given, knowing) == []
     assert template_notes(own, lacking) == []  # the model came with it
@@ -334,6 +334,7 @@ def test_a_space_at_the_end_of_the_generation_prompt_is_named(folder: Path, tmp_
 def test_one_answer_is_counted_as_one(folder: Path, tmp_path: Path) -> None:
     row = [{"prompt": "x y", "completion": "z"}]
     results = found(subject(folder, tmp_path, "template", row, validation_split=0.0))
-    assert "testing.trained_token_share" in results["labels"].text
+    assert "testing.trained_token_share(" in results["labels"].text
+    assert "examples=1 example)" in results["labels"].text
     assert results["end of answers"].text.startswith("testing.answer_ends_trained")
-    assert results["answers"].text == "the only answer is learnt, with its end"
+    assert results["answers"].text == "testing.only_answer_trained(ending=with its end)"

@@ -114,7 +114,7 @@ def test_what_one_method_sets_another_may_read(held: str, folder: Path) -> None:
     lines: list[str] = []
     TrainingDeployment(config, say=lines.append).run()
     [run] = runs_of(folder)
-    assert any(line.startswith("Forecast: ") for line in lines)
+    assert any("deployment.forecast_summary" in line for line in lines)
     checks = json.loads((run / "checks.json").read_text())[0]["checks"]
     assert [c["status"] for c in checks if c["name"] == "own strategy"] == ["pass"]
 
@@ -164,6 +164,7 @@ def test_a_run_comes_to_the_same_bits_with_the_trial_and_without(folder: Path) -
     assert models[0] == models[1]
 
 
+LOSS = r"function=loss 'turns:focal' at turns\.py:\d+ \(focal\)"
 FOCAL = """
 import torch
 from torch.nn.functional import cross_entropy as ce
@@ -175,30 +176,30 @@ def focal(logits, targets):
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("what", "code"),
     [
-        (".mean()", r"own loss: the loss 'turns:focal' at turns.py:\d+ \(focal\) gives \[\] for"),
-        (".detach()", "models.loss_without_gradient"),
-        ("[1:, None]", r"\(focal\) gives \[\d+, 1\] for \d+ tokens: let it give one number"),
-        ("[len(targets)]", "testing.preflight_failed"),
+        (".mean()", rf"models\.token_function_shape\({LOSS}, returned=\[\], count=\d+"),
+        (".detach()", rf"models\.loss_without_gradient\(.*{LOSS}"),
+        ("[1:, None]", rf"models\.token_function_shape\({LOSS}, returned=\[\d+, 1\], count=\d+"),
+        ("[len(targets)]", r"IndexError: .* at turns.py:\d+ \(focal\)"),
     ],
 )
-def test_a_loss_is_tried_before_there_is_a_run(what: str, sentence: str, folder: Path) -> None:
+def test_a_loss_is_tried_before_there_is_a_run(what: str, code: str, folder: Path) -> None:
     refused = refusal(config_of(folder, FOCAL % what, loss=f"{NAME}:focal"))
-    assert re.search(sentence, refused), refused
+    assert re.search(rf"testing\.preflight_failed\(failed=own loss: {code}", refused), refused
     assert refused.count("focal)") == 1
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("what", "error"),
     [
-        (".mean()", "own metrics: the metric 'turns:focal' at turns.py:"),
-        ("[len(targets)]", "own metrics: IndexError: "),
+        (".mean()", "models.token_function_shape(function=metric 'turns:focal' at turns.py:"),
+        ("[len(targets)]", "IndexError: "),
     ],
 )
-def test_a_metric_is_tried_before_there_is_a_run(what: str, sentence: str, folder: Path) -> None:
+def test_a_metric_is_tried_before_there_is_a_run(what: str, error: str, folder: Path) -> None:
     refused = refusal(config_of(folder, FOCAL % what, metrics=[f"{NAME}:focal"]))
-    assert sentence in refused
+    assert f"own metrics: {error}" in refused
     assert "(focal)" in refused
 
 

@@ -9,9 +9,9 @@ LEFT_OUT = CheckResult("labels", "skipped", "no text")
 
 
 def test_the_verdict_counts() -> None:
-    assert verdict([GOOD]) == "1 check in 0.2 s: 1 passed."
+    assert verdict([GOOD]) == "1 passed in 0.2 s"
     assert verdict([GOOD, BAD, DOUBTFUL, LEFT_OUT]) == (
-        "4 checks in 1.0 s: 1 passed, 1 with a warning, 1 failed, 1 skipped."
+        "1 passed, 1 with a warning, 1 failed, 1 skipped in 1.0 s"
     )
 
 

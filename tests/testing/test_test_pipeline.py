@@ -164,8 +164,12 @@ def test_a_model_without_text_is_checked_as_far_as_it_goes(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("files", "data", "doubt"),
     [
-        ({"rows.jsonl": ROW}, {"path": "rows.jsonl"}, "data.file_has_one_row"),
-        ({"README.md": "# Rows"}, {"path": "."}, "holds no data but README.md"),
+        ({"rows.jsonl": ROW}, {"path": "rows.jsonl"}, "data.file_has_one_row(file=rows.jsonl"),
+        (
+            {"README.md": "# Rows"},
+            {"path": "."},
+            "data.folder_only_has_document(folder=., file=README.md)",
+        ),
         ({"rows.jsonl": ROW}, {"path": "rows.jsonl", "accept_small_data": True}, None),
         ({"rows.jsonl": 2 * ROW}, {"path": "rows.jsonl"}, None),
     ],
@@ -187,7 +191,7 @@ def test_doubtful_data_does_not_pass(
     if doubt is not None:
         assert results["data"].status == "fail"
         assert doubt in results["data"].text
-        assert "accept_small_data" in results["data"].remedy
+        assert results["data"].remedy == "data.confirm_small_data()"
 
 
 def test_a_lora_that_begins_with_other_values_was_not_trained_before(tmp_path: Path) -> None:

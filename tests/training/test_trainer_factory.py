@@ -52,18 +52,25 @@ def test_a_run_takes_what_is_chosen_for_it_and_stays_with_that(
 
 
 @pytest.mark.parametrize(
-    "keywords",
+    ("keywords", "code"),
     [
-        {"training": {"enabled_extensions": ["multimodal"]}},
-        {"data": {"path": "rows.jsonl", "buffer_size": 5}},
+        (
+            {"training": {"enabled_extensions": ["multimodal"]}},
+            r"config\.vision_encoder_not_set",
+        ),
+        (
+            {"data": {"path": "rows.jsonl", "buffer_size": 5}},
+            r"config\.setting_without_effect\(setting=data\.buffer_size=5",
+        ),
     ],
 )
-def test_every_door_refuses_what_cannot_be_carried_out(keywords: dict[str, object]) -> None:
+def test_every_door_refuses_what_cannot_be_carried_out(
+    keywords: dict[str, object], code: str
+) -> None:
     config = DeploymentConfig(**keywords, device="cpu")
-    sentence = "config.setting_without_effect"
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=code):
         TrainerFactory().for_run(config)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=code):
         TrainerFactory().create_trainer(config.model, config.training, config.data, device="cpu")
 
 

@@ -188,53 +188,63 @@ def test_targets_that_do_not_count_have_no_influence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "batches", "more", "sentence"),
+    ("layers", "batches", "more", "code"),
     [
-        ([], None, {}, "training.invalid_model_layers"),
-        (Block(), None, {}, "training.invalid_model_layers"),
-        ("abc", None, {}, "training.layer_not_a_module"),
-        ([Block(), 3], None, {}, "training.layer_not_a_module"),
-        ([Block(), *[Block()] * 2], None, {}, "training.layer_listed_twice"),
+        ([], None, {}, r"training\.invalid_model_layers\(empty=an empty , type=list\)"),
+        (Block(), None, {}, r"training\.invalid_model_layers\(empty=, type=Block\)"),
+        ("abc", None, {}, r"training\.layer_not_a_module\(number=1, type=str\)"),
+        ([Block(), 3], None, {}, r"training\.layer_not_a_module\(number=2, type=int\)"),
+        ([Block(), *[Block()] * 2], None, {}, r"training\.layer_listed_twice\(number=3\)"),
         ([torch.nn.ReLU()], None, {}, "training.layers_without_weights"),
         (None, [], {}, "models.data_loader_empty"),
-        (None, 7, {}, "models.not_a_data_loader"),
-        (None, ["text"], {}, "models.batch_type_unknown"),
+        (None, 7, {}, r"models\.not_a_data_loader\(loader=of type int"),
+        (None, ["text"], {}, r"models\.batch_type_unknown\(batch=of type str"),
         (
             [Block(4)],
             None,
             {},
-            "training.layers_fail_on_batch",
+            r"layers_fail_on_batch\(failure=training\.layer_fails\(number=1\), error=mat1",
         ),
         (
             None,
             None,
             {"embedding": torch.nn.Embedding(3, WIDTH)},
-            "training.layers_fail_on_batch",
+            r"training\.layers_fail_on_batch\(failure=training\.embedding_fails\(\)",
         ),
-        (None, None, {"head": torch.nn.Linear(3, 3)}, "training.layers_fail_on_batch"),
+        (
+            None,
+            None,
+            {"head": torch.nn.Linear(3, 3)},
+            r"training\.layers_fail_on_batch\(failure=training\.head_fails\(\)",
+        ),
         (
             [torch.nn.Linear(WIDTH, 4), torch.nn.Linear(4, WIDTH)],
             None,
             {},
-            r"layer 1 makes \(12, 4\) of \(12, 8\): layers hand hidden states of one shape on;",
+            r"training\.layer_changes_shape\(number=1, returned=\(12, 4\), shape=\(12, 8\)\)",
         ),
-        ([torch.nn.LSTM(WIDTH, WIDTH)], None, {}, "training.layer_changes_shape"),
+        (
+            [torch.nn.LSTM(WIDTH, WIDTH)],
+            None,
+            {},
+            r"training\.layer_changes_shape\(number=1, returned=.*tuple",
+        ),
         (
             None,
             [(random(4, WIDTH), random(4, 3))],
             {},
-            r"targets of shape \(4, 3\) do not fit what the last layer gives, \(4, 8\)",
+            r"targets_shape_mismatch\(targets_shape=\(4, 3\), output_shape=\(4, 8\)\)",
         ),
         (None, [(random(4, WIDTH), ["a"] * 4)], {}, "models.targets_not_a_tensor"),
         (None, None, {"loss": lambda output, targets: output}, "models.loss_not_a_scalar"),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    layers: Any, batches: Any, more: dict[str, Any], sentence: str, tmp_path: Path
+    layers: Any, batches: Any, more: dict[str, Any], code: str, tmp_path: Path
 ) -> None:
     """Before anything is saved."""
     trainer = UnifiedTrainer(configured(), output_dir=tmp_path / "out")
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=code):
         trainer.train_all_layers(
             [random(12, WIDTH)] if batches is None else batches,
             blocks() if layers is None else layers,
@@ -266,7 +276,8 @@ def test_settings_for_what_is_not_there_are_refused() -> None:
 )
 def test_what_is_done_when_a_model_is_loaded_is_refused(settings: dict[str, Any]) -> None:
     name = next(iter(settings))
-    with pytest.raises(ValueError, match=rf"training\.{name}.* is done where Temper loads"):
+    refused = rf"training\.setting_of_model_loading\(setting=training\.{name}"
+    with pytest.raises(ValueError, match=refused):
         UnifiedTrainer(TrainingConfig(**settings))
 
 
@@ -336,19 +347,19 @@ IDS = token_ids(4, 8)
 
 
 @pytest.mark.parametrize(
-    ("batch", "sentence"),
+    ("batch", "code"),
     [
-        (
-            random(2, 3),
-            "training.loader_without_token_ids",
-        ),
-        (IDS[0], "training.loader_without_token_ids"),
+        (random(2, 3), r"training\.loader_without_token_ids\(given=float32\[2, 3\]\)"),
+        (IDS[0], r"training\.loader_without_token_ids\(given=int64\[8\]\)"),
         ((IDS[:, :-1], IDS[:, 1:]), "training.labels_not_aligned"),
         (
             (IDS, torch.ones(4, dtype=torch.long)),
-            "training.batch_shapes_differ",
+            r"training\.batch_shapes_differ\(name=labels, .*given=int64\[4\]\)",
         ),
-        ({"input_ids": IDS, "attention_mask": [1]}, "training.batch_shapes_differ"),
+        (
+            {"input_ids": IDS, "attention_mask": [1]},
+            r"training\.batch_shapes_differ\(name=attention_mask, .*given=list\)",
+        ),
         (
             {"input_ids": IDS, "attention_mask": torch.zeros_like(IDS)},
             "training.loader_without_trained_tokens",
@@ -357,14 +368,14 @@ IDS = token_ids(4, 8)
         (IDS[:, :1], "training.loader_without_trained_tokens"),
         (
             IDS + VOCAB_SIZE,
-            f"gives token .*, and the model knows 0 to {LAST_TOKEN}: use the model's",
+            rf"training\.loader_token_out_of_range\(token=\d+, largest={LAST_TOKEN}\)",
         ),
-        (IDS - 50, "training.loader_token_out_of_range"),
-        (token_ids(2, 129), "training.loader_row_too_long"),
+        (IDS - 50, r"training\.loader_token_out_of_range\(token=-"),
+        (token_ids(2, 129), r"training\.loader_row_too_long\(longest=129, positions=128\)"),
     ],
 )
-def test_rows_that_a_model_cannot_learn_are_refused(batch: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_rows_that_a_model_cannot_learn_are_refused(batch: Any, code: str) -> None:
+    with pytest.raises(ValueError, match=code):
         UnifiedTrainer(configured()).train_all_layers([batch], llama())
 
 
@@ -418,7 +429,7 @@ def test_the_mask_token_is_the_one_that_the_model_names() -> None:
     ids[ids == 7] = 8
     ids[0, 0] = LAST_TOKEN
     config = configured(num_epochs=1, time_step_masking=True, cache_activations=False)
-    with pytest.raises(ValueError, match=f"the last token of the model, {LAST_TOKEN}, would stand"):
+    with pytest.raises(ValueError, match=rf"training\.mask_token_in_data\(mask={LAST_TOKEN}\)"):
         UnifiedTrainer(config).train_all_layers([ids], model)
     model.config.mask_token_id = 7
     watching.trainer = UnifiedTrainer(config, hooks=[watching])
@@ -589,8 +600,9 @@ def test_stacks_and_rack_are_saved(is_whole_model: bool, tmp_path: Path) -> None
 def test_the_plan_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="infrastructure.training.unified_trainer"):
         UnifiedTrainer(configured()).train_all_layers([IDS], llama())
-    assert "Stack-wise training, 2 stacks of 2 layers, one after the other: 4 steps" in caplog.text
-    assert "stackwise.cached_activations_size" in caplog.text  # 32 tokens of 32
+    order = "stackwise.order_one_after_another()"
+    assert f"Stack-wise training, 2 stacks of 2 layers, {order}: 4 steps" in caplog.text
+    assert "stackwise.cached_activations_size(size=2.0 KiB)" in caplog.text  # 32 tokens of 32
 
 
 def test_nothing_is_saved_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

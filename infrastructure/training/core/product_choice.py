@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.optimization.gpu_capability import DTYPES
 from infrastructure.run.record_types import DecidedSetting
 
@@ -45,7 +45,7 @@ class ProductChoice:
 
     def line(self) -> str:
         """Return the decision as a line of text."""
-        return f"{PRECISION}: {OTHER} (measured: {self._measured()})"
+        return f"{Setting(PRECISION, OTHER)} (measured: {self._measured()})"
 
     def _measured(self) -> str:
         in_fp32, in_bf16 = (f"{1000 * self.seconds[name]:.2g} ms" for name in (OTHER, USUAL))

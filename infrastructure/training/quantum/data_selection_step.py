@@ -16,7 +16,7 @@ import torch
 
 from infrastructure.config.sections.quantum_config import DATA_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.core.errors import InputError
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.training.core.precision import Precision
@@ -135,7 +135,7 @@ class DataSelectionStep:
     def nothing_to_leave_out(self, most: int) -> str:
         """Return the reason why there is no choice."""
         number = self.num_wanted(most) if self._is_auto else self.data.num_candidates
-        budget = f"quantum.data_budget {self.config.data_budget}"
+        budget = Setting("quantum.data_budget", str(self.config.data_budget))
         return phrase("quantum.budget_excludes_nothing", budget=budget, count=number)
 
     def num_candidates(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.run.record_types import DecidedSetting
 from infrastructure.training.core.product_choice import (
@@ -104,7 +104,7 @@ class ComputeChoice:
         usual, most = next(iter(self.seconds))
         shown = [f"CPU threads: {count} of {most}"] if count != most else []
         if precision != usual:
-            shown.append(f"{PRECISION}: {precision}")
+            shown.append(format(Setting(PRECISION, precision)))
         if not shown:
             return []
         in_usual = f" in {usual}" if precision != usual else ""

@@ -23,7 +23,7 @@ from infrastructure.config import registries
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
-from infrastructure.core.messages import Setting, phrase
+from infrastructure.core.messages import phrase
 from infrastructure.core.registry import Registry
 from infrastructure.training.data.encoding.chat_format import ANSWER, QUESTION, special_tokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
@@ -69,9 +69,10 @@ class MaskSchedule:
         self._times, self._shares = (list(column) for column in zip(*points, strict=True))
 
     def _check(self, points: Sequence[tuple[int, float]]) -> None:
-        setting = Setting("training.num_time_steps", str(self.num_time_steps))
         allowed = phrase(
-            "stackwise.time_steps_allowed", setting=setting, last=self.num_time_steps - 1
+            "stackwise.time_steps_allowed",
+            num_time_steps=self.num_time_steps,
+            largest=self.num_time_steps - 1,
         )
         if not self.bins:
             raise InputError("stackwise.no_time_step_bins")

@@ -181,7 +181,7 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
         assert raised.value.__cause__ is None  # one sentence, and no chain of errors
         assert "2026-a-my-run" not in str(raised.value), "each run counts once"
     other = not_found("owner/name", hub_reachable=False)
-    with pytest.raises(ValueError) as raised, naming_runs(tmp_path / "runs"):  # noqa: PT011
+    with pytest.raises(ValueError) as raised, naming_runs(tmp_path / "runs"):
         raise other
     assert raised.value is other
 
@@ -195,9 +195,11 @@ def test_where_no_run_is_a_wrong_name_is_not_taken_for_a_model_s_alone(tmp_path:
         raise error
     assert f"(error={error}, folder={tmp_path})" in str(raised.value)
     of_hub = not_found("owner/name", hub_reachable=False)
-    with pytest.raises(ValueError, match=r"models\.model_not_found") as raised:
-        with naming_runs(tmp_path):
-            raise of_hub
+    with (
+        pytest.raises(ValueError, match=r"models\.model_not_found") as raised,
+        naming_runs(tmp_path),
+    ):
+        raise of_hub
     assert raised.value is of_hub
 
 

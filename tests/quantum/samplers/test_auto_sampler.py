@@ -20,13 +20,18 @@ def of_graph(graph: Any) -> dimod.BinaryQuadraticModel:
 @pytest.mark.parametrize(
     ("bqm", "given", "name", "reason"),
     [
-        (random_model(20, 0), {}, "exact", "quantum.auto_enumerates_all"),
-        (random_model(21, 0), {}, "dense_annealer", "quantum.problem_density"),
+        (random_model(20, 0), {}, "exact", "quantum.auto_enumerates_all(count=20)"),
+        (
+            random_model(21, 0),
+            {},
+            "dense_annealer",
+            "quantum.problem_density(count=21, percent=100.0)",
+        ),
         (
             of_graph(networkx.path_graph(500)),
             {},
             "tree_decomposition",
-            "quantum.auto_small_treewidth",
+            "quantum.auto_small_treewidth(width=1,",
         ),
         (of_graph(networkx.path_graph(500)), {"time_limit": 1.0}, "dense_annealer", "matrix"),
         (

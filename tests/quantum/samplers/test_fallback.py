@@ -74,7 +74,7 @@ def test_when_all_fail_each_gives_the_reason_without_its_secret(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sampler = FallbackSampler({"first": Remote({0}), "second": Remote({0})})
-    with pytest.raises(SamplerError, match=r"quantum\.no_sampler_answered") as e:
+    with pytest.raises(SamplerError, match=r"first: ConnectionError.*second: ConnectionError") as e:
         sampler.sample(QUESTION)
     assert SECRET not in str(e.value) + caplog.text
     assert sampler.answered_by == ""

@@ -294,7 +294,7 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (NeverSure, "test_other_bytes_are_never_confirmed", "raise StorageError"),
     (NoIdentity, "test_another_place_confirms_nothing", "whose marker is gone: call require"),
     (HalfWritten, "test_half_a_file_is_never_seen", "are seen under the file's name"),
-    (RaisesItsOwn, "test_what_is_written_is_read", "its backend raised KeyError: 'no such row' at"),
+    (RaisesItsOwn, "test_what_is_written_is_read", "error=KeyError: 'no such row' at"),
     (IsAnyPlace, "test_a_place_is_known_again", "the same identity"),
     (LeavesProbes, "test_looking_leaves_nothing_behind", "probing leaves"),
     (LeadsOut, "test_no_path_leads_out", "leads out of the place"),

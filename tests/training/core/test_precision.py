@@ -26,7 +26,7 @@ def test_a_named_format_is_taken(requested: bool | str, name: str) -> None:
 
 
 def test_fp16_on_a_cpu_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a GPU"):
+    with pytest.raises(ValueError, match=r"core\.fp16_needs_gpu"):
         choose_precision("fp16", CPU)
 
 
@@ -58,13 +58,13 @@ def test_a_training_refuses_defaults_of_torch_that_would_change_it() -> None:
     assert training_device("cpu") == CPU
     torch.set_default_device("meta")
     try:
-        with pytest.raises(ValueError, match="set_default_device"):
+        with pytest.raises(ValueError, match=r"training\.default_device_changed\(device=meta\)"):
             training_device("cpu")
     finally:
         torch.set_default_device(None)
     torch.set_default_dtype(torch.float64)
     try:
-        with pytest.raises(ValueError, match="set_default_dtype"):
+        with pytest.raises(ValueError, match=r"training\.default_dtype_changed\(.*float64"):
             training_device("cpu")
     finally:
         torch.set_default_dtype(torch.float32)

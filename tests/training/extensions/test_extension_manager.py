@@ -54,7 +54,9 @@ def test_an_observer_may_be_enabled_too_and_no_other_class() -> None:
     with EXTENSIONS.registered("watch", Watch):
         (made,) = create_extensions(["watch"], "the trainer", {})
     assert isinstance(made, Observer)
-    with pytest.raises(ValueError, match=r"core\.plugin_incomplete"):
+    with pytest.raises(
+        ValueError, match=r"core\.plugin_incomplete.*missing=after_backward, after_loss"
+    ):
         register_extension("list", list)  # type: ignore[arg-type]
 
 
@@ -69,7 +71,7 @@ def test_ones_own_goes_before_a_name_that_is_taken_or_kept(name: str) -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_an_unknown_extension_gets_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match="did you mean 'nudge'"):
+    with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=nudge\)"):
         create_extensions(["nudeg"], None, {"quantum": Nudge})
 
 
@@ -126,5 +128,7 @@ def test_what_is_missing_is_named() -> None:
 
 @pytest.mark.usefixtures("related")
 def test_a_circle_is_named() -> None:
-    with pytest.raises(ValueError, match=r"training\.extension_order_circular"):
+    with pytest.raises(
+        ValueError, match=r"training\.extension_order_circular.*names=knot and tied"
+    ):
         create_extensions(["nudge", "knot", "tied"], None, {})

@@ -1,5 +1,6 @@
 """Trainings of a model with a memory: what is stored when, killed and continued, used again."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -234,22 +235,21 @@ def test_the_next_training_goes_on_with_it(saved_llama: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("training", "sentence"),
+    ("training", "code"),
     [
         ({"strategy": "progressive"}, "config.added_weights_with_stacks"),
         ({"time_step_masking": True}, "config.added_weights_with_masking"),
     ],
 )
 def test_a_saved_one_is_refused_where_a_new_one_would_be(
-    saved_llama: Path, tmp_path: Path, training: dict[str, Any], sentence: str
+    saved_llama: Path, tmp_path: Path, training: dict[str, Any], code: str
 ) -> None:
     first = trainer_of(saved_llama, tmp_path)
     first.initialize_model()
     first.adapter.save(tmp_path / "final")
     again = trainer_of(tmp_path / "final", tmp_path, enabled_extensions=[], memory={}, **training)
-    with pytest.raises(
-        ConfigurationError, match=rf"^memory in model .*/final {sentence}"
-    ) as raised:
+    refused = rf"^{re.escape(code)}\(key=memory in model .*/final"
+    with pytest.raises(ConfigurationError, match=refused) as raised:
         again.initialize_model()
     assert "enabled_extensions" not in str(raised.value)
 

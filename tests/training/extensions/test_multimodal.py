@@ -216,7 +216,8 @@ def test_what_does_not_fit_together_is_refused(
     text.write_text('{"prompt": "a", "completion": "b"}\n' * 9)
     with pytest.raises(ValueError, match=r"data\.multimodal_without_images"):
         trainer_of((*parts[:2], text), tmp_path)
-    with pytest.raises(ValueError, match=r"max_steps = 6 ends the training in the 6 steps"):
+    ends = r"run_ends_in_projector_phase\(total_steps=6, num_steps=6, projector_epochs=2\)"
+    with pytest.raises(ValueError, match=ends):
         trainer_of(parts, tmp_path, max_steps=6).prepare()
     straight = trainer_of(
         parts, tmp_path, multimodal={"vision_tower": str(parts[1]), "projector_epochs": 0}

@@ -60,7 +60,8 @@ def test_what_is_damaged_later_or_evidence_is_passed_over(
     training.state.step = 5
     assert training.checkpointer.roll_back(training.state) == good
     assert weights_after(training) == {1.0}
-    assert f"not going back to {damaged.stem[:12]}: " in caplog.text
+    passed_over = f"checkpoint_not_rolled_back_to(checkpoint={damaged.stem[:12]}, error="
+    assert f"training.{passed_over}" in caplog.text
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -107,8 +107,8 @@ def test_going_back_waits_for_the_version_that_is_being_written(
     training = poisoned(tmp_path / "poisoned", num_epochs=1, checkpoint_frequency=1).run()
     assert torch.equal(training.weights, reference.weights)
     (skipped,) = training.state.skipped
-    back_to = f"went back to step {skipped.step - 1}"
-    assert training.state.recoveries[0]["action"].startswith(back_to)
+    back_to = f"training.rolled_back_to_skip(start={skipped.step - 1}, step={skipped.step})"
+    assert training.state.recoveries[0]["action"] == back_to
 
 
 class Killed(BaseException):
@@ -169,9 +169,9 @@ def test_after_too_many_ways_back_the_evidence_is_kept(tmp_path: Path) -> None:
         training.run()
     text = str(caught.value)
     assert text.startswith("step 6: loss NaN, gradient norm NaN, rows example 6 of epoch 1")
-    assert "training.max_rollbacks_reached" in text
-    assert "step 4: went back to step 0" in text
-    assert "step 5: went back to step 4" in text
+    assert "training.max_rollbacks_reached(limit=2)" in text
+    assert "step 4: training.rolled_back_to_skip(start=0, step=4)" in text
+    assert "step 5: training.rolled_back_to_skip(start=4, step=5)" in text
     evidence = training.checkpoints.checkpoints()[-1]
     assert str(evidence) in text
     assert not training.checkpoints.is_healthy(evidence)
@@ -286,7 +286,7 @@ def test_a_checkpoint_whose_weights_overflowed_is_not_gone_back_to(tmp_path: Pat
     training.run()
     assert training.state.step == 12
     assert training.weights.isfinite().all()
-    assert "training.rolled_back_to_search" in training.state.recoveries[0]["action"]
+    assert "training.rolled_back_to_skip(start=4, " in training.state.recoveries[0]["action"]
 
 
 def test_a_scaler_goes_on_after_a_rollback() -> None:

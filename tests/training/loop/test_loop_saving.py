@@ -128,7 +128,7 @@ def test_the_deadline_saves_and_stops(tmp_path: Path) -> None:
     schedule = SaveSchedule(deadline_seconds=100, clock=clock)
     stopped = training_with(tmp_path, schedule, Ticking(clock)).run()
     assert stopped.state.stop_reason is StopReason.DEADLINE
-    assert stopped.state.stop_message == "the deadline is near"
+    assert stopped.state.stop_message == "run.deadline_near()"
     assert stopped.state.is_interrupted
     assert clock.now < 100
     assert manifests(tmp_path) == [(stopped.state.step, "stopped", None)]

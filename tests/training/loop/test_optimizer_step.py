@@ -64,7 +64,8 @@ def test_out_of_memory_in_the_optimizer_goes_back(tmp_path: Path, step: int) -> 
     assert torch.equal(training.weights, reference.weights)
     (entry,) = training.state.recoveries
     assert (entry["kind"], entry["step"]) == ("out_of_memory", step + 1)
-    assert f"went back to step {step // 5 * 5}" in entry["action"]
+    back_to = f"training.rolled_back_torn_step(step={step // 5 * 5}, micro_batch_size=2)"
+    assert entry["action"] == back_to
 
 
 @pytest.mark.parametrize("settings", [{"recovery": {"out_of_memory": "stop"}}, {"batch_size": 1}])
@@ -275,9 +276,9 @@ def test_a_failed_gpu_is_never_read_again(
     newest = training.checkpoints.newest()
     assert step_of(newest) == 6
     text = str(caught.value)
-    assert "training.gpu_failed" in text
-    assert f"saved last: {newest}" in text
-    assert f"temper resume {tmp_path / 'run'}" in text
+    assert text.startswith("training.gpu_failed(step=9, cause=CUDA error: device-side assert")
+    kept = f"training.gpu_failed_after_save(checkpoint={newest}, run={tmp_path / 'run'})"
+    assert f"what_next={kept}" in text
     assert training.recorder.events[-2:] == ["error", "train_end"]
     again = Training(tmp_path / "run" / "checkpoints", checkpoint_frequency=3).resume(newest)
     assert torch.equal(again.weights, Training(checkpoint_frequency=3).run().weights)

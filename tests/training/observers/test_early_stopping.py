@@ -32,8 +32,8 @@ def test_early_stopping_counts_evaluations_without_improvement(state: TrainingSt
         evaluate(state, hooks, loss)
         assert state.stop_reason is None
     evaluate(state, hooks, math.nan)
-    why = "training.not_improving"
-    assert state.stop_message == why
+    why = "metric=held-out loss, count=2, best=3, value=NaN"
+    assert state.stop_message == f"training.not_improving({why})"
 
 
 def test_early_stopping_goes_on_where_it_was(state: TrainingState) -> None:
@@ -67,9 +67,16 @@ def test_early_stopping_on_another_metric(state: TrainingState) -> None:
         evaluate(state, hooks, 1.0)
 
 
-@pytest.mark.parametrize(("patience", "min_delta"), [(0, 0.0), (1, -0.1), (1, math.nan)])
-def test_impossible_settings_are_refused(patience: int, min_delta: float) -> None:
-    with pytest.raises(ValueError, match="early_stopping_"):
+@pytest.mark.parametrize(
+    ("patience", "min_delta", "code"),
+    [
+        (0, 0.0, r"training\.patience_too_small\(patience=0\)"),
+        (1, -0.1, r"training\.negative_min_delta\(min_delta=-0\.1\)"),
+        (1, math.nan, r"training\.negative_min_delta\(min_delta=nan\)"),
+    ],
+)
+def test_impossible_settings_are_refused(patience: int, min_delta: float, code: str) -> None:
+    with pytest.raises(ValueError, match=code):
         EarlyStopping(patience, min_delta)
 
 

@@ -156,7 +156,7 @@ def test_a_monitor_that_fails_is_reported_once_and_the_training_goes_on(
     monitor.log_training_metrics = broken  # type: ignore[method-assign]
     training.run()
     assert training.state.step == training.state.total_steps
-    assert caplog.text.count("the monitor is off, the training goes on") == 1
+    assert caplog.text.count("core.part_is_off(name=the monitor, error=out of order)") == 1
     monitor.start_monitoring()  # it was ended all the same
     monitor.stop_monitoring()
 
@@ -179,7 +179,7 @@ def test_the_log_has_beginning_evaluations_checkpoints_and_end(tmp_path: Path) -
     training.run()
     messages = [record["message"] for record in records]
     assert messages[0] == "the training begins"
-    assert messages[-1] == "the training has ended"
+    assert messages[-1] == "training.training_ended()"
     assert messages.count("evaluated") == 3
     assert "a checkpoint is safe" in messages
     assert records[-1]["step"] == training.state.total_steps

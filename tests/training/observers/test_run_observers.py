@@ -20,6 +20,9 @@ from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import run_observers
 from infrastructure.training.observers.run_observers import (
     ERRORS_FILE,
+    LINE_SECONDS,
+    LOOK_SECONDS,
+    CheckpointLines,
     CopiesObserver,
     ErrorsObserver,
     MetricsObserver,
@@ -159,8 +162,8 @@ def test_progress_follows_the_training(state: TrainingState) -> None:
     hooks.fire(Event.STEP_END, state)
     hooks.fire(Event.TRAIN_END, state)
     first, second = stream.getvalue().splitlines()
-    assert first.startswith("training  55 % · step 55 of 100 · loss NaN · 100 tokens/s")
-    assert second.startswith("training  60 % · step 60 of 100 · loss NaN · 100 tokens/s")
+    assert first.startswith("[ 55%] step 55/100  loss NaN  100 tok/s")
+    assert second.startswith("[ 60%] step 60/100  loss NaN  100 tok/s")
 
 
 @pytest.mark.parametrize("closed_at_step", [0, 10])
@@ -178,7 +181,7 @@ def test_a_closed_terminal_does_not_stop_the_training(
         log_step(state, hooks, step, 1.0)
     hooks.fire(Event.TRAIN_END, state)
     assert len(caplog.records) == 1
-    assert "the progress display is off, the training goes on" in caplog.text
+    assert "core.part_is_off(name=the progress display, " in caplog.text
 
 
 # --- report ------------------------------------------------------------------
@@ -210,7 +213,7 @@ def test_a_report_that_cannot_be_written_is_no_reason_to_stop(
     hooks = HookRunner([ReportObserver(tmp_path / "gone")])
     with caplog.at_level(logging.WARNING):
         evaluate(state, hooks, 3.0)
-    assert "report.html was not written" in caplog.text
+    assert "training.file_not_written(name=report.html, error=" in caplog.text
 
 
 # --- errors ------------------------------------------------------------------
@@ -287,7 +290,81 @@ def test_errors_that_cannot_be_written_are_reported_once(
     for number in range(3):
         record_recovery(state, "save_refused", "goes on", str(number))
         observer.step_end(state)
-    assert caplog.text.count("is not complete") == 1
+    assert caplog.text.count(f"training.file_incomplete(name={tmp_path / ERRORS_FILE}") == 1
+
+
+# --- checkpoints -------------------------------------------------------------
+
+
+class Shown:
+    """Lines on checkpoints, of a training whose clock and destination are set by hand."""
+
+    def __init__(self, state: TrainingState, has_destination: bool = True) -> None:
+        self.lines: list[str] = []
+        self.now, self.confirmed, self.num_looks = 1000.0, None, 0
+        self.state, look = state, self.look if has_destination else None
+        self.hooks = HookRunner([CheckpointLines(self.lines.append, look, lambda: self.now)])
+
+    confirmed: int | None
+
+    def look(self) -> int | None:
+        self.num_looks += 1
+        return self.confirmed
+
+    def save(self, step: int) -> None:
+        self.state.step = step
+        self.hooks.fire(Event.CHECKPOINT_SAVED, self.state)
+
+    def end_step(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.hooks.fire(Event.STEP_END, self.state)
+
+
+def test_a_line_shows_that_a_checkpoint_is_saved_and_one_that_it_is_backed_up(
+    state: TrainingState,
+) -> None:
+    shown = Shown(state)
+    shown.save(10)
+    saved = "training.checkpoint_saved(step=10)"
+    assert shown.lines == [saved]
+    shown.confirmed = 9
+    shown.end_step()
+    assert shown.lines == [saved]
+    shown.confirmed = 12  # newer than what was shown as saved
+    shown.end_step(LOOK_SECONDS / 2)
+    assert (shown.lines, shown.num_looks) == ([saved], 1)  # looks are some time apart
+    shown.end_step(LOOK_SECONDS / 2)
+    shown.end_step(LOOK_SECONDS)
+    assert shown.lines == [saved, "training.checkpoint_backed_up(step=12)"]
+    assert shown.num_looks == 2  # nothing is waited for any more
+
+
+def test_there_is_at_most_one_line_a_minute_on_saved_checkpoints(state: TrainingState) -> None:
+    shown = Shown(state)
+    for step in range(1, 122):  # a second each
+        shown.save(step)
+        shown.confirmed = step
+        shown.end_step(1.0)
+    saved = [line for line in shown.lines if "checkpoint_saved" in line]
+    assert saved == [
+        f"training.checkpoint_saved(step={1 + n * int(LINE_SECONDS)})" for n in (0, 1, 2)
+    ]
+    assert len(shown.lines) == 6  # each of them was backed up
+
+
+def test_there_is_no_line_on_what_is_saved_before_the_first_step(state: TrainingState) -> None:
+    shown = Shown(state)
+    shown.save(0)
+    assert shown.lines == []
+    shown.save(1)
+    assert shown.lines == ["training.checkpoint_saved(step=1)"]
+
+
+def test_without_a_destination_nothing_is_backed_up(state: TrainingState) -> None:
+    shown = Shown(state, has_destination=False)
+    shown.save(10)
+    shown.end_step(LOOK_SECONDS)
+    assert shown.lines == ["training.checkpoint_saved(step=10)"]
 
 
 # --- copies ------------------------------------------------------------------

@@ -211,11 +211,9 @@ def test_a_disk_that_refuses_costs_the_files_alone(
     with caplog.at_level(logging.WARNING):
         run, lines = deploy(config)
     assert (run / "final").is_dir()
-    assert "training.stack_not_written" in caplog.text
-    assert any(
-        "training.saved_stacks_incomplete" in line and "training.saved_stacks_incomplete" in line
-        for line in lines
-    )
+    no_space = "error=[Errno 28] No space left on device"
+    assert f"training.stack_not_written(index=0, {no_space}" in caplog.text
+    assert any("training.saved_stacks_incomplete(folder=" in line for line in lines)
 
 
 def test_the_rack_is_the_whole_model(tmp_path: Path) -> None:

@@ -69,8 +69,10 @@ def test_a_training_holds_what_was_chosen(
     assert (record["outcome"], record["step"]) == ("answered", 0)
     assert record["num_variables"] == record["num_examples"] == trainer.data.num_candidates
     assert record["energy"] < np.median(record["random_energies"])
-    assert f"looking at {2 * half} of {2 * half} training examples" in caplog.text
-    assert f"Quantum step: left out {half} of {2 * half} training examples" in caplog.text
+    examining = f"quantum.examining_training_examples(count={2 * half}, total={2 * half}, "
+    excluded = f"quantum.redundant_examples_excluded(excluded={half}, total={2 * half}, "
+    assert examining in caplog.text
+    assert excluded in caplog.text
 
 
 def test_a_selection_is_made_again_at_the_first_epoch_that_is_late_enough(
@@ -114,7 +116,8 @@ def test_without_a_budget_a_tenth_of_those_looked_at_is_left_out(
     for epoch in (0, 1):
         assert set(seen.epochs[epoch]) == set(ids_of(trainer, selection))
         assert sum(seen.epochs[epoch].values()) == number
-    assert f"left out 1 of {number} training examples, as others teach" in caplog.text
+    excluded = f"quantum.redundant_examples_excluded(excluded=1, total={number}, "
+    assert excluded in caplog.text
     assert ("quantum.simple_rule_chooses_equally_well" in caplog.text) == baseline_is_as_good(
         record
     )
@@ -128,10 +131,9 @@ def test_too_few_to_leave_one_out(
     trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=1)
     trainer.train()
     (record,) = records(trainer)
-    message = (
-        f"quantum.data_budget auto leaves out none of {quantum['candidates']} training examples"
-    )
-    assert (record["outcome"], record["why"]) == ("skipped", message)
+    reason = f"budget=quantum.data_budget=auto, count={quantum['candidates']}"
+    excludes_nothing = f"quantum.budget_excludes_nothing({reason})"
+    assert (record["outcome"], record["why"]) == ("skipped", excludes_nothing)
 
 
 def test_no_more_variables_than_allowed(saved_llama: Path, tmp_path: Path) -> None:
@@ -156,7 +158,8 @@ def test_no_more_variables_than_the_solver_takes(
         trainer.train()
     (record,) = records(trainer)
     assert (record["num_variables"], record["failures"]) == (20, [])
-    assert "quantum.examining_training_examples" in caplog.text
+    examining = "quantum.examining_training_examples(count=20, total=31, limit="
+    assert examining in caplog.text
 
 
 def test_the_held_out_rows_as_target(saved_llama: Path, tmp_path: Path) -> None:
@@ -227,9 +230,9 @@ def test_a_problem_that_costs_too_much_is_not_solved(
     assert record["outcome"] == "skipped"
     assert "quantum.step_over_work_budget" in record["why"]
     assert len(set(trainer.data.selected)) == trainer.data.num_examples  # by chance
-    trained = f"{trainer.data.num_examples} of {trainer.data.num_candidates} training examples"
-    by_chance = f"{trained} train, drawn by chance (quantum.data_budget 0.5)"
-    assert f"would be needed; {by_chance}" in caplog.text
+    trained = f"selected={trainer.data.num_examples}, total={trainer.data.num_candidates}"
+    by_chance = f"quantum.examples_drawn_at_random({trained}, data_budget=0.5)"
+    assert f"); {by_chance}" in caplog.text
     assert record["why"].endswith(by_chance)  # the report shows it
 
 

@@ -116,7 +116,7 @@ def test_the_next_of_the_chain_answers(saved_llama: Path, tmp_path: Path) -> Non
 def test_an_unknown_sampler_is_refused_before_anything(
     saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match="did you mean 'tabu'"):
+    with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=tabu\)"):
         quantum_trainer(saved_llama, tmp_path, quantum=quantum)
 
 
@@ -124,10 +124,12 @@ def test_a_solver_that_is_not_here_is_refused_before_anything(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional, "is_installed", lambda package: package != "dwave.system")
-    message = "quantum.solver: the sampler qpu needs the package dwave.system: pip install"
-    with pytest.raises(ValueError, match=message):
+    needed = r"needed_for=the sampler qpu, package=dwave\.system, command=pip install"
+    missing = rf"setting=quantum\.solver, .*core\.package_not_installed\({needed}"
+    with pytest.raises(ValueError, match=missing):
         quantum_trainer(saved_llama, tmp_path, quantum={"solver": "qpu"})
-    with pytest.raises(ValueError, match=r"quantum\.fallback: the sampler lost:Cls .* no module"):
+    lost = r"setting=quantum\.fallback, .*core\.plugin_module_not_found\(.*address=lost:Cls"
+    with pytest.raises(ValueError, match=lost):
         quantum_trainer(saved_llama, tmp_path, quantum={"fallback": ["lost:Cls"]})
 
 
@@ -151,7 +153,9 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     (record,) = records(trainer)
     assert record["is_fallback"]
     assert record["solver_seconds"] < 30  # 4, and what a busy machine takes to end it; not 300
-    assert "quantum.solver_time_cut_by_budget" in record["remarks"][-1]
+    cut = "quantum.solver_time_cut_by_budget(limit=quantum.max_overhead_percent"
+    assert cut in record["remarks"][-1]
+    assert "10000" in record["remarks"][-1].replace("_", "").replace(",", "")
 
 
 def test_an_answer_that_comes_too_late_is_reported(saved_llama: Path, tmp_path: Path) -> None:

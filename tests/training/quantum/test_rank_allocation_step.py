@@ -45,7 +45,8 @@ def test_what_is_not_chosen_is_gone_for_good(
     total = sum(len(some) for some in kept.values())
     assert total == record["num_variables"] // 4
     assert {name: len(some) for name, some in kept.items()} == record["kept_by_module"]
-    assert record["chosen"] == f"{total} of {record['num_variables']} components of LoRA stay"
+    kept_of = f"kept={total}, total={record['num_variables']}"
+    assert record["chosen"] == f"quantum.lora_components_kept({kept_of})"
 
 
 def test_a_stream_of_data_is_measured_by_the_batch(saved_llama: Path, tmp_path: Path) -> None:

@@ -104,12 +104,14 @@ def test_what_a_step_may_cost() -> None:
     assert bound.allowed_seconds(100, 2.0) == 10.0
     assert OverheadBudget(AT_ANY_COST).allowed_seconds(100, 2.0) == math.inf
     assert OverheadBudget(AT_ANY_COST).allowed_seconds(0, 2.0) == 0.0
-    assert "quantum.step_over_time_budget" in over_budget(40.0, 10.0, 5.0)
-    assert "quantum.step_over_time_budget" in over_budget(10.0, 0.02137, 5.0)
-    assert "quantum.step_over_time_budget" in over_budget(10.3, 10.0, 1.0)  # 1 is too little
+    over = "quantum.step_over_time_budget"
+    assert "percent=5.0, allowed=10 s, needed=20)" in over_budget(40.0, 10.0, 5.0)
+    assert "allowed=21 ms, needed=2,340)" in over_budget(10.0, 0.02137, 5.0)
+    assert "percent=1.0, allowed=10 s, needed=1.1)" in over_budget(10.3, 10.0, 1.0)  # not 1
+    assert over_budget(10.3, 10.0, 1.0).startswith(f"{over}(cost=")
     few = too_few_steps(6.25, 600, 1.0)
-    assert few.startswith("quantum.step_over_work_budget")
-    assert few.endswith("quantum.step_over_work_budget")
+    assert few.startswith("quantum.step_over_work_budget(least_steps=6.25, num_steps=600, ")
+    assert few.endswith("percent=1.0, allowed_steps=6.0, needed=1.1)")
 
 
 def test_a_frequency_is_kept_and_a_bound_that_was_given_holds() -> None:

@@ -98,12 +98,13 @@ def test_fp32_has_to_be_clearly_faster(make: MakeTrainer, plant: Plant) -> None:
     assert choice.precision == "fp32"
     for chosen in (trainer.precision, trainer.strategy.precision, trainer.planner.precision):
         assert chosen.name == "fp32"
-    origin = "training.compute_choice_origin"
+    measured_as = "1 s in bf16 with 1 thread, 0.89 s in fp32 with 1 thread"
+    here = f"origin=training.measured_here(), measured={measured_as}"
+    origin = f"training.compute_choice_origin({here})"
     assert choice.decided() == {"training.mixed_precision": {"value": "fp32", "origin": origin}}
-    assert choice.lines() == [
-        "training.mixed_precision: fp32 (measured: a forward and backward pass takes 0.89 s, and"
-        " 1 s in bf16 with 1 thread)"
-    ]
+    (line,) = choice.lines()
+    assert line.startswith("training.compute_choice_measured(chosen=training.mixed_precision=fp32")
+    assert "seconds=0.89, usual_seconds=1.0, in_usual= in bf16, threads=1 thread" in line
 
 
 @pytest.mark.usefixtures("four_threads")
@@ -130,9 +131,13 @@ def test_fewer_threads_have_to_be_clearly_faster(
     assert choice.precision == trainer.precision.name == "fp32"
     assert choice.decided().keys() == {"num_threads"}
     assert choice.decided()["num_threads"]["value"] == num_threads
-    measured_as = f"takes {seconds[num_threads]:.2g} s, and 0.3 s with 4 threads)"
-    shown = f"CPU threads: {num_threads} of 4 (measured: a forward and backward pass {measured_as}"
-    assert choice.lines() == ([] if num_threads == 4 else [shown])
+    lines = choice.lines()
+    assert len(lines) == (num_threads != 4)
+    for line in lines:
+        assert f"compute_choice_measured(chosen=CPU threads: {num_threads} of 4, " in line
+        assert f"seconds={choice.seconds['fp32', num_threads]}, usual_seconds=0.3" in line
+        assert choice.seconds["fp32", num_threads] == pytest.approx(seconds[num_threads])
+        assert "in_usual=, threads=4 threads" in line
 
 
 @pytest.mark.usefixtures("four_threads")
@@ -157,10 +162,9 @@ def test_formats_are_compared_with_all_threads_and_with_half_of_them(
     choice = choice_of_trial(trainer)
     assert (choice.num_threads, choice.precision) == (2, "fp32")
     assert (torch.get_num_threads(), trainer.precision.name) == (2, "fp32")
-    assert choice.lines() == [
-        "CPU threads: 2 of 4, training.mixed_precision: fp32 (measured: a forward and backward pass"
-        " takes 0.1 s, and 0.2 s in bf16 with 4 threads)"
-    ]
+    (line,) = choice.lines()
+    assert "chosen=CPU threads: 2 of 4, training.mixed_precision=fp32, seconds=0.1" in line
+    assert "usual_seconds=0.2, in_usual= in bf16, threads=4 threads" in line
     assert choice.decided().keys() == {"num_threads", "training.mixed_precision"}
 
 
@@ -175,9 +179,10 @@ def test_fp32_is_taken_where_a_product_is_clearly_slower_in_bf16(
     assert choice is not None
     parts = (trainer, trainer.strategy, trainer.planner, trainer.adapter)
     assert {part.precision.name for part in parts} == {"fp32"}
-    times = "training.matrix_product_times"
-    assert choice.line() == f"training.mixed_precision: fp32 (measured: {times})"
-    decision = {"value": "fp32", "origin": f"measured on this machine: {times}"}
+    values = "fp32_time=0.79 ms, bf16_time=1 ms, precision=bf16"
+    times = f"training.matrix_product_times({values})"
+    assert choice.line() == f"training.mixed_precision=fp32 (measured: {times})"
+    decision = {"value": "fp32", "origin": f"training.measured_here(): {times}"}
     assert choice.decided() == {"training.mixed_precision": decision}
 
 

@@ -75,8 +75,9 @@ def test_small_data_keeps_enough_steps(
 
 def test_the_largest_size_has_a_reason() -> None:
     config = TrainingConfig(batch_size="auto")
-    assert why_largest(config, 180) == "16 would leave this training fewer than 50 steps"
-    assert why_largest(config, 1_000_000) == "no more than 256 are tried"
+    few = "training.batch_size_leaves_few_steps(size=16, fewest=50)"
+    assert why_largest(config, 180) == few
+    assert why_largest(config, 1_000_000) == "training.largest_batch_size_tried(largest=256)"
 
 
 def test_a_step_of_small_data_is_smaller_too() -> None:
@@ -90,7 +91,7 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
     first = measured(config, 10_000, lambda most: choice(8), cache, KEY, PLENTY)
     again = measured(config, 10_000, lambda most: choice(64), cache, KEY, PLENTY)
     assert again.resolved() == first.resolved()
-    assert again.origin == "measured on this machine before"
+    assert again.origin == "training.batch_size_measured_earlier()"
 
 
 def test_one_example_at_a_time_is_a_size_like_any_other(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def test_auto_is_measured_and_makes_whole_steps(saved_llama: Path, folder: Path)
     loop = trainer.prepare()
     plan = trainer.batch_plan()
     # Which size is the fastest depends on what else the machine does: the marked one is taken.
-    (chosen,) = [line for line in plan.trials if line.startswith("→")]
-    assert f" {plan.micro_batch_size} example" in chosen
+    (chosen,) = [line for line in plan.trials if "mark=→" in line]
+    assert f"size={plan.micro_batch_size}, " in chosen
     assert loop.global_batch_size == plan.global_batch_size >= 32
     assert trainer.state.micro_batch_size == plan.micro_batch_size
     assert len(plan.trials) >= 3

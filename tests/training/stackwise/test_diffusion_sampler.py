@@ -107,10 +107,10 @@ def test_an_empty_prompt_is_answered() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_new_tokens": 0}, "num_new_tokens = 0: give a whole number of at least 1"),
-        ({"num_steps": 0}, "num_steps = 0"),
-        ({"block_length": -1}, "block_length = -1"),
-        ({"temperature": -0.5}, "temperature = -0.5: give 0 or more"),
+        ({"num_new_tokens": 0}, r"stackwise\.count_below_one\(name=num_new_tokens, value=0\)"),
+        ({"num_steps": 0}, r"stackwise\.count_below_one\(name=num_steps, value=0\)"),
+        ({"block_length": -1}, r"stackwise\.count_below_one\(name=block_length, value=-1\)"),
+        ({"temperature": -0.5}, r"stackwise\.negative_temperature\(temperature=-0\.5\)"),
         (
             {"tokenizer": SimpleNamespace(mask_token_id=None)},
             "stackwise.sampler_without_mask_token",

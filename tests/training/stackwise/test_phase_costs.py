@@ -108,7 +108,7 @@ def plan_for(name: str, training: dict[str, Any], **model: Any) -> PlanCosts:
     ("name", "parts"),
     [
         ("llama", {"layers", "embedding", "final norm", "head"}),
-        ("gpt2", {"layers", "stackwise.tied_embedding_part", "final norm"}),
+        ("gpt2", {"layers", "embedding (tied: also the head)", "final norm"}),
         ("phi", {"layers", "embedding", "final norm", "head"}),
         ("qwen3_moe", {"layers", "embedding", "final norm", "head"}),
     ],
@@ -126,7 +126,8 @@ def test_many_equal_phases_are_one_row() -> None:
     lines = plan_for("llama", {"mode": "layerwise"}, num_hidden_layers=32).lines()
     assert len(lines) <= 8
     text = "\n".join(lines)
-    assert "32 stacks of 1 layer, one after the other: 640 steps in 32 phases" in text
+    order = "stackwise.order_one_after_another()"
+    assert f"32 stacks of 1 layer, {order}: 640 steps in 32 phases" in text
     assert "1: layer 1, embedding, final norm, head" in text
     assert "2 to 32: 1 layer each" in text
     assert "20 each" in text
@@ -143,7 +144,8 @@ def test_time_steps_are_in_the_rows() -> None:
 
 def test_one_block_is_the_whole_model() -> None:
     text = "\n".join(plan_for("llama", {"mode": "blockwise", "block_size": 99}).lines())
-    assert "1 stack of 2 layers, which trains as a whole: 20 steps in 1 phase" in text
+    order = "stackwise.order_as_a_whole()"
+    assert f"1 stack of 2 layers, {order}: 20 steps in 1 phase" in text
 
 
 def test_the_plan_of_a_model_that_grows_has_its_phases() -> None:
@@ -212,7 +214,8 @@ def test_the_largest_phase_to_come_is_counted() -> None:
 def test_all_at_once_is_one_phase() -> None:
     shape = {"strategy": "end_to_end", "progressive": {"target_stacks": 2}}
     text = "\n".join(plan_for("llama", shape).lines())
-    assert "2 stacks of 1 layer, all in each step, with one loss: 20 steps in 1 phase" in text
+    order = "stackwise.order_one_common_loss()"
+    assert f"2 stacks of 1 layer, {order}: 20 steps in 1 phase" in text
     assert "1: layers 1 to 2, embedding, final norm, head" in text
 
 
@@ -244,7 +247,7 @@ def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
     [first] = [
         i for i, line in enumerate(lines) if line.startswith("Stack-wise training, 2 stacks")
     ]
-    [forecast] = [i for i, line in enumerate(lines) if line.startswith("Forecast:")]
+    [forecast] = [i for i, line in enumerate(lines) if "deployment.forecast_summary" in line]
     assert first < forecast
     assert any("stackwise.cached_activations_size" in line for line in lines)
     assert lines[first + 1].split()[-1] == "time"
@@ -281,4 +284,4 @@ def test_a_plan_that_cannot_be_made_stops_no_training(
     run, _ = deploy(config_of(tmp_path, mode="blockwise", block_size=2))
     assert (run / "final").is_dir()
     assert not (run / "stackwise.json").exists()
-    assert "training.stack_plan_unavailable" in caplog.text
+    assert "training.stack_plan_unavailable(error=no such number)" in caplog.text

@@ -263,7 +263,7 @@ def test_another_cache_can_be_added(tmp_path: Path) -> None:
     made_before = MemoryCache.made
     with CACHES.registered("memory", MemoryCache):
         caches = TimeStepCaches(tmp_path / "none", 1, num_time_steps=2, cache="memory")
-        with pytest.raises(ValueError, match=r"did you mean 'memory'"):
+        with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=memory\)"):
             TimeStepCaches(tmp_path, 1, cache="memroy")
     found: list[Cache] = [
         caches.open(key(time_step), PAGES, TRUNK, hidden_size=HIDDEN) for time_step in range(2)

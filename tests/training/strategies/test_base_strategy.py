@@ -186,7 +186,7 @@ def test_the_step_of_the_specification_works_on_its_own() -> None:
 
 
 def test_an_unknown_strategy_gets_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match="did you mean 'finetune'"):
+    with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=finetune\)"):
         get_training_strategy("finetun", TrainingConfig())
 
 
