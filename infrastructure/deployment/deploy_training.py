@@ -411,8 +411,8 @@ class TrainingDeployment:
             summary = complete_finished(run, copies, self.config.backup.finish_seconds)
         for line in closing_lines(run.path, summary, is_result_shown):
             self.report(line)
-        when = "was finished before" if was_finished else "is finished"
-        self.report(f"Run {run.run_id} {when}: {run.final}{self._how_to_train_again}")
+        code = "deployment.run_finished_before" if was_finished else "deployment.run_finished"
+        self.report(phrase(code, run_id=run.run_id, model=run.final, hint=self._how_to_train_again))
         copies.report_incomplete()
         return summary
 

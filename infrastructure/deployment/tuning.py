@@ -13,6 +13,7 @@ from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import Layer, Setting
 from infrastructure.config.sources.flags import flag_words
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.messages import Setting as Named
 from infrastructure.core.messages import phrase
 from infrastructure.deployment.tuning_trials import TRIED, TuningTrials, worker_counts
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
@@ -231,7 +232,7 @@ def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: Re
 
 def describe(tried: Tried, basis: str = "as configured") -> str:
     """Return a line about one trial; `basis` names what the others are compared with."""
-    name = f"{tried.key} = {plain(tried.value)}" if tried.key else basis
+    name = f"{Named(tried.key, str(plain(tried.value)))}" if tried.key else basis
     if tried.measured is None:
         return f"{name}: not here: {tried.refusal}"
     text = (

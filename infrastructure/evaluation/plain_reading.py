@@ -212,7 +212,8 @@ class Expected:
             seeing = self._seeing_of(folder)
         except Exception as error:  # loading may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise _differs(folder, f"plain transformers cannot read it ({reason})") from error
+            unreadable = phrase("evaluation.saved_model_unreadable", reason=reason)
+            raise _differs(folder, unreadable) from error
         self._compare_files(folder, model, tokenizer)
         if seeing is not None:
             self._compare_seeing(folder, seeing)
@@ -259,13 +260,17 @@ class Expected:
         ours = self.trained.tokenizer
         if self.answers and (missing := {*self.trained.end_ids} - {*known_ends(model)}):
             names = ", ".join(map(str, ours.convert_ids_to_tokens(sorted(missing))))
-            raise _differs(folder, f"its {GENERATION_FILE} does not end answers with {names}")
+            raise _differs(
+                folder, phrase("evaluation.saved_ends_missing", file=GENERATION_FILE, names=names)
+            )
         is_text = self.trained.pictures is None  # else the processor's template counts
         if is_text and ours.chat_template != tokenizer.chat_template:
-            raise _differs(folder, "its tokenizer has another chat template")
+            raise _differs(folder, phrase("evaluation.saved_tokenizer_template_differs"))
         for question in self.trained.questions:
             if tokenizer(question.prompt)["input_ids"] != ours(question.prompt)["input_ids"]:
-                raise _differs(folder, f"its tokenizer writes {question.prompt!r} otherwise")
+                raise _differs(
+                    folder, phrase("evaluation.saved_tokens_differ", prompt=question.prompt)
+                )
 
     def _seeing_of(self, folder: Path) -> PictureTokens | None:
         """Return how the folder's own processor turns images into tokens and pixels."""
@@ -284,14 +289,16 @@ class Expected:
         ours = self.trained.pictures
         assert ours is not None
         if ours.processor.chat_template != theirs.processor.chat_template:
-            raise _differs(folder, "its processor has another chat template")
+            raise _differs(folder, phrase("evaluation.saved_processor_template_differs"))
         shown = [picture for question in self.trained.questions for picture in question.pictures]
         for image in (fixed_picture(), *ours.images(shown)):
-            what = phrase("evaluation.for_image_of_size", width=image.width, height=image.height)
-            if ours.ids_of(image) != theirs.ids_of(image):
-                raise _differs(folder, f"its processor makes other tokens {what}")
-            if (name := _other_input(ours, theirs, image)) is not None:
-                raise _differs(folder, f"its processor makes other {name} {what}")
+            is_same = ours.ids_of(image) == theirs.ids_of(image)
+            name = _other_input(ours, theirs, image) if is_same else "tokens"
+            if name is not None:
+                size = {"width": image.width, "height": image.height}
+                raise _differs(
+                    folder, phrase("evaluation.saved_processor_differs", name=name, **size)
+                )
 
 
 def _other_input(ours: PictureTokens, theirs: PictureTokens, image: "Image") -> str | None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import counted, phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
@@ -27,7 +27,9 @@ RESULT = "result"  # the name of a part that is displayed elsewhere
 
 def steps_ahead(done: int, total: int) -> str:
     """Return how many steps remain and, for a resumed run, the last step."""
-    return f"{total - done:,} more steps, to {total:,}" if done else f"{total:,} steps"
+    if done:
+        return f"{counted(total - done, 'more step')}, to {total:,}"
+    return counted(total, "step")
 
 
 def paths_of(run_path: Path) -> dict[str, str]:

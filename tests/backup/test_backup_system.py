@@ -164,7 +164,10 @@ def test_what_does_not_fit_is_listed_and_nothing_is_half_loaded(tmp_path: Path) 
     model, optimizer = parts(24)
     train(model, optimizer)
     before, state = weights(model), torch.get_rng_state()
-    with pytest.raises(CheckpointError, match=r"backup\.model_tensor_differs.*name=0\.weight"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"name=0\.weight, .*F32\[16, 8\].*F32\[24, 8\]",
+    ):
         system.restore_from_checkpoint(model, optimizer)
     assert same(weights(model), before)
     assert torch.equal(torch.get_rng_state(), state)
@@ -338,5 +341,5 @@ def test_an_empty_folder_is_not_published(tmp_path: Path, place: Path) -> None:
     system: Any = create_backup_system(tmp_path / "backups", str(place))
     with pytest.raises(ValueError, match=r"backup\.no_files_to_publish"):
         system.publish(tmp_path / "nothing")
-    with pytest.raises(StorageError, match=r"backup\.place"):
+    with pytest.raises(StorageError, match=r"backup\.no_destination"):
         create_backup_system(tmp_path / "backups").publish(tmp_path)

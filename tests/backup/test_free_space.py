@@ -20,8 +20,9 @@ def test_free_space_is_reported_and_required_here_and_at_a_place(
     sentence = require_free_space("there", store, 2, 1000)
     assert sentence.startswith("there: ")
     # one more than is kept: it is written before another is removed
-    assert "3 checkpoints of 0.0 MiB and a reserve of 64.0 MiB need 64.0 MiB" in sentence
-    assert "backup.no_space_for_rotation" in sentence
+    needed = "backup.space_needed(checkpoints=3 checkpoints, size=0.0 MiB, reserve=64.0 MiB)"
+    assert f"{needed} need 64.0 MiB" in sentence
+    assert sentence.endswith(" are free")
     with pytest.raises(StorageError, match=r"backup\.no_space_for_rotation"):
         require_free_space("there", store, 2, 1 << 60)
 
@@ -32,8 +33,8 @@ def test_fewer_checkpoints_are_advised_where_that_helps(
     store = Store(tmp_path / "run" / "checkpoints")
     size = 100 << 20
     for free, advice in (
-        (SLACK_BYTES + 2 * size, "lower"),
-        (SLACK_BYTES, "backup.no_space_for_rotation"),
+        (SLACK_BYTES + 2 * size, r"alternative=backup\.or_keep_fewer_checkpoints\(\)\)"),
+        (SLACK_BYTES, r"alternative=\)"),
     ):
         monkeypatch.setattr(type(store.operations), "free_bytes", lambda *_, free=free: free)
         with pytest.raises(StorageError, match=f"{advice}$"):

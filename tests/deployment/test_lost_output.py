@@ -88,8 +88,8 @@ def test_output_that_nobody_takes_ends_no_training(tmp_path: Path) -> None:
     (run,) = runs_of(tmp_path)
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     kept = (run / OUTPUT_FILE).read_text()
-    assert "Where everything lies" in kept
-    assert "step 3" in kept
+    assert "run.files_head(" in kept
+    assert "training.checkpoint_saved(step=3)" in kept
 
 
 def test_output_that_a_command_could_not_write_is_a_failure(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def test_a_checkpoint_is_exported_with_it_and_in_no_other_format(
     folder = tmp_path / "model"
     assert main(["export", finished.name, str(folder), *out]) == 0
     card = (folder / "README.md").read_text()
-    assert "| trained | all weights, with what the extension memory has added |" in card
+    trained = "deployment.card_trained_with_extension(trained=all weights, added=memory)"
+    assert f"| trained | {trained} |" in card
     assert "deployment.card_load_extensions" in card
     assert "AutoModelForCausalLM" not in card  # which would leave the memory out
     exported, kept = (load_file(one / ADDED_WEIGHTS) for one in (folder, finished / "final"))

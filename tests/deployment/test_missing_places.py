@@ -91,7 +91,7 @@ def is_whole_at(disk: Path, run: Path) -> bool:
     return here.read_bytes() == there.read_bytes()
 
 
-@pytest.mark.parametrize("how", ["train", "train-resume", "backup create"])
+@pytest.mark.parametrize("how", ["train", "resume", "backup create"])
 def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_command(
     tmp_path: Path, disk: Path, config: Config, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,10 +102,10 @@ def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_comman
     metrics = (run / "metrics.jsonl").read_bytes()
     if how == "train":
         lines = deploy(config())[1]
-        assert any("was finished before" in line for line in lines)
-        assert not any("NOT SAFE" in line for line in lines)
+        assert any("deployment.run_finished_before" in line for line in lines)
+        assert not any("not_confirmed" in line for line in lines)
         assert (run / "report.html").is_file()
-    elif how == "train-resume":
+    elif how == "resume":
         assert resume(run.name, str(run.parent)) == ExitCode.DONE
     else:
         assert main(["backup", "create", run.name]) == ExitCode.DONE
@@ -123,8 +123,8 @@ def test_a_place_that_is_away_at_the_end_is_reported_loudly_until_it_is_back(
     disk.mkdir()  # what is left of a mount
     summary = TrainingDeployment(config(5.0), say=(lines := []).append).run()  # type: ignore[var-annotated]
     assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
-    assert lines[-1].startswith(f"NOT SAFE YET: run {run.name}")
-    assert "disk mounted?" in lines[-1]
+    assert lines[-1].startswith(f"backup.finished_run_not_confirmed(run={run.name}, ")
+    assert "backup.not_the_runs_destination(" in lines[-1]
     assert list(disk.iterdir()) == [], "nothing is written below a mount that is away"
     disk.rmdir()
     away.rename(disk)
@@ -159,14 +159,14 @@ def test_a_finished_run_that_lies_at_the_place_alone_is_not_trained_again(
         patch.setattr(TrainingDeployment, "resume", None)
         again, lines = deploy(config())
     assert again == run
-    assert f"It lies finished there: {disk / run.name}/final" in lines
+    assert f"run.finished_at_destination(url={disk / run.name}/final)" in lines
     assert file_sha256(run / "final/model.safetensors") == weights
     assert (run / "report.html").is_file()
     end_copiers(tmp_path)
     shutil.rmtree(run)
     (disk / run.name / "final/SHA256SUMS").unlink()  # killed before the copy's last byte
     _, lines = deploy(config())
-    assert any("deployment.resuming_from_step" in line for line in lines)
+    assert any("deployment.resuming_from_step" in line and "step=2" in line for line in lines)
     assert is_whole_at(disk, run)
     assert file_sha256(disk / run.name / "final/model.safetensors") == weights
 
@@ -180,8 +180,8 @@ def test_a_typing_mistake_is_found_before_the_first_step(
     arguments = ["train", "--config", str(tmp_path / "config.yaml"), "--backup-place", str(place)]
     assert main([*arguments, *flags]) == ExitCode.WRONG_INPUT
     (line,) = capsys.readouterr().err.splitlines()
-    assert "backup.destination_unusable" in line
-    assert "--allow-missing-place" in line
+    assert f"backup.destination_unusable(url={place}, " in line
+    assert "backup.or_allow_missing_destination()" in line
     assert runs_of(tmp_path) == []
 
 
@@ -231,7 +231,7 @@ def test_a_status_whose_copier_was_killed_names_that(tmp_path: Path) -> None:
     found = live_status(path)
     assert found.state == GONE
     assert "backup.step_in_flight" not in (text := found.possible_loss(time.time()).text)
-    assert "(step 4 waits); nobody copies at present: the same command goes on" in text
+    assert "(step 4 waits); backup.state_gone()" in text
 
 
 @pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
@@ -241,9 +241,7 @@ def test_a_signal_ends_the_wait_for_a_place_that_went_away(
     run = killed_at_the_end(config(), tmp_path)
     disk.rename(tmp_path / "away")
     disk.mkdir()
-    process = start_temper(
-        *("train-resume", str(run), "--backup-finish-seconds", "600"), folder=tmp_path
-    )
+    process = start_temper(*("resume", str(run), "--backup-finish-seconds", "600"), folder=tmp_path)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("run.waiting_for_backup"):
@@ -252,4 +250,4 @@ def test_a_signal_ends_the_wait_for_a_place_that_went_away(
     out, _ = process.communicate(timeout=120)  # of the 600 s that it would wait
     assert process.returncode == ExitCode.NOT_CONFIRMED
     assert "run.backup_continues_unattended" in out
-    assert "NOT SAFE YET" in out
+    assert f"backup.finished_run_not_confirmed(run={run.name}, " in out

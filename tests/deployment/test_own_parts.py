@@ -150,9 +150,8 @@ def test_going_on_without_the_package_states_what_to_install(
     passing = shutil.ignore_patterns("*.part")  # its copier goes on without it
     shutil.copytree(killed, elsewhere / "runs" / killed.name, ignore=passing)
     output = errors("resume", killed.name, code=ExitCode.WRONG_INPUT)
-    assert output.startswith("temper: this run needs the package my-parts==1.2 for --model-adapter")
-    assert "--strategy (in_stages)" in output
-    assert output.endswith("config.plugin_package_missing")
+    assert output.startswith("temper: config.plugin_package_missing(package=my-parts==1.2, ")
+    assert " (in_stages)" in output
     assert output.count("\n") == 1
 
 
@@ -286,7 +285,8 @@ def test_going_on_from_another_folder_takes_the_part_from_where_it_was(
         assert main(["resume", f"{stopped}@2"]) == ExitCode.DONE, capsys.readouterr().err
         sys.modules.pop("turns", None)
     file = stopped.parents[1] / "turns.py"
-    assert f"note: turns:InTurns is taken from {file}, as it was there" in capsys.readouterr().out
+    taken = f"note: config.plugin_taken_from_original_file(address=turns:InTurns, file={file}"
+    assert taken in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -304,5 +304,5 @@ def test_going_on_without_the_part_names_the_file(
     (tmp_path / "second").mkdir()
     with in_folder(tmp_path / "second"):
         output = errors("resume", f"{stopped}@2", code=ExitCode.WRONG_INPUT)
-    needed = f"temper: this run needs {file} for --strategy (turns:InTurns), and {sentence}"
-    assert output.startswith(needed)
+    lost = f"config.plugin_file_lost(file={file}, key=training.strategy, name=turns:InTurns, "
+    assert output.startswith(f"temper: {lost}problem={sentence}(")

@@ -99,9 +99,9 @@ def test_a_comparison_that_is_stopped_explains_how_it_goes_on(
     [
         (["nothing.jsonl"], "nothing.jsonl"),
         (["--quantum-problem", "blocks"], "data_selection"),
-        (["--quantum-data-budget", "1"], "--quantum-data-budget 1 keeps every example"),
-        (["--quantum-answer", "gredy"], "did you mean 'greedy'"),
-        (["--quantum-solver", "tabuu"], "did you mean 'tabu'"),
+        (["--quantum-data-budget", "1"], "config.data_budget_keeps_everything()"),
+        (["--quantum-answer", "gredy"], "core.did_you_mean(meant=greedy)"),
+        (["--quantum-solver", "tabuu"], "core.did_you_mean(meant=tabu)"),
     ],
     ids=str,
 )

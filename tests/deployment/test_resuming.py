@@ -67,6 +67,10 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     )
 
 
+def resumed_from(run: Path, step: int) -> str:
+    return f"deployment.resuming_from_step(run_id={run.name}, step={step},"
+
+
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was stopped at step 4; its folder is `tmp_path / "runs"`."""
@@ -82,9 +86,10 @@ def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: P
     named.run_name = "another try"
     again, lines = deploy(named)
     assert again == stopped
-    assert any(line.startswith(f"--name has no effect on run {stopped.name}") for line in lines)
-    assert f"Run {stopped.name}: going on from step 4; --new-run starts a new one" in lines
-    assert any(re.match(r"Training for \d+ more steps, to \d+;", line) for line in lines)
+    assert f"deployment.run_name_without_effect(run_id={stopped.name})" in lines
+    assert resumed_from(stopped, 4) in "\n".join(lines)
+    [starts] = [line for line in lines if line.startswith("deployment.training_starts(")]
+    assert re.search(r"steps=\d+ more steps, to \d+\)", starts)
     fresh = small_config(tmp_path)
     fresh.new_run = True
     fresh.run_name = "another try"
@@ -136,9 +141,10 @@ def test_a_finished_run_is_not_trained_again(
     assert train(small_config(tmp_path, max_steps=2)) == 0
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     out = capsys.readouterr().out
-    assert f"Run {run.name} was finished before: {run / 'final'}; --new-run trains again" in out
-    assert "Where everything lies" in out
-    assert "Training for" not in out
+    assert f"deployment.run_finished_before(run_id={run.name}, model={run / 'final'}" in out
+    assert "deployment.new_run_trains_again()" in out
+    assert f"run.files_head(run={run})" in out
+    assert "deployment.training_starts" not in out
 
 
 def test_a_finished_run_on_other_rows_is_not_the_answer(tmp_path: Path) -> None:
@@ -146,7 +152,7 @@ def test_a_finished_run_on_other_rows_is_not_the_answer(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 300, 324)
     other, lines = deploy(small_config(tmp_path, max_steps=2))
     assert other != run
-    assert f"The data has changed since run {run.name} was finished: a new run begins" in lines
+    assert f"deployment.data_changed_after_run(run_id={run.name})" in lines
 
 
 def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
@@ -156,12 +162,12 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
     lines: list[str] = []
     with pytest.raises(CheckpointError, match="data: was") as raised:
         TrainingDeployment(small_config(tmp_path), say=lines.append).run()
-    assert not any("going on" in line or "goes on" in line for line in lines), "it does not"
-    assert "--accept data" in str(raised.value)
-    assert "--new-run" in str(raised.value)
+    assert not any("deployment.resuming_from_step" in line for line in lines), "it does not"
+    assert "run.accept_the_change(accept_option=accept=data)" in str(raised.value)
+    assert "run.start_new_run_by_command()" in str(raised.value)
     again, lines = deploy(small_config(tmp_path), accept=["data"])
     assert again == stopped
-    assert "data: the current epoch begins again, with the new data" in lines
+    assert "data: deployment.epoch_restarts_new_data()" in lines
     record = json.loads((stopped / "run.json").read_text())
     (entry,) = record["history"]
     assert entry["step"] == 4
@@ -203,16 +209,16 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_directory(tmp_path: Path
     (run / "summary.json").write_text('{"status": "running"}')
     again, lines = deploy(small_config(tmp_path, max_steps=2))
     assert again == run
-    assert f"Run {run.name} ended before its first checkpoint: it begins again" in lines
+    assert f"deployment.run_starts_over(run_id={run.name})" in lines
     assert [step for step, _ in losses(run)] == [1, 2]
 
 
 def test_a_run_that_is_trained_right_now_is_not_taken(stopped: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     with only_trainer_of(stopped):
-        with pytest.raises(ValueError, match=r"run\.run_is_being_trained"):
+        with pytest.raises(ValueError, match=r"run\.run_is_being_trained.*trainer=process "):
             TrainingDeployment(small_config(tmp_path), say=lines.append).run()
-        assert [line for line in lines if "goes on" in line] == []
+        assert [line for line in lines if "deployment.resuming_from_step" in line] == []
         other, _ = deploy(small_config(tmp_path, seed=1, max_steps=1))
     assert other != stopped
 
@@ -293,7 +299,7 @@ def test_a_process_ended_by_a_signal_is_followed_by_the_same_command(
     write_settings(tmp_path, **settings, deadline=1e-3)
     process = start_temper("train", folder=tmp_path)
     out, err = process.communicate(timeout=120)
-    assert f"going on from step {reached}" in out, err
+    assert resumed_from(run, reached) in out, err
     assert runs_of(tmp_path) == [run]
 
 
@@ -312,9 +318,7 @@ def test_a_hub_model_goes_on_at_the_commit_that_it_began_with(
 
 
 def test_what_an_accepted_change_means_is_reported() -> None:
-    assert explain(["data", "learning_rate"]) == [
-        "data: the current epoch begins again, with the new data"
-    ]
+    assert explain(["data", "learning_rate"]) == ["data: deployment.epoch_restarts_new_data()"]
 
 
 def test_a_new_run_beside_an_unfinished_one_names_it(
@@ -324,9 +328,9 @@ def test_a_new_run_beside_an_unfinished_one_names_it(
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
         fresh, lines = deploy(small_config(tmp_path, learning_rate=0.25))
-    [named] = [line for line in lines if f"run {stopped.name} of the same data" in line]
+    [named] = [line for line in lines if "deployment.similar_run_unfinished" in line]
     assert fresh != stopped
-    assert "deployment.similar_run_unfinished" in named
+    assert f"(run_id={stopped.name}, settings=learning_rate (auto there, 0.25 here)" in named
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
         other = small_config(tmp_path, learning_rate=0.5)
@@ -336,8 +340,8 @@ def test_a_new_run_beside_an_unfinished_one_names_it(
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
         _, lines = deploy(small_config(tmp_path, learning_rate=0.25, mixed_precision="fp32"))
-    [named] = [line for line in lines if f"run {fresh.name} of the same data" in line]
-    assert "deployment.similar_run_unfinished" in named
+    [named] = [line for line in lines if "deployment.similar_run_unfinished" in line]
+    assert f"(run_id={fresh.name}, settings=mixed_precision (true there, fp32 here)" in named
 
 
 def test_what_is_wrong_with_the_device_comes_before_a_run_that_goes_on(
@@ -355,7 +359,9 @@ def test_a_finished_run_is_refused_where_what_decides_its_result_is_another(tmp_
     refuse_changed(run, was, DeploymentConfig(batch_size=4, log_level="DEBUG"))
     with pytest.raises(CheckpointError) as raised:
         refuse_changed(run, was, DeploymentConfig(**{"batch_size": 8, "training.seed": 3}))
-    assert "--accept seed,batch_size" in str(raised.value) or "batch_size,seed" in str(raised.value)
+    refusal = str(raised.value)
+    assert "deployment.finished_run_settings_changed(" in refusal
+    assert "names=seed,batch_size" in refusal or "names=batch_size,seed" in refusal
 
 
 def test_a_run_whose_record_is_lost_keeps_the_defaults_that_its_versions_know(

@@ -210,8 +210,9 @@ def test_a_stopped_run_waits_as_long_as_an_emergency_allows(ending: Ending) -> N
     assert summary["cost"]["seconds"] == 5.0
     assert ending.kept()["backup"] == {"text": "after 2"}
     ending.finalizer.show_end()
-    assert ending.lines[0].endswith("how the copies stand")
-    assert [line.partition(":")[0] for line in ending.lines[2:]] == ["Cost"]
+    assert ending.lines[0].startswith("deployment.stopped_at_step(step=12, reason=why, ")
+    assert ending.lines[0].endswith("backup=how the copies stand)")
+    assert [line.partition("(")[0] for line in ending.lines[2:]] == ["run.total_cost"]
     assert "1 min 30 s" in ending.lines[1], "the next session has the deadline, too"
 
 

@@ -3,6 +3,7 @@ import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,16 +116,28 @@ def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
     monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
     monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 1.0, "fp32": 2.0})
     monkeypatch.setenv(THREADS_VARIABLE, "1")
-    path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
+    path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
     record = json.loads((path / "run.json").read_text())
     assert (record["precision"], record["attention"]) == ("fp32", ATTENTION_NAME)
     assert record["decided"]["training.mixed_precision"]["value"] == "fp32"
-    assert any(line.startswith("training.compute_choice_measured") for line in lines)
+    choice = "training.compute_choice_measured(chosen=training.mixed_precision: fp32, "
+    assert any(line.startswith(choice) for line in lines)
     measured["bf16", 1] = 0.1  # now it would be the other one
     again, lines = deploy(small_config(tmp_path, num_epochs=1))
     assert again == path
-    assert any(line.endswith("fp32 on cpu") for line in lines)
+    assert any(is_model_line(line, "fp32") for line in lines)
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+
+
+def verbose(folder: Path, **training: Any) -> DeploymentConfig:
+    """A run that shows what it has decided, too."""
+    config = small_config(folder, **training)
+    config.verbose = True
+    return config
+
+
+def is_model_line(line: str, precision: str) -> bool:
+    return line.startswith("deployment.model_line(") and f" precision={precision}, " in line
 
 
 def test_a_product_that_is_slower_in_bf16_decides_on_a_new_run_alone(
@@ -144,11 +157,11 @@ def test_a_product_that_is_slower_in_bf16_decides_on_a_new_run_alone(
     monkeypatch.setattr(StandardModelAdapter, "_probe", probe)
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
     monkeypatch.setattr(product_choice, "product_seconds", lambda: dict(seconds))
-    path, lines = deploy(small_config(tmp_path / "fp32", deadline="0.001s", num_epochs=1))
+    path, lines = deploy(verbose(tmp_path / "fp32", deadline="0.001s", num_epochs=1))
     record = json.loads((path / "run.json").read_text())
     assert record["precision"] == record["decided"]["training.mixed_precision"]["value"] == "fp32"
-    assert any(line.startswith("training.mixed_precision: fp32 (measured: ") for line in lines)
-    assert any(line.startswith("Model: ") and line.endswith("fp32 on cpu") for line in lines)
+    assert any("mixed_precision" in line and "fp32" in line for line in lines)
+    assert any(is_model_line(line, "fp32") for line in lines)
     seconds["fp32"] = 3.0  # now it would be the other one
     assert deploy(small_config(tmp_path / "fp32", num_epochs=1))[0] == path
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
@@ -175,10 +188,11 @@ def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     with threads_restored():
         torch.set_num_threads(2)
-        path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
+        path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
         record = json.loads((path / "run.json").read_text())
         assert record["num_threads"] == record["decided"]["num_threads"]["value"] == 1
-        assert any(line.startswith("training.compute_choice_measured") for line in lines)
+        choice = "training.compute_choice_measured(chosen=CPU threads: 1 of 2, "
+        assert any(line.startswith(choice) for line in lines)
         assert torch.get_num_threads() == 2
         again, _ = deploy(small_config(tmp_path, num_epochs=1))
         assert (again, torch.get_num_threads()) == (path, 2)
@@ -249,8 +263,8 @@ def test_a_loss_that_is_no_number_is_named(trainer: EnhancedTrainer, tmp_path: P
 
 def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:
     line = describe_model(trainer)
-    assert line.startswith(f"Model: {saved_llama.name}, 0.")
-    assert line.endswith(f"M parameters, {trainer.precision.name} on cpu")
+    assert line.startswith(f"deployment.model_line(model={saved_llama.name}, millions=0.112448, ")
+    assert f" precision={trainer.precision.name}, device=cpu, " in line
 
 
 def test_weights_of_four_bits_are_all_counted(
@@ -259,7 +273,7 @@ def test_weights_of_four_bits_are_all_counted(
     packed = next(trainer.initialize_model().parameters())
     shape = SimpleNamespace(shape=torch.Size((3000, 1000)))
     monkeypatch.setattr(packed, "quant_state", shape, raising=False)
-    assert ", 3." in describe_model(trainer)
+    assert " millions=3." in describe_model(trainer)
 
 
 def test_more_gpus_than_the_run_uses_are_reported(
@@ -269,6 +283,6 @@ def test_more_gpus_than_the_run_uses_are_reported(
     assert unused_gpus(trainer) == []  # it was told to use the CPU
     trainer.device = torch.device("cuda")
     (line,) = unused_gpus(trainer)
-    assert line == "2 GPUs are here, and this run uses 1: --num-processes auto takes them all"
+    assert line == "deployment.unused_gpus(count=2, used=1)"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert unused_gpus(trainer) == []

@@ -221,9 +221,11 @@ def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
     (note,) = (
         line for line in err.splitlines() if line.startswith("training.restarting_after_loss")
     )
+    rank = f"training.rank_of_size_with_pid(rank=1, size=2, pid={ranks['1']})"
+    killed = "core.killed_by_signal(signal=SIGKILL)"
     assert note == (
-        f"note: the process of rank 1 (of 2, pid {ranks['1']}) is gone: it was killed by SIGKILL;"
-        f" run {run.name} goes on (restart 1)"
+        f"training.restarting_after_loss(loss={rank} is gone: {killed},"
+        f" name=run {run.name}, attempt=1)"
     )
     assert "Traceback" not in err
     assert f"Run {run.name}: going on from step" in out

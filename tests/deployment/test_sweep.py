@@ -71,7 +71,8 @@ def test_a_killed_sweep_goes_on_with_its_trial_and_ends_as_nobody_had_killed_it(
     run = first_run(folder, process)
     code, _, error = outcome(folder, *SWEEP)
     assert code == 2
-    assert "already; --name begins another" in error
+    assert "deployment.sweep_already_running(" in error
+    assert f"holder=process {process.pid} on " in error
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     kill_job(run)
@@ -79,7 +80,7 @@ def test_a_killed_sweep_goes_on_with_its_trial_and_ends_as_nobody_had_killed_it(
 
     code, output, error = outcome(folder, *SWEEP, "--json")
     assert code == 0, error
-    assert f"it goes on with {run}" in error
+    assert f"deployment.trial_resuming(number=0, run={run})" in error
     found = json.loads(output)
     trials = found["trials"]
     assert trials[0]["run"] == str(run)
@@ -116,7 +117,8 @@ def test_the_deadline_ends_the_sweep_and_another_search_is_not_mixed_in(folder: 
     assert json.loads(output)["is_over"] is False
     code, _, error = outcome(folder, *words, *more, "--batch-size", "8")
     assert code == 2
-    assert "begun with another --batch-size" in error
+    assert "deployment.sweep_settings_differ(" in error
+    assert "names=training.batch_size)" in error
     (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
     code, _, error = outcome(folder, *words, *more)
     assert code == 2

@@ -114,19 +114,19 @@ def test_a_killed_queue_ends_with_the_weights_of_one_that_nobody_killed(folder: 
     killed_at = newest_step(run)
     (folder / "hold").unlink()
     code, output = run_queue(folder)
-    assert "deployment.job_resuming" in output
+    assert f"deployment.job_resuming(number=1, run={run})" in output
     assert states(folder) == ["finished", "failed", "stopped"], output
     assert code == 1
     first, second, third = jobs_in(folder)
     assert first.run == str(run)
     assert "gone.jsonl" in str(second.reason)
-    assert third.reason == "the deadline is near"
+    assert third.reason == "run.deadline_near()"
     assert len(runs_of(folder)) == 2  # no third one: none was begun anew, none for what failed
     undisturbed = undisturbed_in(folder / "other")
     assert HOLD_AT <= killed_at < newest_step(undisturbed)
     assert weights(run) == weights(undisturbed)
     assert losses(run) == losses(undisturbed)
-    assert run_queue(folder) == (0, "Nothing waits: temper queue add DATA\n")
+    assert run_queue(folder) == (0, "commands.no_job_waits()\n")
 
 
 def test_a_job_that_outlives_its_queue_is_waited_for_and_one_signal_saves_and_stops(
@@ -142,14 +142,14 @@ def test_a_job_that_outlives_its_queue_is_waited_for_and_one_signal_saves_and_st
     process = start(folder, "run")
     assert process.stdout is not None
     lines = [process.stdout.readline(), process.stdout.readline()]
-    assert lines[1] == f"Job 1: {trainer} trains it still; waiting for that\n"
+    assert lines[1] == f"deployment.job_still_training(number=1, trainer={trainer})\n"
     runner = f"process {process.pid} on {os.uname().nodename}"
-    with pytest.raises(ValueError, match=f"is run by {runner} already"):
+    with pytest.raises(ValueError, match=rf"deployment\.queue_already_running.*runner={runner}"):
         TrainingQueue(folder / "runs").run()
     with pytest.raises(ValueError, match=r"deployment\.job_in_training.*number=1"):
         TrainingQueue(folder / "runs").remove([1])
     os.kill(process.pid, signal.SIGTERM)
-    assert process.stdout.readline() == "Job 1: it is saved, and goes on with temper queue run\n"
+    assert process.stdout.readline() == "deployment.job_saving(number=1)\n"
     (folder / "hold").unlink()
     process.communicate(timeout=60)
     assert process.returncode == 143
@@ -178,11 +178,11 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 def test_what_waits_is_shown_and_can_be_removed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lines_of(capsys, "list") == ["The queue is empty: temper queue add DATA"]
+    assert lines_of(capsys, "list") == ["commands.queue_is_empty()"]
     assert not (folder / "runs").exists()
     assert lines_of(capsys, "add", "rows.jsonl", "--lora", "--accept", "data") == [
         "Job 1 waits: temper train rows.jsonl --lora --accept data",
-        "temper queue run trains what waits",
+        "commands.how_to_run_queue()",
     ]
     main(["queue", "add", "--epochs", "3", "--no-backups"])
     assert lines_of(capsys, "list") == [
@@ -206,12 +206,12 @@ def test_what_waits_is_shown_and_can_be_removed(
     ("arguments", "sentence"),
     [
         (["add", "nothing.jsonl"], "nothing.jsonl"),
-        (["add", "--learning-rate", "fast"], "--learning-rate must be"),
+        (["add", "--learning-rate", "fast"], "config.wrong_value(setting=training.learning_rate, "),
         (
             ["add", "--backup-place", "s3://me:Pa55word-of-mine@bucket"],
             "deployment.queue_line_has_secret",
         ),
-        (["remove", "7"], "deployment.job_not_in_queue"),
+        (["remove", "7"], "deployment.job_not_in_queue(number=7"),
         (["remove", "seven"], "must be a whole number, not 'seven'"),
         (["start"], "commands.unknown_command"),
     ],
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
     main(["queue", "add"])
     path = folder / "runs/.queue/queue.json"
     path.write_text(path.read_text().replace("waiting", "running"))
-    with pytest.raises(ValueError, match=r"deployment\.queue_unreadable"):
+    with pytest.raises(ValueError, match=r"deployment\.queue_unreadable.*queue\.json.*checksum"):
         jobs_in(folder)
 
 
@@ -273,9 +273,9 @@ def test_a_job_comes_back_from_the_disk_as_it_was_added() -> None:
     [
         (ExitCode.DONE, JobState.FINISHED, None),
         (ExitCode.FAILED, JobState.FAILED, "no room"),
-        (ExitCode.HUNG_UP, JobState.STOPPED, "the deadline is near"),
-        (ExitCode.INTERRUPTED, JobState.STOPPED, "the deadline is near"),
-        (ExitCode.TERMINATED, JobState.STOPPED, "the deadline is near"),
+        (ExitCode.HUNG_UP, JobState.STOPPED, "run.deadline_near()"),
+        (ExitCode.INTERRUPTED, JobState.STOPPED, "run.deadline_near()"),
+        (ExitCode.TERMINATED, JobState.STOPPED, "run.deadline_near()"),
         (-9, JobState.INTERRUPTED, None),
     ],
 )
@@ -292,7 +292,7 @@ def test_the_exit_code_of_a_job_is_how_it_stands(
         assert training_queue._end_by_exit_code(place) == (state, "before it began")
     (tmp_path / "output.txt").write_text("Preparing\ntemper: no room\n \n")
     (tmp_path / "run").write_text(str(tmp_path))
-    write_record(tmp_path / "summary.json", {"status": "stopped", "reason": "the deadline is near"})
+    write_record(tmp_path / "summary.json", {"status": "stopped", "reason": "run.deadline_near()"})
     assert training_queue._end_by_exit_code(place) == (state, reason)
 
 

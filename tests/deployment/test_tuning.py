@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from infrastructure.config.sources.languages import in_flags, in_keywords
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sources.spelling import as_flag, as_keyword
+from infrastructure.core.messages import spelled_by
 from infrastructure.deployment import tuning
 from infrastructure.deployment.tuning import TuningResults, alternatives, describe
 from infrastructure.deployment.tuning_trials import TuningTrials
@@ -42,18 +43,24 @@ def test_the_range_test_suggests_a_rate_that_trains(tmp_path: Path) -> None:
 def test_a_line_of_tuning_can_be_typed() -> None:
     slow = Measured(900.0, 100)
     tried = Tried("training.gradient_checkpointing", True, slow, best=Measured(1000.0, 100))
-    assert in_flags(describe(tried)).startswith("--gradient-checkpointing: 900 tokens/s")
-    assert in_keywords(describe(tried)).startswith("gradient_checkpointing=True: 900 tokens/s")
+    with spelled_by(as_flag):
+        assert describe(tried).startswith("--gradient-checkpointing: 900 tokens/s")
+    with spelled_by(as_keyword):
+        assert describe(tried).startswith("gradient_checkpointing=True: 900 tokens/s")
     tried = Tried("data.pin_memory", False, slow, best=slow)
-    assert in_flags(describe(tried)).startswith("--no-pin-memory: ")
+    with spelled_by(as_flag):
+        assert describe(tried).startswith("--no-pin-memory: ")
     tried = Tried("data.prefetch_factor", 4, slow, best=slow)
-    assert in_flags(describe(tried)).startswith("--prefetch-factor 4: ")
+    with spelled_by(as_flag):
+        assert describe(tried).startswith("--prefetch-factor 4: ")
 
 
 def test_a_faster_mode_that_does_not_pay_has_its_reason() -> None:
     plain, compiled = Measured(1000.0, 100), Measured(1500.0, 100, setup_seconds=20.0)
     tried = Tried("training.compile_mode", "default", compiled, best=plain, num_tokens=2000)
-    assert describe(tried).endswith("deployment.tuning_setup_too_slow")
+    assert describe(tried).endswith(
+        "deployment.tuning_setup_too_slow(setup_time=20 s, run_time=2.0 s)"
+    )
 
 
 def test_settings_that_are_no_faster_one_after_the_other_are_not_proposed(

@@ -196,7 +196,7 @@ def refusal(choice: Choice) -> str | None:
         except (MissingPackageError, MissingSecretError) as error:
             return str(error)
     if choice.key == "training.best_metric_mode":  # tests/deployment/test_best_metric.py has one
-        return "training.best_metric is built in"
+        return "config.unused_metric_is_built_in("
     if isinstance(choice.value, list):
         return next((name for name in choice.value if name in OF_A_SERVICE), None)
     if torch.cuda.is_available():
@@ -207,11 +207,11 @@ def refusal(choice: Choice) -> str | None:
 # Sinks that need a package which is not among the tested ones, or an address of their own.
 OF_A_SERVICE = ("trackio", "wandb", "apprise")
 WITHOUT_GPU = {
-    ("model.attention", "flash_attention_2"): "needs a GPU",
-    ("model.lora_config.init_lora_weights", "loftq"): "PEFT computes it on a GPU",
-    ("training.mixed_precision", "fp16"): "needs a GPU",
-    ("training.mixed_precision", "fp8"): "needs a GPU",
-    ("device", "cuda"): "PyTorch sees no GPU here",
+    ("model.attention", "flash_attention_2"): "models.flash_attention_unavailable(",
+    ("model.lora_config.init_lora_weights", "loftq"): "models.loftq_on_cpu(",
+    ("training.mixed_precision", "fp16"): "core.fp16_needs_gpu(",
+    ("training.mixed_precision", "fp8"): "core.fp8_needs_newer_gpu(",
+    ("device", "cuda"): "core.pytorch_sees_no_gpu(device=cuda)",
 }
 
 

@@ -14,6 +14,7 @@ Figures of trials are kept in FILE, and a trial that was made before is not made
 
 import argparse
 import json
+import os
 import random
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.repair.run_files_repair import Kind, kind_of
 from infrastructure.core.checksums import damaged_files, read_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
+from infrastructure.core.messages import CODES, WORDS
 from infrastructure.deployment import deploy_training, model_repair
 from tests.faults.judge import Figures, complaints, print_figures, run_module
 from tests.faults.whole_runs import (
@@ -144,7 +146,7 @@ def verdict_of(trial: Trial, folder: Path, template: Path) -> str:
     model, losses = json.loads(json.dumps(result_of(run)))
     if model != expected[0] or losses != expected[1][-len(losses) :]:
         return f"differing: {done.output[-500:]}"
-    if losses != expected[1] and "metrics.jsonl is missing" not in done.output:
+    if losses != expected[1] and "path=metrics.jsonl, problem=is missing" not in done.output:
         return f"silent: {done.output[-500:]}"
     if is_named(trial.path, done.output):
         return "named"
@@ -160,9 +162,9 @@ def is_named(path: Path, output: str) -> bool:
     if "objects" in path.parts:
         return name[:12] in output
     if "versions" in path.parts:
-        return name[:12] in output or "was gone: brought back" in output
+        return name[:12] in output or "backup.missing_checkpoint_restored(" in output
     inside = path.relative_to(Path(*path.parts[:2])).as_posix()
-    return f"note: {inside}" in output or f"{inside} " in output or f"/{name}" in output
+    return any(shown in output for shown in (f"={inside},", f"={inside})", f"/{name}"))
 
 
 def is_sound(trial: Trial, folder: Path, run: Path, intact: bytes) -> bool:
@@ -250,6 +252,7 @@ def main() -> None:
     parser.add_argument("--defect", choices=DEFECTS, help="only this one, planted")
     parser.add_argument("--defects", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
+    os.environ[WORDS] = CODES  # as in tests: what is damaged is named in a code's values
     import_all()
     chosen = options.cases.split(";") if options.cases else [case.name for case in CASES]
     cases = tuple(case for case in CASES if case.name in chosen)

@@ -120,9 +120,9 @@ if not has_torchvision():  # transformers names it where it loads such a process
     NOT_HERE |= {(name, kind): reason for name in ("qwen2-vl", "idefics3") for kind in KINDS}
 # What is refused before a step, and the words that say why.
 REFUSED = {
-    **{(name, kind): "reads pictures" for name in SEEING for kind in ("dpo", "dpo lora")},
-    **{(WITH_TOWER, kind): "is a trainer of TRL" for kind in ("dpo", "dpo lora")},
-    (WITH_TOWER, "qlora"): "needs its weights as they were",
+    **{(n, kind): "methods.model_reads_images" for n in SEEING for kind in ("dpo", "dpo lora")},
+    **{(WITH_TOWER, kind): "TRL_TRAINER" for kind in ("dpo", "dpo lora")},
+    (WITH_TOWER, "qlora"): "NEEDS_WEIGHTS",
 }
 
 # Settings of generation: those that transformers does not write, and those that change answers.

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.messages import WORDS
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.run.directory import RunDirectory
@@ -72,8 +73,9 @@ def test_ends_that_are_known_leave_the_configuration_alone(
 
 
 def test_a_lora_that_was_moved_still_ends_where_it_was_taught_to(
-    saved_llama: Path, tmp_path: Path
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(WORDS)  # the card's program is one of the words
     base, end = base_with_chatml(saved_llama, tmp_path / "base")
     settings = small_settings(tmp_path, num_epochs=1)
     settings["model"] = {"name": str(base), "lora_config": {"r": 4}}

@@ -222,7 +222,7 @@ def accepting(capsys: pytest.CaptureFixture[str], *words: str) -> int:
     while True:
         capsys.readouterr()
         code = main([*words, *(["--accept", ",".join(accepted)] if accepted else [])])
-        offered = re.search(r"--accept ([\w.,]+)", capsys.readouterr().err)
+        offered = re.search(r"accept=([\w.,]+)", capsys.readouterr().err)
         if not code or offered is None or offered[1] in accepted:
             return code
         accepted.append(offered[1])

@@ -43,7 +43,8 @@ def test_h1_spaces_beside_a_control_token_are_shown_where_they_are_lost(tmp_path
     with closing(pipeline(path, tmp_path / "cache", tokenizer, validation_split=0.0)) as data:
         survivals = Survivals.from_json(data.prepare().survivals)
     assert survivals.rows == {WHITE_SPACE: 20}
-    given, read_back = survivals.firsts[WHITE_SPACE][1].split(" is read back as ")
+    given, read_back = survivals.firsts[WHITE_SPACE][1].split(", decoded=")
+    assert given.startswith("data.text_decoded_differently(text=")
     assert "Use   <call>   now 0" in given
     assert "Use<call>now 0" in read_back
 
@@ -105,7 +106,8 @@ def test_h30_learned_text_that_the_generation_prompt_holds_is_named(tmp_path: Pa
             (first, *_), *_ = data.train_batches(0, 0, 1)
         learned = tokenizer.decode(first.input_ids[first.supervised])
         assert learned.startswith(supplied)
-        assert any(repr(supplied) in note for note in notes) == bool(supplied)
+        learned_with = f"data.template_trains_prompt_part(text={supplied})"
+        assert any(learned_with in note for note in notes) == bool(supplied)
 
 
 def read_tsv(path: Path, text: str) -> tuple[list[tuple[object, ...]], int]:
@@ -323,17 +325,14 @@ def test_h105_what_the_tokenizer_cannot_read_of_a_question_is_named(
             notes = read_data(config, tokenizer, tmp_path / "bad.jsonl").notes
         found = [line for line in notes if "data.text_without_tokens" in line]
         assert len(found) == bool(number)
-        assert all(
-            line.startswith(f"{number} rows") and "data.text_decoded_differently" in line
-            for line in found
-        )
+        assert all(f"(count={number}, " in line and "'What is\\n2?'" in line for line in found)
     assert TokenSurvival(byte_level_tokenizer(CHATML)).lost_of(["字\n"], "字\n", []) == ""
     ids = tokenizer("What is\n2?")["input_ids"]  # as a template that strips has written it
     assert TokenSurvival(tokenizer).lost_of([" What is\n2? \n"], "What is\n2?", ids)
 
 
 def test_h115_where_no_row_is_left_the_reason_is_given(tmp_path: Path) -> None:
-    reason = "data.no_rows_left"
+    reason = r"data\.no_rows_left.*12 wrong type \(rows.jsonl:1"
     tokenizer = byte_level_tokenizer(CHATML)
     pairs = [{"prompt": f"{n}?", "chosen": n + 0.5, "rejected": "no"} for n in range(12)]
     path = write_jsonl(tmp_path / "rows.jsonl", pairs)

@@ -171,7 +171,10 @@ def test_s8_an_explosion_in_the_first_steps_is_noticed(inputs: Inputs, tmp_path:
 
 
 def test_s8_roll_back_works_in_the_first_steps(inputs: Inputs, tmp_path: Path) -> None:
-    with pytest.raises(TrainingDivergedError, match=r"max_rollbacks is 2.*went back to step"):
+    with pytest.raises(
+        TrainingDivergedError,
+        match=r"max_rollbacks_reached\(limit=2\).*step 3: training\.rolled_back_to_skip",
+    ):
         by_command(exploding(inputs, loss_spike="roll_back", max_rollbacks=2), tmp_path)
     assert not (run_in(tmp_path) / "final").exists()
 

@@ -85,8 +85,8 @@ def test_r12_16_bits_are_the_same_picture_as_8(kind: int, channels: int) -> None
     eight = ramp(channels)
     sixteen = eight.astype(np.uint16) * 257
     assert np.array_equal(pixels(png(eight, kind)), pixels(png(sixteen, kind)))
-    assert "data.image_depth_reduced" in decided(png(sixteen, kind))
-    assert "data.image_depth_reduced" not in decided(png(eight, kind))
+    assert "more than 8 bits" in decided(png(sixteen, kind))
+    assert "more than 8 bits" not in decided(png(eight, kind))
 
 
 @pytest.mark.parametrize(("mode", "form"), [("I;16", "PNG"), ("I;16", "TIFF"), ("I;16B", "TIFF")])
@@ -136,8 +136,11 @@ def test_r12_numbers_between_0_and_1_are_scaled() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        (ramp().astype(np.float32), "data.image_range_unknown"),
-        (np.full((4, 4), -0.1, np.float32), "from -0.1 to -0.1"),
+        (ramp().astype(np.float32), r"image_range_unknown.*smallest=0.0, largest=255.0"),
+        (
+            np.full((4, 4), -0.1, np.float32),
+            r"image_range_unknown.*smallest=-0.1, largest=-0.1",
+        ),
         (np.full((4, 4), np.nan, np.float32), "nan"),
         (ramp().astype(np.int32) * 1000, "32 bits"),
     ],
@@ -326,7 +329,7 @@ def test_r13_the_background_decides_what_is_trained_on(processor: Any, tmp_path:
     assert data.prepare().from_cache
     assert not pipeline(file, processor, "#000001").prepare().from_cache
     (note,) = [note for note in data.report.notes if note.startswith("about the pictures")]
-    assert "1 row transparent" in note
+    assert "1 row data.image_transparency_removed(background=white)" in note
     assert note in data.report.lines(is_verbose=False)
 
 

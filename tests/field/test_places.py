@@ -356,7 +356,7 @@ def test_p3_what_was_not_delivered_stands_in_the_report_and_the_summary(tmp_path
     records = [json.loads(line) for line in (tmp_path / ALERTS_FILE).read_text().splitlines()]
     last = [record for record in records if record["rule"] == "lost_alerts"][-1]
     assert (last["value"], "404" in last["message"]) == (num_lost, True)
-    assert any("monitoring.alert_not_delivered" in line for line in lines)
+    assert any(f"monitoring.alerts_not_delivered(count={num_lost}, " in line for line in lines)
     assert "SECRET" not in (tmp_path / ALERTS_FILE).read_text()
 
 

@@ -85,7 +85,7 @@ def test_r5_a_stray_quote_joins_no_rows(tmp_path: Path, delimiter: str) -> None:
     good, bad = read(path)
     assert [tuple(row.values.values()) for row in good] == [QUESTIONS[0], *QUESTIONS[4:20]]
     assert [row.line for row in bad] == [3, 3, 3]
-    with pytest.raises(ValueError, match=r"data\.quote_spans_rows.*line=5.*num_lines=3"):
+    with pytest.raises(ValueError, match=r"rows\.csv:3.*data\.quote_spans_rows.*line=5"):
         learnt(path, tmp_path / "cache")
     taught, _, _ = learnt(path, tmp_path / "cache", max_bad_rows_percent=50, validation_split=0)
     assert len(taught) == 17
@@ -194,7 +194,7 @@ def test_r5_each_record_is_read_or_set_aside(
 
 def test_r5_a_quote_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('question,answer\nq1,a1\nq2,"a2\nq3,a3\n')
-    with pytest.raises(ValueError, match=r"rows\.csv:3"):
+    with pytest.raises(ValueError, match=r"data\.quote_never_closed\(file=rows\.csv, line=3\)"):
         read(tmp_path / "rows.csv")
 
 
@@ -390,7 +390,7 @@ def test_r6_of_several_configurations_one_has_to_be_named(tmp_path: Path) -> Non
     (folder / "README.md").write_text(CARD.format(configs=ONE.replace("default", "main") + OTHER))
     files = {"first/a.jsonl": range(10), "second/a.jsonl": range(10, 14)}
     numbered(folder, files | {"third/a.jsonl": range(20, 24), "fourth/a.jsonl": range(30, 40)})
-    with pytest.raises(ValueError, match=r"data\.several_configurations"):
+    with pytest.raises(ValueError, match=r"data\.several_configurations.*main.*other \(.*fourth\)"):
         discover(str(folder))
     assert len(values(folder / "fourth")) == 10
     (folder / "README.md").write_text(CARD.format(configs=ONE + OTHER))
@@ -609,7 +609,7 @@ def test_r7_a_cell_of_excel_without_a_value_is_named(tmp_path: Path, cell: str) 
     taught, _, _ = learnt(path, tmp_path / "cache", **settings)
     assert len(taught) == 9
     assert not any(cell in text for text in taught)
-    with pytest.raises(ValueError, match=r"data\.excel_error"):
+    with pytest.raises(ValueError, match=r"data\.excel_error|data\.formula_without_value"):
         learnt(path, tmp_path / "cache", max_bad_rows_percent=1)
 
 

@@ -11,13 +11,13 @@ from infrastructure.commands.main import create_parser
 from infrastructure.commands.parser import parse
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.elsewhere import SAME, as_keys
+from infrastructure.config.elsewhere import SAME
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.config.sections.stackwise_config import ProgressiveConfig, StackwiseFields
-from infrastructure.config.sources.flags import as_flags
 from infrastructure.config.sources.load import load_config
+from infrastructure.config.sources.spelling import as_flag
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.one_call import resume_run
 from infrastructure.deployment.resuming import find_to_resume
@@ -272,10 +272,11 @@ def test_f23_what_a_refusal_advises_is_taken(name: str, tmp_path: Path) -> None:
     """On a command line with DATA before it, and in a file."""
     expected = {setting.partition("=")[0]: setting.partition("=")[2] for setting in SAME[name]}
     parser = create_parser()
-    options = parse(parser, ["train", "rows.jsonl", *as_flags(SAME[name]).split()])
+    flags = " ".join(as_flag(key, value) for key, value in expected.items())
+    options = parse(parser, ["train", "rows.jsonl", *flags.split()])
     assert options.data == "rows.jsonl"
     file = tmp_path / "settings.yaml"
-    file.write_text("\n".join(as_keys(SAME[name]).split(" and ")))
+    file.write_text("\n".join(f"{key}: {value or 'true'}" for key, value in expected.items()))
     for config in (configure(options), load_config(file, environment={})):
         for key, value in expected.items():
             assert str(plain(config.value(key))).lower() == (value or "true")

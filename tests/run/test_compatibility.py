@@ -73,7 +73,7 @@ def test_nothing_differs_where_nothing_has_changed() -> None:
 def test_what_changes_the_result_stops_until_it_is_accepted(
     found: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=rf"run\.accept_the_change\(accept_option=accept={name}\)"):
+    with pytest.raises(CheckpointError, match=rf"run\.accept_the_change\(.*accept={name}\)"):
         check_compatible(FACTS, found)
     (difference,) = check_compatible(FACTS, found, [name])
     assert difference.verdict is Verdict.CHANGES_THE_RESULT
@@ -233,12 +233,17 @@ def test_what_gives_the_checkpoint_another_shape_needs_a_new_run(key: str) -> No
 
 
 def test_a_format_of_old_gpus_is_brought_back_by_its_flag() -> None:
-    with pytest.raises(CheckpointError, match=r"run\.restore_precision_by_flag\(flag=training\.mixed_precision=fp16\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"restore_precision_by_flag\(.*mixed_precision=fp16\)",
+    ):
         check_compatible(changed(precision="fp16"), FACTS)
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
-    with pytest.raises(ValueError, match=r"run\.unknown_accepted_name\(name=learnig_rate.*'learning_rate'"):
+    with pytest.raises(
+        ValueError, match=r"unknown_accepted_name\(name=learnig_rate.*'learning_rate'"
+    ):
         check_compatible(FACTS, FACTS, ["learnig_rate"])
 
 
@@ -272,7 +277,7 @@ def test_another_name_of_the_same_base_changes_nothing() -> None:
 
 def test_another_setting_of_the_same_base_changes_the_result() -> None:
     found = with_settings(**{"training.seed": 1})
-    with pytest.raises(CheckpointError, match=r"run\.accept_the_change\(accept_option=accept=seed\)"):
+    with pytest.raises(CheckpointError, match=r"run\.accept_the_change\(.*accept=seed\)"):
         check_compatible(FACTS, found)
 
 

@@ -21,10 +21,11 @@ from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from tests.deployment.runs import deploy, losses, small_settings
-from tests.deployment.test_resuming import stop_after
+from tests.deployment.test_resuming import resumed_from, stop_after
 from tests.slow import slow_but
 
 STEPS, STOPPED_AT = 4, 2
+NOTES = ("note: ", "deployment.report_rewritten(")  # how a line on a repair begins
 
 
 def config_of(folder: Path, **sections: Any) -> DeploymentConfig:
@@ -115,12 +116,14 @@ def test_a_finished_run(
     intact = (finished / name).read_bytes()
     damage(finished / name)
     output = same_command(made)
-    assert f"note: {name} " in output or f"{name} " in output
-    assert "was finished before" in output
+    mended = [line for line in output.splitlines() if line.startswith(NOTES) and name in line]
+    assert len(mended) == 1, output
+    assert f"deployment.run_finished_before(run_id={finished.name}, " in output
     assert_end(made, finished)
     if name not in ("report.html", "logs/system/system.jsonl"):
         assert (finished / name).read_bytes() == intact
-    assert "note: " not in same_command(made)  # said once
+    again = same_command(made).splitlines()
+    assert not [line for line in again if line.startswith(NOTES)]  # said once
 
 
 @DAMAGES
@@ -130,8 +133,8 @@ def test_a_stopped_run(
 ) -> None:
     damage(stopped / name)
     output = same_command(made)
-    assert f"{name} " in output
-    assert f"going on from step {STOPPED_AT}" in output
+    assert f"backup.run_file_restored(path={name}, " in output
+    assert resumed_from(stopped, STOPPED_AT) in output
     assert_end(made, stopped)
 
 
@@ -147,7 +150,7 @@ def test_a_damaged_copy_of_run_files_ends_nothing(made: Path, stopped: Path) -> 
     flip(pack_path(stopped, "files/tokenizer/"))
     output = same_command(made)
     assert "backup.object_not_needed_to_resume" in output
-    assert f"going on from step {STOPPED_AT}" in output
+    assert resumed_from(stopped, STOPPED_AT) in output
     assert_end(made, stopped)
 
 
@@ -155,7 +158,7 @@ def test_a_damaged_random_state_ends_only_its_own_version(made: Path, stopped: P
     flip(pack_path(stopped, "random/"))
     output = same_command(made)
     assert "(step 2, random)" in output
-    assert f"going on from step {STOPPED_AT - 1}" in output
+    assert resumed_from(stopped, STOPPED_AT - 1) in output
     assert_end(made, stopped)
 
 
@@ -168,9 +171,10 @@ def test_a_damaged_object_comes_back_from_the_place(
     intact = path.read_bytes()
     flip(path)
     output = same_command(made, backup={"place": str(made / "place")})
-    assert f"{path.name[:12]} is damaged" in output
+    damaged = f"hash={path.name[:12]}, problem=backup.object_bytes_changed()"
+    assert f"backup.object_problem({damaged})" in output
     assert f"brought back from {made / 'place'}" in output
-    assert f"going on from step {STOPPED_AT}" in output
+    assert resumed_from(stopped, STOPPED_AT) in output
     assert not path.exists() or path.read_bytes() == intact
     assert_end(made, stopped)
 
@@ -194,7 +198,7 @@ def test_a_damaged_record_is_never_another_training(made: Path, stopped: Path) -
     changed = text.replace('"max_steps": 4', '"max_steps": 5')
     assert changed != text
     (stopped / "run.json").write_text(changed)
-    assert f"going on from step {STOPPED_AT}" in same_command(made)
+    assert resumed_from(stopped, STOPPED_AT) in same_command(made)
     assert len(list((made / "runs").iterdir())) == 1
 
 
@@ -206,7 +210,8 @@ def test_a_report_that_a_kill_prevented_is_written(made: Path, finished: Path) -
     (finished / "report.html").write_text("<p>running")
     assert "deployment.report_rewritten" in same_command(made)
     assert "finished" in (finished / "report.html").read_text()
-    assert "note: " not in same_command(made)
+    again = same_command(made).splitlines()
+    assert not [line for line in again if line.startswith(NOTES)]
 
 
 def test_the_model_comes_back_from_the_place(made: Path, finished: Path) -> None:
@@ -216,9 +221,10 @@ def test_the_model_comes_back_from_the_place(made: Path, finished: Path) -> None
     flip(finished / "final" / "model.safetensors")
     place = {"backup": {"place": str(made / "place")}}
     output = same_command(made, **place)
-    assert f"final/model.safetensors was damaged: brought back from {made / 'place'}" in output
+    restored = f"name=model.safetensors, source={made / 'place'}"
+    assert f"deployment.model_file_restored({restored}" in output
     assert record["run_id"] == finished.name
-    assert f"NOT ALL IS SAFE: run {finished.name} is finished and its model is confirmed" in output
+    assert f"backup.finished_run_partly_confirmed(run={finished.name}, " in output
     assert_end(made, finished)
 
 

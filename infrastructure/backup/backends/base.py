@@ -134,12 +134,10 @@ class Place(FileOperations, abc.ABC):
                 such as the empty folder below a mount that disappeared.
         """
         if self.identity is not None and not has_id(self, self.identity):
-            actual = "another place" if ids_at(self) else phrase("backup.folder_without_marker")
+            found = "backup.another_destination" if ids_at(self) else "backup.folder_without_marker"
             raise OSError(
                 errno.ENOTCONN,
-                f"{self.url} is {actual}, not the place that this run is copied to: is the right"
-                " disk mounted? Or make this its place:"
-                f" temper backup create RUN --place {self.url}",
+                phrase("backup.not_the_runs_destination", url=self.url, found=phrase(found)),
             )
 
     def require_reachable(self) -> None:

@@ -21,23 +21,17 @@ FINISHED, LEFT, DOWN, RETRYING = "finished", "left", "down", "retrying"
 FENCED = "fenced"
 LOCK_SUFFIX = ".lock"  # next to the status: a copier holds it as long as it runs
 SUCCESSOR_SUFFIX = ".next.lock"  # held by a copier that waits for the current one to end
-STATES = {
-    UNKNOWN: "no copy is recorded yet",
-    OFF: "there is no place: versions lie on this machine only",
-    STARTING: "looks at the place",
-    "idle": "all is confirmed",
-    "copying": "copies a version",
-    "confirming": "waits for the place to confirm what was copied",
-    "doubtful": "the place has confirmed nothing for long; copying goes on, nothing is removed",
-    RETRYING: "the place did not answer as it should",
-    FENCED: "another training writes under this run's name; copying has stopped",
-    DOWN: "the process that copies cannot run: nothing is copied",
-    FINISHED: "nobody trains it now, and its last version is confirmed",
-    LEFT: "nobody trains it now, and its last version is not confirmed",
-    GONE: "nobody copies at present: the same command goes on with it, or temper backup create",
-}
+STATES = (
+    *(UNKNOWN, OFF, STARTING, "idle", "copying", "confirming", "doubtful"),
+    *(RETRYING, FENCED, DOWN, FINISHED, LEFT, GONE),
+)
 ENDED = (UNKNOWN, OFF, FINISHED, LEFT, DOWN)  # states in which no copier has to run
 LATE_SECONDS = 60.0  # a version that took longer to arrive is shown with both times
+
+
+def state_words(state: str) -> str:
+    """Return the words of one of `STATES`."""
+    return phrase(f"backup.state_{state}")
 
 
 class PossibleLoss(NamedTuple):
@@ -105,7 +99,7 @@ class BackupStatus:
     def problem(self) -> str | None:
         """What went wrong and what the user can do; None: nothing."""
         if self.error is None:
-            return STATES[self.state] if self.state in ("doubtful", FENCED) else None
+            return state_words(self.state) if self.state in ("doubtful", FENCED) else None
         return f"{self.error}{self._remedy}"
 
     @property
@@ -147,13 +141,13 @@ class BackupStatus:
         `backup: step 120 confirmed 45 s ago at drive:MyDrive/temper (step 140 on its way, 63 %)`.
         """
         if self.state in (UNKNOWN, OFF):
-            return PossibleLoss(None, f"backup: {STATES[self.state]}")
+            return PossibleLoss(None, f"backup: {state_words(self.state)}")
         what = f"{self._confirmed(now)} at {self.place}{self._on_its_way()}"
         if self.error is not None:
             times = f", {self.num_failures} times" if self.num_failures > 1 else ""
             what += f"; {self.error}{times}{self._remedy}"
         elif self.state in ("doubtful", FENCED, LEFT, GONE, DOWN):
-            what += f"; {STATES[self.state]}"
+            what += f"; {state_words(self.state)}"
         if self.state == FINISHED:
             return PossibleLoss(0.0, f"backup: {what}")
         seconds = None if self.saved_at is None else max(0.0, now - self.saved_at)

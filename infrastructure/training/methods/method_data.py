@@ -440,9 +440,9 @@ class RowWriter:
             whole = self._text_of(replace(row.conversation(name), inputs=inputs))
             if not whole.startswith(prompt):
                 raise FormatError(
-                    "the template writes what stands before an answer differently when the model is"
-                    f" asked ({_where_unlike(prompt, whole)}), so an answer would be learnt where"
-                    " asking never puts it",
+                    phrase(
+                        "methods.prompt_written_differently", where=_where_unlike(prompt, whole)
+                    ),
                     phrase("data.template_writing_alike"),
                 )
             answers[name] = whole[len(prompt) :]

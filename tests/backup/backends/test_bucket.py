@@ -121,7 +121,9 @@ def test_it_is_made_private_and_one_of_somebody_elses_is_cautioned_about(
 def test_a_bucket_that_is_not_there_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         opened(hub).names(Path())
-    assert caught.value.strerror == "the Hub has no bucket me/backups that this token may see"
+    assert caught.value.strerror == (
+        "backup.hub_repository_not_found(repo_type=bucket, repo_id=me/backups)"
+    )
     assert opened(hub).advice(caught.value).startswith("check its name")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)

@@ -70,9 +70,9 @@ def test_what_is_written_can_be_read_and_is_confirmed_by_a_reading_back(tmp_path
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (b"hello ther", "backup.read_back_size_mismatch"),
-        (b"hello therf", "backup.read_back_mismatch"),
-        (b"", "backup.read_back_size_mismatch"),
+        (b"hello ther", r"size_mismatch\(path=.*abcd, size=10, expected_size=11\)"),
+        (b"hello therf", r"mismatch\(path=.*abcd\)"),
+        (b"", r"size_mismatch\(path=.*abcd, size=0, expected_size=11\)"),
     ],
 )
 def test_other_bytes_are_not_confirmed_and_can_be_replaced(
@@ -80,7 +80,7 @@ def test_other_bytes_are_not_confirmed_and_can_be_replaced(
 ) -> None:
     place = FolderPlace(tmp_path)
     place.write(FILE, [damage])
-    with pytest.raises(StorageError, match=f"abcd {what}"):
+    with pytest.raises(StorageError, match=rf"backup\.read_back_{what}"):
         place.confirm(FILE, CONTENT)
     place.write(FILE, [b"hello there"])
     assert place.confirm(FILE, CONTENT)

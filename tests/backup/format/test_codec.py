@@ -298,7 +298,9 @@ def test_a_damaged_compressed_object_is_named_and_written_again(tmp_path: Path) 
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole[:100] + b"!" + whole[101:], b"", bytes(70000)):
         path.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=rf"^object {path.name[:12]} "):
+        with pytest.raises(
+            CheckpointError, match=rf"^backup\.object_problem\(hash={path.name[:12]}, "
+        ):
             Store(tmp_path).verify(store.read(name))
         again = Store(tmp_path, compress=True)
         assert again.newest()[0] is None

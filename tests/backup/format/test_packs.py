@@ -90,7 +90,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize(("dtype", "size"), [("F32", 7), ("F32", 9), ("F33", 8), ("", 0)])
 def test_what_is_no_tensor(dtype: str, size: int) -> None:
-    with pytest.raises(ValueError, match=r"backup\.tensor_size_mismatch"):
+    with pytest.raises(ValueError, match=r"tensor_size_mismatch|unsupported_stored_dtype"):
         TensorBytes(dtype, (2,), bytes(size))
 
 

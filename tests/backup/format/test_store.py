@@ -164,7 +164,7 @@ def test_a_hash_of_another_time_is_named(tmp_path: Path) -> None:
     path.rename(path.with_name(path.name.replace("blake3", "sha3")))
     found, (rejected,) = Store(tmp_path).newest()
     assert found is None
-    assert "backup.unknown_hash" in rejected.reason
+    assert "backup.unknown_hash(hash_name=sha3)" in rejected.reason
 
 
 def test_without_blake3_it_is_sha256(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,8 @@ def test_a_damaged_file_comes_back(
     damage(path)
     [repair] = repairs(run)
     assert repair.what == name
-    assert "backup.run_file_restored" in repair.text
+    assert "backup.run_file_restored(" in repair.text
+    assert "step=3)" in repair.text
     has_tail = name in ("metrics.jsonl", "logs/system/system.jsonl") and damage is not flip
     assert path.read_bytes() == (lines(1, 4) if has_tail else intact)
     is_part = has_tail and is_sealed
@@ -131,7 +132,7 @@ def test_a_torn_last_line_is_no_damage_and_one_in_the_middle_is(run: Path) -> No
     path.write_bytes(lines(1, 5) + b"\0\0\0\0\n" + lines(5, 6))
     [repair] = repairs(run)
     assert repair.outcome is Outcome.IN_PART
-    assert "backup.later_lines_unreadable" in repair.text
+    assert "backup.later_lines_unreadable(count=1)" in repair.text
     assert path.read_bytes() == lines(1, 6)
 
 
@@ -146,7 +147,8 @@ def test_a_copy_that_was_damaged_before_it_was_made_is_not_used(run: Path) -> No
     flip(run / "run.json")
     Store(run / "checkpoints").commit({**WEIGHT, **read_run_files(run)}, {}, step=4)
     repair = next(r for r in repairs(run) if r.what == "run.json")
-    assert "backup.run_file_restored" in repair.text
+    assert "backup.run_file_restored(" in repair.text
+    assert "step=3)" in repair.text
 
 
 def test_a_sealed_file_that_no_version_holds_is_named(run: Path) -> None:

@@ -338,7 +338,10 @@ def test_an_unreachable_place_blocks_nobody_and_is_reported_with_advice(rig: Rig
     wait_for(lambda: rig.status().error is not None)
     status = rig.status()
     assert status.state == "retrying"
-    assert short_words(status, time.time()) == "backup: nothing confirmed yet, copying fails"
+    assert (
+        short_words(status, time.time())
+        == "backup.short_status_none_confirmed(failing=, copying fails)"
+    )
     assert "connected" in str(status.advice) or "mount" in str(status.advice)
 
 
@@ -373,7 +376,7 @@ def test_a_copier_that_cannot_run_is_reported_with_its_last_words_within_seconds
         assert status.num_failures == backup.num_copier_failures == MANY_FAILURES
         assert "No module named infrastructure.backup.no_such_process" in str(status.error)
         assert str(status.error) in status.possible_loss(time.time()).text
-        assert short_words(status, time.time()) == "backup: nothing is copied"
+        assert short_words(status, time.time()) == "backup.short_status_not_copying()"
         assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "ERROR"]
         assert "no_such_process" in caplog.records[-1].getMessage()
         monkeypatch.setattr(copier_client, "MODULE", MODULE)
@@ -394,7 +397,7 @@ def test_a_copier_for_which_there_is_no_process_costs_the_training_nothing(
         client.start()
         client.try_again()
     assert client.num_failures == 1, "not too often"
-    assert client.failure == "it could not be started: Resource temporarily unavailable"
+    assert client.failure == "backup.copier_start_failed(error=Resource temporarily unavailable)"
 
 
 PLACE = """

@@ -31,14 +31,14 @@ def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
     record = tmp_path / "unnamed.json"
     pruned = prune_once(link, RETENTION, record)
     assert pruned[0] == "2 versions removed at memory:here"
-    assert "backup.unreferenced_objects_remain" in pruned[1]
+    assert "backup.unreferenced_objects_remain(count=2)" in pruned[1]
     assert prune_once(link, RETENTION, record)[1] == pruned[1]
     place = link.place
     assert isinstance(place, MemoryPlace)
     assert not [path for path in place.removed if "objects" in path.parts]
     later = time.time() + 3601
     monkeypatch.setattr("infrastructure.backup.replication.remote_pruning.time.time", lambda: later)
-    assert prune_once(link, RETENTION, record)[1] == "2 objects without a name removed there"
+    assert prune_once(link, RETENTION, record)[1] == "backup.unreferenced_objects_removed(count=2)"
     assert link.store.versions() == names[:-3:-1]
     for name in link.store.versions():
         link.store.verify(link.store.read(name))
@@ -77,7 +77,7 @@ def test_a_damaged_record_only_costs_an_hour(
         save(link.store, step)
     record = tmp_path / "unnamed.json"
     record.write_text(text)
-    assert "backup.unreferenced_objects_remain" in prune_once(link, RETENTION, record)[1]
+    assert "backup.unreferenced_objects_remain(count=2)" in prune_once(link, RETENTION, record)[1]
 
 
 def test_objects_may_lie_there_compressed_and_older_versions_are_not_read(
@@ -97,7 +97,9 @@ def test_objects_may_lie_there_compressed_and_older_versions_are_not_read(
     (old,) = link.store.read(first).packs
     versions, objects = prune_once(link, RETENTION, tmp_path / "unnamed.json")
     assert versions.startswith("2 versions")
-    assert objects.startswith("backup.unreferenced_objects_remain")  # those that stay have theirs
+    assert objects.startswith(
+        "backup.unreferenced_objects_remain(count=2)"
+    )  # those that stay have theirs
     assert old.hash not in read
 
 

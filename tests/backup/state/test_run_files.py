@@ -1,5 +1,6 @@
 """A run's small files travel in its versions."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,8 @@ def test_a_damaged_copy_is_named_and_the_others_come_back(run: Path, tmp_path: P
     lost = restore_run_files(Store(tmp_path / "store"), manifest, tmp_path / "copy")
     missing = {*files_in(run)} - {*files_in(tmp_path / "copy")}
     assert "metrics.csv" in missing
-    assert sorted(missing) == sorted([text.split()[0] for text in lost] + NOT_TAKEN)
+    named = [re.match(r"backup\.run_file_not_restored\(path=([^,]+),", text) for text in lost]
+    assert sorted(missing) == sorted([each[1] for each in named if each] + NOT_TAKEN)
     assert (tmp_path / "copy" / "metrics.jsonl").read_bytes() == b"x" * (2 * PIECE_BYTES + 5)
 
 
