@@ -60,7 +60,8 @@ def test_what_a_setting_does_not_take_is_reported_beside_it_and_starts_no_run(ke
     before = state.config.value(key)
     state.enter(key, text)
     shown = state.messages()[key]
-    assert shown.startswith(("config.wrong_value(", "config.setting_says(")) and f"={key}," in shown
+    assert shown.startswith(("config.wrong_value(", "config.setting_says("))
+    assert f"={key}," in shown
     assert state.text(key) == text
     assert state.config.value(key) == before
     with pytest.raises(ConfigurationError, match=rf"config\.\w+\(setting={re.escape(key)},"):

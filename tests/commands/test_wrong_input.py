@@ -2237,10 +2237,9 @@ CONVERSATIONS = [
             "{% for m in messages %}{{ loop.revindex }}{{ m.role }}: {{ m.content }}\n{% endfor %}",
         ],
         [
-            "data.template_rewrites_history",
+            "data.template_rewrites_earlier",
             "source=chats.jsonl",
             "line=1",
-            "setting=data.chat_template",
         ],
         talk(FROM_USER, answering()),
     ),

@@ -439,7 +439,7 @@ class TemplateFormat:
                 **options,
             )
         except (TemplateError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"the template refuses the conversation: {error}") from error
+            raise FormatError(phrase("data.template_refuses", error=error)) from error
         (text,), marked = rendered
         return text, list(marked[0]) if mark else []
 

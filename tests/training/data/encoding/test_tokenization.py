@@ -312,7 +312,7 @@ def test_a_template_that_refuses_a_row_gives_the_reason() -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     strict = refuses + CHATML
     tokenizer = byte_level_tokenizer(strict)
-    assert "the template refuses the conversation: no system" in refusal(tokenizer, TWO).detail
+    assert "data.template_refuses(error=no system)" in refusal(tokenizer, TWO).detail
     assert encode(tokenizer, ONE)
     starts_with_answer = talk(("assistant", "Hello"))
     assert "begins with an answer" in refusal(tokenizer, starts_with_answer).detail
