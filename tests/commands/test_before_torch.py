@@ -79,4 +79,4 @@ def test_a_slip_is_answered_without_torch(tmp_path: Path) -> None:
     answers = map(json.loads, done.stdout.splitlines())
     for wrong, (code, sentence) in zip(slips, answers, strict=True):
         assert code == 2, (wrong.what, sentence)
-        assert [part for part in wrong.says if not is_about(sentence, part)] == [], wrong.what
+        assert [part for part in wrong.expects if not is_about(sentence, part)] == [], wrong.what

@@ -34,7 +34,7 @@ Files = dict[str, bytes | str]
 class Wrong:
     what: str
     command: str | list[str]
-    says: list[str]
+    expects: list[str]
     files: Files = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -1843,7 +1843,7 @@ TEACHER = {"m/config.json": json.dumps(LLAMA | {"vocab_size": 300})}
 def method(
     what: str,
     flags: str,
-    says: list[str],
+    expects: list[str],
     data: str | None = None,
     files: Files | None = None,
     **others: Any,
@@ -1851,7 +1851,7 @@ def method(
     """A training by TRL of a Llama in m/, which is never loaded."""
     prepared = {"d.jsonl": data or PAIRS, "m/config.json": json.dumps(LLAMA), **(files or {})}
     model = "" if "--model" in flags else " --model m"
-    return Wrong(what, f"train d.jsonl{model} --method {flags}", says, prepared, **others)
+    return Wrong(what, f"train d.jsonl{model} --method {flags}", expects, prepared, **others)
 
 
 METHODS = [
@@ -2433,7 +2433,7 @@ TOWER: Files = {
 def seeing(
     what: str,
     flags: str,
-    says: list[str],
+    expects: list[str],
     files: Files | None = None,
     data: str = SHOWN,
     **others: Any,
@@ -2448,7 +2448,7 @@ def seeing(
         **(files or {}),
     }
     model = "" if "--model " in flags else " --model m"
-    return Wrong(what, f"train d.jsonl{model} {flags}", says, prepared, **others)
+    return Wrong(what, f"train d.jsonl{model} {flags}", expects, prepared, **others)
 
 
 GIVEN_A_TOWER = "--enabled-extensions multimodal --multimodal-vision-tower t"
@@ -2650,7 +2650,7 @@ RED_ROWS = "\n".join([json.dumps({"image": RED, "question": "Which?", "answer": 
 def fitting(
     what: str,
     flags: str,
-    says: list[str],
+    expects: list[str],
     model: dict[str, Any] = SMALL_LLAMA,
     data: str = GOOD_DATA,
     **others: Any,
@@ -2664,7 +2664,7 @@ def fitting(
         "m/model.safetensors": (2).to_bytes(8, "little") + b"{}",
     }
     command = f"train d.jsonl --model m --device cpu --max-length 64 {flags}"
-    return Wrong(what, command, says, files, **others)
+    return Wrong(what, command, expects, files, **others)
 
 
 # Method, data, model and library that do not go together, besides METHODS.
@@ -2906,7 +2906,7 @@ def test_wrong_input_ends_in_one_sentence(
     monkeypatch.setattr(commands, "_fail", note)
     with places_of_sentences(monkeypatch) as sentences:
         sentence = refusal(wrong, capsys)
-    assert [part for part in wrong.says if not is_about(sentence, part)] == [], sentence
+    assert [part for part in wrong.expects if not is_about(sentence, part)] == [], sentence
     _check_cause(wrong, cause_of(errors[0], sentences), causes)
 
 
