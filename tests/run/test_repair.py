@@ -250,7 +250,7 @@ def test_a_damaged_model_is_repaired_before_it_is_read(
     assert (finished / "final" / "model.safetensors").read_bytes() == intact
 
 
-def test_resume_finds_a_run_without_its_record(
+def test_train_resume_finds_a_run_without_its_record(
     made: Path, stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (stopped / "run.json").unlink()

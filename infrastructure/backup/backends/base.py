@@ -134,10 +134,10 @@ class Place(FileOperations, abc.ABC):
                 such as the empty folder below a mount that disappeared.
         """
         if self.identity is not None and not has_id(self, self.identity):
-            found = "backup.another_destination" if ids_at(self) else "backup.folder_without_marker"
+            what = "backup.another_destination" if ids_at(self) else "backup.folder_without_marker"
             raise OSError(
                 errno.ENOTCONN,
-                phrase("backup.not_the_runs_destination", url=self.url, found=phrase(found)),
+                phrase("backup.not_the_runs_destination", url=self.url, what=phrase(what)),
             )
 
     def require_reachable(self) -> None:

@@ -173,7 +173,8 @@ class BridgedTraining:
         more = phrase("trainer.run_again_to_resume") if is_stopped else ""
         if not is_stopped and not run.is_whole and run.files.final.is_dir():
             more = phrase("trainer.model_and_report", directory=run.directory)
-        run.report(f"Run {run.name}: {status} at step {state.step}{more}")
+        about = {"status": status, "step": state.step, "more": more}
+        run.report(phrase("trainer.run_ended", run=run.name, **about))
         if is_stopped:
             run.copies.close()
         else:

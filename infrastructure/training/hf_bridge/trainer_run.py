@@ -287,7 +287,7 @@ class TrainerRun:
         except DamagedFileError as error:
             damaged = [str(error)]
         if damaged:
-            self.report(f"note: final/ was damaged ({', '.join(damaged)}): written anew")
+            self.report(phrase("trainer.model_written_again", damaged=damaged))
         return not damaged
 
     def save_tokenizer(self, processing_class: "PreTrainedTokenizerBase") -> None:

@@ -49,6 +49,22 @@ HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers saves these
 LORA_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 TRAINING_ONLY = "training_only"  # model attribute for what is never saved
+LORA_CARD = """\
+---
+library_name: peft
+{front}tags: [lora]
+---
+{about}
+
+```python
+from peft import PeftModel
+from transformers import {auto}{generation}
+
+folder = "."  # the folder of this file
+base = {place}
+model = PeftModel.from_pretrained({auto}.from_pretrained(base{loading}), folder)
+{ends}```
+"""
 
 
 def save_model(
@@ -236,15 +252,14 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
     else:
         where = phrase("models.card_base_elsewhere", base=base)
         path = str(Path(base).absolute()) if Path(base).is_dir() else base
-        place = phrase("models.card_base_path", path=json.dumps(path))
+        place = f"{json.dumps(path)}  # {phrase('models.card_base_path')}"
     auto = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     front = f"base_model: {base}\n" if is_of_hub else ""
     knows_ends = (folder / GENERATION_FILE).is_file()
     ends = "model.generation_config = GenerationConfig.from_pretrained(folder)\n"
-    text = phrase(
-        "models.lora_card",
+    text = LORA_CARD.format(
         front=front,
-        where=where,
+        about=phrase("models.lora_card", where=where),
         place=place,
         auto=auto,
         loading=f", {ROUTER_LOGITS}=False" if has_router_logits(model) else "",

@@ -106,7 +106,10 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
         ("a: [1,\nb: 2\n", "config.yaml_invalid(place=a.yaml:3, reason="),
         ("a: 1\n\tb: 2\n", "config.yaml_invalid(place=a.yaml:2, reason="),
         ("a: 'x\n", "config.yaml_invalid(place=a.yaml"),
-        ("a: !!python/object/apply:os.system [ls]\n", "config.yaml_invalid(place=a.yaml:1, reason=could not"),
+        (
+            "a: !!python/object/apply:os.system [ls]\n",
+            "config.yaml_invalid(place=a.yaml:1, reason=could not",
+        ),
         ("a: &x\n  b: *x\n", "config.yaml_recursive_anchor"),
         ("a: 1\nb:\n  <<: 4\n", "config.yaml_invalid_merge(path=a.yaml, line=3)"),
         ("b: &b\n  <<: *b\n", "config.yaml_recursive_anchor"),
@@ -124,7 +127,10 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
         ("#" * (256 << 10) + "\n", "config.yaml_file_too_large"),
         ("a: *nowhere\n", "config.yaml_invalid(place=a.yaml:1, reason=found undefined alias"),
         ("? [a, b]\n: 1\n", "config.yaml_invalid_key"),
-        ("a: 1\n---\nb: 2\n", "config.yaml_invalid(place=a.yaml:2, reason=but found another document"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "config.yaml_invalid(place=a.yaml:2, reason=but found another document",
+        ),
         (b"a: \xff\xfe\n", "config.file_not_utf8"),
         ("a: \x00\n", "config.yaml_invalid(place=a.yaml"),
     ],

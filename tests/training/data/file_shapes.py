@@ -147,7 +147,7 @@ INSTRUCTIONS = [
             "history": [["Hello", "Hi!"]],
         },
         ("alpaca", Q, A),
-        "column 'history' is the turns before",
+        "data.recognized_history(column=history)",
     ),
     rows(
         "Dolly",
@@ -239,7 +239,11 @@ INSTRUCTIONS = [
         "nvidia/OpenMathInstruct-1",
         {"question": Q, "generated_solution": A, "expected_answer": "3"},
         None,
-        "name the columns",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), "
+            "columns=question, generated_solution, expected_answer, hint=, "
+            "advice=data.set_columns())"
+        ),
     ),
     rows(
         "CNN/DailyMail",
@@ -299,7 +303,11 @@ LANGUAGES = [
         "rows.jsonl",
         two({"swali": Q, "jibu": A}),
         None,
-        "data.prompt_column=swali and data.answer_column=jibu",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), columns=swali, "
+            "jibu, hint=, advice=data.set_prompt_and_answer(first=swali, "
+            "second=jibu))"
+        ),
     ),
     Shape(
         "Swahili by flag",
@@ -402,14 +410,14 @@ CHATS = [
         "stingning/ultrachat: texts by turns",
         {"id": "1", "data": [Q, A]},
         MESSAGES_GIVES,
-        "by turns",
+        "data.recognized_turns(column=data)",
     ),
     rows(
         "DailyDialog",
         "li2017dailydialog: dialog lists texts",
         {"dialog": [Q, A], "act": [1, 1]},
         MESSAGES_GIVES,
-        "by turns",
+        "data.recognized_turns(column=dialog)",
     ),
     rows(
         "Tulu",
@@ -422,7 +430,7 @@ CHATS = [
         "OpenAssistant/oasst1: one message a row",
         {"message_id": "1", "parent_id": None, "text": Q, "role": "prompter", "lang": "en"},
         None,
-        "one message a row",
+        "data.one_message_per_row()",
     ),
     rows(
         "OASST trees",
@@ -436,7 +444,7 @@ CHATS = [
             },
         },
         None,
-        "a tree of messages",
+        "data.message_trees()",
     ),
     Shape(
         "ChatGPT export",
@@ -446,38 +454,41 @@ CHATS = [
             {"title": "x", "mapping": {"a": {"message": None, "children": []}}, "current_node": "a"}
         ),
         None,
-        "a tree of messages",
+        "data.message_trees()",
     ),
     rows(
         "Guanaco",
         "timdettmers/openassistant-guanaco: ### Human",
         {"text": f"### Human: {Q}### Assistant: {A}"},
         ("text", "", f"### Human: {Q}### Assistant: {A}"),
-        "writes out a chat",
+        "data.text_holds_formatted_chat(column=text, marks=### Human:)",
     ),
     rows(
         "ChatML text",
         "OpenHermes exports; text with <|im_start|>",
         {"text": f"<|im_start|>user\n{Q}<|im_end|>"},
         ("text", "", f"<|im_start|>user\n{Q}<|im_end|>"),
-        "writes out a chat",
+        "data.text_holds_formatted_chat(column=text, marks=<|im_start|>)",
     ),
     rows(
         "Llama 2 text",
         "mlabonne/guanaco-llama2-1k: [INST]",
         {"text": f"<s>[INST] {Q} [/INST] {A} </s>"},
         ("text", "", f"<s>[INST] {Q} [/INST] {A} </s>"),
-        "writes out a chat",
+        "data.text_holds_formatted_chat(column=text, marks=[INST])",
     ),
     rows(
         "input_output",
         "Axolotl, type: input_output: segments",
         {"segments": [{"label": False, "text": Q}, {"label": True, "text": A}]},
         None,
-        "name the columns",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), "
+            "columns=segments, hint=, advice=data.set_columns())"
+        ),
     ),
 ]
-DPO = "learns from such pairs, by TRL"
+DPO = "preferences=config.learns_from_pairs()"
 PREFERENCES = [
     rows(
         "HH-RLHF",
@@ -509,14 +520,22 @@ PREFERENCES = [
         "Intel/orca_dpo_pairs",
         {"system": "", "question": Q, "chosen": A, "rejected": "Four."},
         None,
-        "data.prompt_column=question and data.answer_column=chosen",
+        (
+            "data.preference_pairs(columns='chosen' and 'rejected', "
+            "preferences=config.learns_from_pairs(), instead=data.set_pair_columns("
+            "prompt=question, answer=chosen))"
+        ),
     ),
     rows(
         "DPO pairs, the better learnt",
         "the same, told",
         {"prompt": Q, "chosen": A, "rejected": "Four."},
         None,
-        "data.prompt_column=prompt and data.answer_column=chosen",
+        (
+            "data.preference_pairs(columns='chosen' and 'rejected', "
+            "preferences=config.learns_from_pairs(), instead=data.set_pair_columns("
+            "prompt=prompt, answer=chosen))"
+        ),
     ),
     rows(
         "LLaMA-Factory ranking",
@@ -572,14 +591,18 @@ PREFERENCES = [
         "trl-lib/kto-mix-14k",
         {"prompt": PROMPT_TURNS, "completion": ANSWER_TURNS, "label": True},
         None,
-        "as for KTO",
+        "data.answers_labeled_good_or_bad(label=label, shape=prompt)",
     ),
     rows(
         "Steps with labels",
         "trl-lib/prm800k: stepwise supervision",
         {"prompt": Q, "completions": [A], "labels": [True]},
         None,
-        "name the columns",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), columns=prompt, "
+            "completions, labels, hint=data.meant_column(name=completions, "
+            "known=completion), advice=data.set_columns())"
+        ),
     ),
 ]
 SQUAD_1 = {
@@ -660,7 +683,18 @@ QUESTIONS = [
         {"question": Q, "answer": {"value": A, "aliases": ["3"]}},
         QA_GIVES,
     ),
-    Shape("CoQA", "stanfordnlp, coqa-train-v1.0.json", "coqa.json", COQA, None, "name the columns"),
+    Shape(
+        "CoQA",
+        "stanfordnlp, coqa-train-v1.0.json",
+        "coqa.json",
+        COQA,
+        None,
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), columns=story, "
+            "questions, answers, hint=data.meant_column(name=questions, "
+            "known=question), advice=data.set_columns())"
+        ),
+    ),
     rows(
         "SciQ",
         "allenai/sciq",
@@ -691,14 +725,17 @@ QUESTIONS = [
         "Rowan/hellaswag: ctx and endings",
         {"ctx": Q, "endings": ["x", "y"], "label": "1"},
         None,
-        "name the columns",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), columns=ctx, "
+            "endings, label, hint=, advice=data.set_columns())"
+        ),
     ),
     rows(
         "BoolQ",
         "google/boolq: the answer is true or false",
         {"question": Q, "passage": CONTEXT, "answer": True},
         None,
-        "true or false",
+        "data.boolean_answers(column=answer)",
     ),
     rows(
         "Natural Questions, short",
@@ -711,14 +748,21 @@ QUESTIONS = [
         "sentence-transformers: anchor, positive, negative",
         {"anchor": Q, "positive": A, "negative": "x"},
         None,
-        "name the columns",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), columns=anchor, "
+            "positive, negative, hint=, advice=data.set_columns())"
+        ),
     ),
     rows(
         "NLI",
         "stanfordnlp/snli",
         {"premise": CONTEXT, "hypothesis": Q, "label": 0},
         None,
-        "data.prompt_column=premise and data.answer_column=hypothesis",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), "
+            "columns=premise, hypothesis, label, hint=, "
+            "advice=data.set_prompt_and_answer(first=premise, second=hypothesis))"
+        ),
     ),
 ]
 QUESTIONS += [
@@ -748,7 +792,11 @@ OTHERS = [
         "wmt/wmt16: a direction must be chosen",
         TRANSLATED,
         None,
-        "data.prompt_column=translation.de and data.answer_column=translation.en",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), "
+            "columns=translation, hint=, advice=data.set_prompt_and_answer("
+            "first=translation.de, second=translation.en))"
+        ),
     ),
     Shape(
         "WMT, the direction told",
@@ -763,14 +811,17 @@ OTHERS = [
         "columns named by languages",
         {"en": Q, "de": "Wie viele?"},
         None,
-        "data.prompt_column=en and data.answer_column=de",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), columns=en, de, "
+            "hint=, advice=data.set_prompt_and_answer(first=en, second=de))"
+        ),
     ),
     rows(
         "Texts with labels",
         "stanfordnlp/imdb: text, label",
         {"text": CONTEXT, "label": 1},
         None,
-        "data.prompt_column=text and data.answer_column=label",
+        ("data.text_with_label(text=text, label=label, text_value=text, label_value=label)"),
     ),
     Shape(
         "Reviews with sentiments",
@@ -778,10 +829,14 @@ OTHERS = [
         "IMDB Dataset.csv",
         "review,sentiment\ngood,positive\nbad,negative\n",
         None,
-        "data.prompt_column=review and data.answer_column=sentiment",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), columns=review, "
+            "sentiment, hint=, advice=data.set_prompt_and_answer(first=review, "
+            "second=sentiment))"
+        ),
     ),
     Shape(
-        "Label Studio",
+        "data.label_studio_tasks()",
         "Label Studio, export JSON",
         "project.json",
         two(
@@ -792,7 +847,7 @@ OTHERS = [
             }
         ),
         None,
-        "Label Studio",
+        "data.label_studio_tasks()",
     ),
     Shape(
         "Label Studio, JSON-MIN",
@@ -800,28 +855,34 @@ OTHERS = [
         "project.json",
         two({"id": 1, "text": CONTEXT, "sentiment": "x", "annotator": 1}),
         None,
-        "data.prompt_column=text and data.answer_column=sentiment",
+        (
+            "data.text_with_label(text=text, label=sentiment, text_value=text, "
+            "label_value=sentiment)"
+        ),
     ),
     rows(
         "Doccano",
         "doccano export: text, label lists",
         {"id": 1, "text": CONTEXT, "label": [[0, 4, "PER"]]},
         None,
-        "its label",
+        ("data.text_with_label(text=text, label=label, text_value=text, label_value=label)"),
     ),
     rows(
         "Token classes",
         "conll2003: tokens, ner_tags",
         {"tokens": ["Anna"], "ner_tags": [1]},
         None,
-        "name the columns",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), columns=tokens, "
+            "ner_tags, hint=, advice=data.set_columns())"
+        ),
     ),
     rows(
         "Tokenised before",
         "a saved set of token ids",
         {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]},
         None,
-        "token ids",
+        "data.rows_of_token_ids()",
     ),
     rows(
         "C4",
@@ -846,7 +907,10 @@ OTHERS = [
         "a list of sentences",
         {"sentence": CONTEXT},
         None,
-        "data.text_column=sentence",
+        (
+            "data.unrecognized_rows(wanted=data.in_no_known_shape(), "
+            "columns=sentence, hint=, advice=data.set_text_column(column=sentence))"
+        ),
     ),
 ]
 JSON_FILES = [
@@ -942,7 +1006,7 @@ JSON_FILES = [
         "rows.jsonl",
         f'["{Q}", "{A}"]\n["{Q}", "{A}"]\n',
         None,
-        "a list, not an object",
+        "rows.jsonl:1: wrong type (data.line_not_object(kind=a list))",
     ),
     Shape(
         "Python, not JSON",
@@ -950,7 +1014,10 @@ JSON_FILES = [
         "rows.jsonl",
         "{'prompt': 'x', 'completion': 'y'}\n" * 2,
         None,
-        "json.dumps",
+        (
+            "rows.jsonl:1: broken JSON (Expecting property name enclosed in double "
+            "quotes at column 2): data.write_with_json_dumps()"
+        ),
     ),
     Shape(
         "numbered rows",
@@ -979,7 +1046,7 @@ TABLES = [
         "rows.csv",
         CSV.replace("Three", "Fünf").encode("latin-1"),
         None,
-        "it looks like Windows text: set data.encoding=cp1252",
+        "rows.csv:2: invalid UTF-8: data.windows_text(encoding=cp1252)",
     ),
     Shape(
         "JSON lines in Latin-1",
@@ -987,7 +1054,7 @@ TABLES = [
         "rows.jsonl",
         lines(PAIR).replace(b"Three", b"F\xfcnf"),
         None,
-        "set data.encoding=cp1252",
+        "rows.jsonl:1: invalid UTF-8: data.windows_text(encoding=cp1252)",
     ),
     Shape(
         "CSV without a header",
@@ -995,7 +1062,7 @@ TABLES = [
         "rows.csv",
         f"{Q},{A}\n{Q} Yes?,{A}\n",
         None,
-        "first line",
+        "data.missing_header(first_field=How many?)",
     ),
     Shape("TSV", "Tatoeba-like with a header", "rows.tsv", CSV.replace(",", "\t"), QA_GIVES),
     Shape(
@@ -1018,7 +1085,11 @@ TABLES = [
         "rows.csv",
         CSV.encode("utf-16-le"),
         None,
-        "set data.encoding=utf-16-le",
+        (
+            "data.file_not_text(path=/rows.csv, kind=data.utf16_without_bom(), "
+            "contrast=data.not_text_as_named(), remedy=data.set_encoding("
+            "encoding=utf-16-le))"
+        ),
     ),
     Shape(
         "CSV in Cyrillic",
@@ -1026,7 +1097,7 @@ TABLES = [
         "rows.csv",
         CSV.replace("Three", "Три яблока").encode("cp1251"),
         None,
-        "cp1251 Cyrillic",
+        "rows.csv:2: invalid UTF-8: data.set_encoding_of_common()",
     ),
     Shape(
         "Excel",
@@ -1071,7 +1142,10 @@ TABLES = [
         "rows.jsonl",
         gzip.compress(lines(PAIR)),
         None,
-        "add .gz",
+        (
+            "data.file_not_text(path=/rows.jsonl, kind=compressed with gzip, "
+            "contrast=data.not_text_as_named(), remedy=data.add_gz_extension())"
+        ),
     ),
     Shape("bzip2", "dumps", "rows.jsonl.bz2", bz2.compress(lines(PAIR)), PROMPT_GIVES),
     Shape(
@@ -1080,7 +1154,10 @@ TABLES = [
         "rows.jsonl.xz",
         lzma.compress(lines(PAIR)),
         None,
-        "compressed with xz: unpack",
+        (
+            "data.path_is_not_data(path=rows.jsonl.xz, kind=compressed with xz, "
+            "remedy=data.unpack_or_export())"
+        ),
     ),
     Shape(
         "zstd",
@@ -1095,7 +1172,7 @@ TABLES = [
         "archive.zip",
         zipped({"rows.csv": CSV.encode(), "readme.txt": b"Read me"}),
         QA_GIVES,
-        "left out",
+        "data.other_files_skipped(count=1",
     ),
     Shape(
         "zip of many",
@@ -1103,7 +1180,7 @@ TABLES = [
         "archive.zip",
         zipped({"train.csv": CSV.encode(), "test.csv": CSV.encode()}),
         None,
-        "unpack it",
+        ("data.zip_needs_one_file(path=/archive.zip, num_files=2, names=train.csv, test.csv)"),
     ),
     Shape(
         "Zipped CSV",
@@ -1118,7 +1195,10 @@ TABLES = [
         "rows.jsonl",
         "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
         None,
-        "git lfs pull",
+        (
+            "data.file_not_text(path=/rows.jsonl, kind=a pointer of Git LFS, "
+            "contrast=data.not_text_as_named(), remedy=data.fetch_lfs_file())"
+        ),
     ),
     Shape(
         "web page",
@@ -1144,7 +1224,7 @@ TABLES += [
         "rows.csv",
         "sep=;\n" + CSV.replace(",", ";"),
         None,
-        "remove it",
+        "data.excel_separator_line(file=rows.csv, line=sep=)",
     ),
     Shape(
         "quoted fields",
@@ -1179,7 +1259,7 @@ FOLDERS = [
         "splits/",
         {"train.jsonl": lines(QA), "test.jsonl": lines(QA)},
         QA_GIVES,
-        "column 'question' asks",
+        "data.recognized_pair(prompt=question, answer=answer)",
     ),
     Shape(
         "pictures",
@@ -1187,7 +1267,7 @@ FOLDERS = [
         "pictures/",
         {"a.png": b"\x89PNG\r\n"},
         None,
-        "no data file",
+        "data.folder_without_data_files(folder=/pictures, names=a.png",
     ),
 ]
 FILE_SHAPES = [

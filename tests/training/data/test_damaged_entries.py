@@ -113,9 +113,8 @@ def _check_next_run(
         found, was_there = everything(prepared), prepared.report.from_cache
     except DataError as error:
         assert may_be_reported
-        begin, _, end = str(error).partition(" was damaged on the disk (")
-        assert begin == f"the prepared data in {entry}"
-        assert end.endswith("data.prepared_data_damaged")
+        text = str(error)
+        assert text.startswith(f"data.prepared_data_damaged(folder={entry}, reason=")
         shutil.rmtree(entry)
         assert everything(opened()) == first
         return

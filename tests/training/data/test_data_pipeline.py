@@ -281,7 +281,9 @@ def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
         assert abs(shares["rare"] - shares["common"]) <= 1
     with pytest.raises(ValueError, match=r"data\.balance_with_streaming"):
         pipeline(data, cache, balance_by="task", streaming=True).prepare()
-    with pytest.raises(ValueError, match=r"data\.message.*setting=data\.balance_by"):
+    with pytest.raises(
+        ValueError, match=r"setting=data\.balance_by, reason=unknown column 'tusk'.*\(meant=task\)"
+    ):
         pipeline(data, cache, balance_by="tusk").prepare()
 
 
@@ -332,14 +334,34 @@ def test_chat_templates_come_from_text_or_file(data: Path, tmp_path: Path, cache
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    ("{broken\n{broken\n", {}, r"a\.jsonl: no row can be read: a\.jsonl:1: broken JSON"),
-    ('{"foo": "1"}\n', {}, r"a\.jsonl: the rows are of no known shape \(columns: foo\)"),
-    ('{"question": "Q", "answer": ""}\n', {}, r"1 of 1 rows \(100\.0 %\)"),
-    ('{"question": "Q", "answer": ""}\n', {"max_bad_rows_percent": 100}, "no row is left"),
-    ('{"question": "Q", "answer": "A"}\n', {"path": None}, "no training data: set data.path"),
-    ('{"question": "Q", "answer": "A"}\n', {"format": "jason"}, "did you mean 'json'"),
-    ('{"question": "Q", "answer": "A"}\n', {"eval_path": "gone.jsonl"}, "no held-out data at"),
-    ('{"question": "Q", "answer": "A"}\n', {"augmentation": "none such"}, "unknown augmentation"),
+    (
+        "{broken\n{broken\n",
+        {},
+        r"data\.no_readable_row\(file=a\.jsonl, reason=a\.jsonl:1: broken JSON",
+    ),
+    ('{"foo": "1"}\n', {}, r"\(file=a\.jsonl, .*data\.in_no_known_shape\(\), columns=foo,"),
+    ('{"question": "Q", "answer": ""}\n', {}, r"data\.too_many_bad_rows\(num_bad=1, num_rows=1,"),
+    (
+        '{"question": "Q", "answer": ""}\n',
+        {"max_bad_rows_percent": 100},
+        r"data\.no_rows_left\(.*a\.jsonl",
+    ),
+    ('{"question": "Q", "answer": "A"}\n', {"path": None}, r"data\.no_training_data"),
+    (
+        '{"question": "Q", "answer": "A"}\n',
+        {"format": "jason"},
+        r"data\.unknown_format.*\(meant=json\)",
+    ),
+    (
+        '{"question": "Q", "answer": "A"}\n',
+        {"eval_path": "gone.jsonl"},
+        r"data\.path_not_found\(what=held-out data",
+    ),
+    (
+        '{"question": "Q", "answer": "A"}\n',
+        {"augmentation": "none such"},
+        r"data\.unknown_augmentation.*name=none such",
+    ),
 ]
 
 

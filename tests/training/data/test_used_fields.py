@@ -63,12 +63,13 @@ def test_a_message_of_weight_0_is_not_trained_on(tmp_path: Path, train_on: str) 
     rows = [{"messages": [question(n), wrong, question(n + 1), right]} for n in range(20)]
     data = prepared(rows, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM), train_on=train_on)
     lines = data.prepare().lines()
-    assert "data.answers_with_zero_weight" in lines
+    assert "data.answers_with_zero_weight(count=20)" in lines
     texts = learnt_text(data)
     assert texts
     assert not any("Paris" in text for text in texts)
     assert all("Dublin" in text for text in texts)
-    assert not any("not used" in line for line in lines)  # the weight is
+    unused = ("not used: ", "data.unused_columns")
+    assert not any(one in line for line in lines for one in unused)  # the weight is
 
 
 def test_what_is_not_used_is_named_once_with_what_to_do(tmp_path: Path) -> None:
@@ -80,12 +81,9 @@ def test_what_is_not_used_is_named_once_with_what_to_do(tmp_path: Path) -> None:
     for num_workers in (0, 1):
         data = prepared(rows, tmp_path, byte_level_tokenizer(), num_workers=num_workers)
         (line,) = [line for line in data.prepare().lines() if "data.unused_columns" in line]
-        assert line.startswith("data.unused_columns")
-        assert "data.context_column" in line
-        (line,) = [
-            line for line in data.report.lines(is_verbose=False) if "data.unused_columns" in line
-        ]
-        assert line.endswith("; not used: source, seldom")
+        assert line == "data.unused_columns(columns=source, seldom)"
+        (line,) = [line for line in data.report.lines(is_verbose=False) if "not used: " in line]
+        assert "; not used: source, seldom" in line
         data.close()
 
 
@@ -109,8 +107,8 @@ def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: 
         (first, second) = [line for line in lines if "rows.jsonl:1" in line]
         is_plain = folder == "plain"
         assert (
-            ("data.field_needs_chat_template" in first)
-            == ("data.field_needs_chat_template" in second)
+            ("data.needs_chat_template" in first)
+            == ("data.needs_chat_template" in second)
             == is_plain
         )
     reads = tokenizer_for(training_templates()["qwen3"])
@@ -160,7 +158,7 @@ def test_empty_answers_are_counted(tmp_path: Path) -> None:
     rows = chats(20)
     rows[3]["messages"][1] = {"role": "assistant", "content": ""}
     lines = prepared(rows, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM)).prepare().lines()
-    assert "data.empty_answers" in lines
+    assert "data.empty_answers(count=1)" in lines
 
 
 @needs_templates

@@ -221,7 +221,7 @@ def save_on_full_disks(group: JoinedGroup, folder: str) -> list[str]:
             save_together(group, manager, Snapshot({"model": tensors}, {"step": step}), model)
             outcomes.append("saved")
         except StorageError as error:
-            outcomes.append(str(error).rpartition(": rank ")[2])
+            outcomes.append(str(error).rpartition("reason=rank ")[2])
     return outcomes
 
 
@@ -230,7 +230,7 @@ def test_what_refuses_one_rank_is_an_error_of_all_and_the_next_save_counts(tmp_p
     outcomes = results_of(
         start_ranks(2, functools.partial(save_on_full_disks, folder=str(tmp_path)))
     )
-    full = "1: no space left on rank 1"
+    full = "1: no space left on rank 1)"
     assert outcomes == [["saved", full, full, "saved"]] * 2
     store = Store(tmp_path / "run/checkpoints")
     assert [store.read(name).step for name in store.versions()] == [3, 0]
@@ -284,42 +284,46 @@ def test_what_did_not_change_is_stored_once(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_tensor_nor_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="JSON values"):
+    with pytest.raises(StorageError, match=r"rank 0: core\.value_not_storable\(where=.*loop\.x"):
         save_distributed(tmp_path, {"loop": {"x": object()}}, {}, step=1)
     assert Store(tmp_path).versions() == []
 
 
+def one_tensor(**about: Any) -> dict[str, Any]:
+    return {"tensors": {"a": {"dtype": "F32", **about}}, "values": [], "paths": {}}
+
+
+INVALID = r"run\.invalid_manifest_entry\(key=distributed, error="
+
+
 @pytest.mark.parametrize(
-    "described",
+    ("described", "refusal"),
     [
-        None,
-        {},
-        {"tensors": {"a": {}}, "values": [], "paths": {}},
-        {"tensors": [], "values": [], "paths": {}},
-        {
-            "tensors": {"a": {"dtype": "F32", "size": [1 << 40], "chunks": [[[0], [1 << 40]]]}},
-            "values": [],
-            "paths": {},
-        },
-        {
-            "tensors": {"a": {"dtype": "F32", "size": [2], "chunks": [[[1], [2]]]}},
-            "values": [],
-            "paths": {},
-        },
-        {
-            "tensors": {"a": {"dtype": "F32", "size": [-2], "chunks": []}},
-            "values": [],
-            "paths": {},
-        },
+        (None, r"run\.checkpoint_not_sharded"),
+        ({}, f"{INVALID}'tensors'"),
+        ({"tensors": {"a": {}}, "values": [], "paths": {}}, f"{INVALID}'size'"),
+        ({"tensors": [], "values": [], "paths": {}}, f"{INVALID}'list' object"),
+        (
+            one_tensor(size=[1 << 40], chunks=[[[0], [1 << 40]]]),
+            r"run\.manifest_claims_too_many_bytes\(key=distributed, size=4398046511104\)",
+        ),
+        (
+            one_tensor(size=[2], chunks=[[[1], [2]]]),
+            rf"{INVALID}run\.chunk_exceeds_tensor\(ends=\[3\], shape=\[2\]\)",
+        ),
+        (
+            one_tensor(size=[-2], chunks=[]),
+            rf"{INVALID}run\.invalid_chunk_lengths\(values=\[-2\]\)",
+        ),
     ],
 )
-def test_a_hostile_description_is_refused(tmp_path: Path, described: object) -> None:
+def test_a_hostile_description_is_refused(tmp_path: Path, described: object, refusal: str) -> None:
     name = save_distributed(tmp_path, state(), {}, step=1)
     assert name is not None
     store = Store(tmp_path)
     manifest = store.read(name)
     values = {KEY: described} if described is not None else {}
-    with pytest.raises(CheckpointError, match=r"training\.torch_distributed_disabled"):
+    with pytest.raises(CheckpointError, match=refusal):
         load_whole(store, replace(manifest, values=values))
 
 

@@ -196,14 +196,19 @@ def test_an_extension_that_one_process_has_alone_is_refused(
         ConfigurationError, match=r"training\.extension_in_one_process.*extension=Own"
     ):
         welcome(trainer, ALONE)
-    with pytest.raises(ConfigurationError, match=r"training\.own_loop_has_one_process.*num_processes=2"):
+    with pytest.raises(
+        ConfigurationError, match=r"training\.own_loop_has_one_process.*num_processes=2"
+    ):
         trainer.train_step([])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_processes": 2, "device": "cuda:1"}, r"config\.processes_on_one_named_gpu.*num_processes=2, device=cuda:1"),
+        (
+            {"num_processes": 2, "device": "cuda:1"},
+            r"config\.processes_on_one_named_gpu.*num_processes=2, device=cuda:1",
+        ),
         (
             {"num_processes": 3, "cuda_visible_devices": "0,1"},
             r"config\.too_few_visible_gpus.*num_processes=3, count=2",

@@ -220,7 +220,7 @@ def test_all_ranks_go_back_from_a_bad_loss_of_one(found: dict[str, dict[str, Any
     case = found["bad loss"]
     assert case["error"] is None, case["stderr"]
     assert case["recoveries"][0][0] == "not_finite"
-    assert case["recoveries"][0][1].startswith("training.rolled_back_to_search(first=2,")
+    assert case["recoveries"][0][1].startswith("training.rolled_back_to_skip(start=2,")
     assert case["step"] == 6
     assert all(loss == loss for loss in case["losses"])
 
@@ -229,7 +229,8 @@ def test_a_rank_that_lacks_memory_ends_all_which_go_on_in_smaller_pieces(
     found: dict[str, dict[str, Any]],
 ) -> None:
     first, again = found["torn"], found["torn, again"]
-    assert first["error"].startswith("ProcessLostError: the process of rank 1 (of 2) failed: ")
+    failed = "training.rank_failed(name=training.rank_of_size(rank=1, size=2), reason="
+    assert first["error"].startswith(f"ProcessLostError: {failed}")
     assert "training.rank_out_of_memory(rank=1, step=3)" in first["error"]
     assert first["versions"][-1] == 2
     assert again["error"] is None, again["stderr"]
@@ -260,7 +261,8 @@ def test_a_signal_an_error_and_other_modes(tmp_path: Path, saved_llama: Path) ->
     assert found["stopped"]["stop"] == ["signal", "ended from outside (SIGTERM)"]
     assert found["stopped"]["versions"][-1] == 3
     assert found["failed"]["error"].startswith(
-        "ProcessLostError: the process of rank 1 (of 2) failed: ValueError: planted in a rank"
+        "ProcessLostError: training.rank_failed(name=training.rank_of_size(rank=1, size=2),"
+        " reason=ValueError: planted in a rank"
     )
     for name in ("one then on disk", "spread then spread", "spread then replicas"):
         check_goes_on(found[name], found["one"])
@@ -275,8 +277,9 @@ def test_a_rank_that_hangs_where_a_layer_is_exchanged_ends_the_training(
         (rank,) = case.planted
         result = found[case.name]
         if rank == 1:
-            lost = "ProcessLostError: the process of rank 1 (of 2) hangs: the others have waited"
-            assert result["error"].startswith(lost), (case, result["error"])
+            lost = r"training\.rank_(no_progress|missed_collective)\(\w+=training\.rank_of_size"
+            lost = rf"ProcessLostError: {lost}\(rank=1, size=2\)"
+            assert re.match(lost, result["error"]), (case, result["error"])
         else:
             assert result["codes"] == [ExitCode.PROCESS_LOST], (case, result["error"])
         assert result["seconds"] < 30 * case.limit_seconds

@@ -42,4 +42,4 @@ def test_weights_that_are_gone_are_named(
 ) -> None:
     folder = folder_of(files, tmp_path / "checkpoint-3")
     assert best_files(str(folder)) == {}
-    assert f"no weights lie in {folder}" in caplog.text
+    assert f"trainer.best_model_without_weights(folder={folder})" in caplog.text

@@ -99,7 +99,8 @@ def test_the_same_name_in_another_training_is_refused_by_what_differs(tmp_path: 
 def test_a_run_that_was_changed_is_not_what_its_last_arguments_train(tmp_path: Path) -> None:
     train(tmp_path, max_steps=2)
     train(tmp_path, max_steps=4, accept=["max_steps"])
-    refusal = r"max_steps was 2 until step 2, and is 4 since.*accept=\['max_steps'\]"
+    changed = r"run\.changed_at_step\(name=max_steps, was=2, step=2, now=4\)"
+    refusal = rf"trainer\.run_changed_midway\(.*{changed}.*names=\['max_steps'\]"
     with pytest.raises(CheckpointError, match=refusal):
         train(tmp_path, max_steps=4)
     trainer, _, _ = train(tmp_path, max_steps=4, accept=["max_steps"])
@@ -165,7 +166,8 @@ def test_the_record_and_the_summary_are_of_what_was_trained(tmp_path: Path) -> N
     assert summary["backup"] == {"text": phrase("monitoring.checkpoints_not_backed_up")}
     assert summary["loss"] == read_metrics(run_of(tmp_path) / "metrics.jsonl")[-2]["loss"]
     assert any(line.startswith(f"Run tiny in {run_of(tmp_path)}: ") for line in lines)
-    assert any(f"its model and report.html lie in {run_of(tmp_path)}" in line for line in lines)
+    more = f"trainer.model_and_report(directory={run_of(tmp_path)})"
+    assert f"trainer.run_ended(run=tiny, status=finished, step=3, more={more})" in lines
 
 
 class AlsoAt(At):

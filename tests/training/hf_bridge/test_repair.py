@@ -1,6 +1,7 @@
 """A Trainer's run with one damaged file: the same script brings it back, or names it."""
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -71,15 +72,18 @@ def test_records_and_history_come_back(made: tuple[Path, torch.Tensor]) -> None:
 
     output = again(made, "stopped", damage)
     assert "run.json" in output
-    assert "backup.run_file_restored" in output
-    assert f"going on from step {STOPPED_AT}" in output
+    restored = (
+        "backup.run_file_restored(path=metrics.jsonl, problem=backup.run_file_content_changed()"
+    )
+    assert restored in output
+    assert f"trainer.resuming(run=tiny, step={STOPPED_AT}," in output
 
 
 def test_a_damaged_random_state_ends_only_its_own_version(
     made: tuple[Path, torch.Tensor],
 ) -> None:
     output = again(made, "stopped", lambda run: flip(object_of(run, "random/")))
-    assert "random); there is no other copy; this checkpoint cannot serve" in output
+    assert re.search(r", random\); backup\.no_other_copy\(", output)
 
 
 def test_the_model_and_the_report_of_a_finished_training_come_back(
@@ -90,5 +94,5 @@ def test_the_model_and_the_report_of_a_finished_training_come_back(
         (run / "report.html").unlink()
 
     output = again(made, "finished", damage)
-    assert "final/ was damaged (model.safetensors): written anew" in output
+    assert "trainer.model_written_again(damaged=['model.safetensors'])" in output
     assert "trainer.run_already_finished" in output

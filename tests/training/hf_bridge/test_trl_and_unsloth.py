@@ -41,8 +41,8 @@ def test_a_killed_training_goes_on_to_the_weights_of_an_undisturbed_one(
     assert ran.returncode == 0, ran.stderr
     ended = json.loads(ran.stdout.splitlines()[-1])
     assert ended == {"undisturbed": 0, "killed": signal.SIGKILL, "done": 0}, ran.stderr
-    assert f"Run {kind}: going on from step 4" in ran.stdout
-    assert f"Run {kind}: finished at step 8" in ran.stdout
+    assert f"trainer.resuming(run={kind}, step=4," in ran.stdout
+    assert f"trainer.run_ended(run={kind}, status=finished, step=8," in ran.stdout
     folders = tmp_path / "undisturbed", tmp_path / "disturbed"
     assert torch.equal(*[torch.load(f / "weights.pt", weights_only=True) for f in folders])
     run = folders[1] / kind

@@ -116,7 +116,7 @@ def test_what_trl_would_leave_out_silently_is_set_aside_with_its_place(
     data = read(tmp_path, tokenizer, rows, "dpo", max_bad_rows_percent=50)
     assert [bad.place for bad in data.quarantine.bad_rows] == ["rows.jsonl:9"]
     assert (len(data.train), data.num_cut) == (9, 1)
-    assert "methods.rows_truncated" in data.lines()[0]
+    assert "methods.rows_truncated(count=1)" in data.lines()[0]
     for method, setting in (("reward", "keep_start"), ("dpo", "quarantine")):
         data = read(tmp_path, tokenizer, rows, method, max_bad_rows_percent=50, over_length=setting)
         assert [bad.place for bad in data.quarantine.bad_rows] == ["rows.jsonl:9", "rows.jsonl:10"]
@@ -153,7 +153,8 @@ def test_labels_that_are_all_the_same_are_noted(
     rows = [{"prompt": "a", "completion": f"b{n}", "label": x} for n, x in enumerate(labels)]
     data = read(tmp_path, tokenizer, rows, "kto")
     assert data.num_good == sum(labels)
-    assert [f"add {lacking} ones" in note for note in data.notes] == [True] * (lacking is not None)
+    same = f"methods.labels_all_same(kind={'good' if labels[0] else 'bad'}, lacking={lacking})"
+    assert [same in note for note in data.notes] == [True] * (lacking is not None)
     assert len(data.contents()) == sum(labels)
 
 
@@ -213,7 +214,10 @@ def test_what_becomes_of_files_splits_and_answers_is_noted(tmp_path: Path) -> No
 
 def test_too_many_bad_rows_are_refused_and_listed(tmp_path: Path, tokenizer: Any) -> None:
     rows = [*rows_of("pairs", 8), {"prompt": "a", "chosen": "b", "rejected": "b"}]
-    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*num_bad=1.*num_rows=9"):
+    with pytest.raises(
+        ValueError,
+        match=r"data\.too_many_bad_rows.*num_bad=1.*num_rows=9.*no preference \(rows\.jsonl:9",
+    ):
         read(tmp_path, tokenizer, rows, "dpo")
     [line] = (tmp_path / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(line)["line"] == 9
@@ -360,7 +364,7 @@ def test_a_prompt_that_is_not_read_counts_once_for_its_row(tmp_path: Path) -> No
     tokenizer = without_bytes()
     rows = [{"prompt": f"a \u4f60 {n}", "chosen": "b", "rejected": "c"} for n in range(3)]
     (note,) = read(tmp_path, tokenizer, rows, "dpo").notes
-    assert note.startswith("data.text_without_tokens")
+    assert note.startswith("data.text_without_tokens(count=3")
 
 
 def test_a_template_that_makes_rows_long_is_named(
@@ -369,10 +373,10 @@ def test_a_template_that_makes_rows_long_is_named(
     rows = [{"prompt": "a " * 3, "chosen": "b " * 90, "rejected": "b"}, *rows_of("pairs", 30)]
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("<", "much said <"))
     notes = read(tmp_path, tokenizer, rows, "dpo", over_length="keep_start").notes
-    assert re.fullmatch(r"note: the chat template itself writes \d+ of these 64 tokens.*", notes[0])
+    assert re.search(r"data\.template_takes_much\(num_tokens=\d+, max_length=64\)", notes[0])
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     assert not read(tmp_path, tokenizer, rows_of("pairs", 30), "dpo").notes
-    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows"):
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*over-long"):
         read(tmp_path, tokenizer, [{"prompt": "a " * 90, "chosen": "b", "rejected": "c"}], "dpo")
 
 

@@ -1,5 +1,6 @@
 """Rows of every shape that people have become what TRL's trainers read, or say why not."""
 
+import re
 from typing import Any
 
 import pytest
@@ -145,25 +146,36 @@ def test_prompts_bring_their_answers_and_what_else_is_plain() -> None:
 @pytest.mark.parametrize(
     ("method", "values", "sentence"),
     [
-        ("dpo", {"prompt": "a", "completion": "b"}, "methods.pairs_missing"),
+        ("dpo", {"prompt": "a", "completion": "b"}, "methods.pairs_missing(method=dpo,"),
         (
             "dpo",
             {"prompt": "a", "response_a": "b", "response_b": "c"},
-            "methods.better_answer_unknown",
+            "methods.better_answer_unknown(first=response_a, second=response_b)",
         ),
-        ("orpo", {"prompt": "a", "completion": "b", "label": True}, "training.method = kto learns"),
-        ("kto", {"prompt": "a", "completion": "b"}, "methods.label_column_missing"),
-        ("kto", {"text": "a", "label": True}, "methods.prompt_column_missing"),
-        ("grpo", PAIR, "training.method = dpo learns"),
-        ("grpo", {"text": "a"}, "methods.prompt_column_missing"),
+        (
+            "orpo",
+            {"prompt": "a", "completion": "b", "label": True},
+            "methods.labels_instead_of_pairs(column=label, method=orpo)",
+        ),
+        ("kto", {"prompt": "a", "completion": "b"}, "methods.label_column_missing("),
+        (
+            "kto",
+            {"text": "a", "label": True},
+            "methods.answer_columns_unknown(method=training.method=kto,",
+        ),
+        (
+            "grpo",
+            PAIR,
+            "methods.pairs_instead_of_prompts(better=chosen, worse=rejected, method=grpo)",
+        ),
+        ("grpo", {"text": "a"}, "methods.prompt_column_missing(method=grpo,"),
     ],
 )
 def test_other_rows_are_refused_with_the_way_on(
     method: str, values: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"columns|column|answers") as raised:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         shape_of(method, values)
-    assert sentence in str(raised.value)
 
 
 def converted(method: str, shaped_by: dict[str, Any], values: dict[str, Any]) -> Any:
@@ -201,10 +213,14 @@ def test_each_name_of_a_judgement_is_known(column: str) -> None:
 def test_a_column_of_judgements_holds_them_in_half_of_its_rows() -> None:
     other = JUDGED | {"label": "neither"}
     assert shape_of("kto", JUDGED, other).kind is RowKind.JUDGED
-    with pytest.raises(ValueError, match=r"methods\.label_values_unknown"):
+    with pytest.raises(
+        ValueError, match=r"methods\.label_values_unknown\(.*values='neither', True"
+    ):
         shape_of("kto", other, JUDGED, other)
     many = [JUDGED | {"label": word} for word in ("b", "a", "a", "c", "d", "b", "a", "c", "c")]
-    with pytest.raises(ValueError, match=r"\('a', 'c', 'b'\)"):
+    with pytest.raises(
+        ValueError, match=r"methods\.label_values_unknown\(.*values='a', 'c', 'b'\)"
+    ):
         shape_of("kto", *many)
 
 
@@ -279,9 +295,13 @@ def test_an_answer_column_that_no_row_answers_with_is_refused() -> None:
     with pytest.raises(ValueError, match=r"methods\.prompt_column_missing"):
         shape_of("grpo", values, answer_column="score")
     for setting in ("prompt_column", "answer_column"):
-        with pytest.raises(ValueError, match=rf"data\.{setting}: "):
+        with pytest.raises(
+            ValueError, match=rf"setting=data\.{setting}, reason=unknown column 'nothing'"
+        ):
             shape_of("grpo", values, **{setting: "nothing"})
-        with pytest.raises(ValueError, match=rf"data\.{setting}: "):
+        with pytest.raises(
+            ValueError, match=rf"setting=data\.{setting}, reason=unknown column 'nothing'"
+        ):
             shape_of("kto", JUDGED | values, **{setting: "nothing"})
 
 
@@ -358,7 +378,9 @@ def test_one_answered_prompt_is_enough_for_answers_to_be_read() -> None:
 
 def test_labels_of_another_case_that_are_none_are_shown_in_part() -> None:
     values = {"prompt": "a", "completion": "b", "Label": "x" * 40}
-    with pytest.raises(ValueError, match=r"methods\.label_values_unknown.*name=Label"):
+    with pytest.raises(
+        ValueError, match=r"methods\.label_values_unknown\(.*name=Label, values='x{22}…"
+    ):
         shape_of("kto", values)
 
 

@@ -57,7 +57,7 @@ def test_a_setting_that_cannot_be_carried_out_is_refused_by_its_name(key: str) -
     for part in filter(None, section.split(".")):
         target = getattr(target, part)
     target.__dict__[name] = value  # whatever else it needs beside it
-    refusals = [said for said in refused_settings(config) if f"(setting={key}=" in said]
+    refusals = [text for text in refused_settings(config) if f"(setting={key}=" in text]
     is_taken = treatment.values is not None and value in treatment.values
     assert len(refusals) == (0 if is_taken else 1)
     if refusals:

@@ -90,7 +90,10 @@ def test_a_trainer_that_was_probed_is_what_it_was(
 def test_a_step_that_does_not_fit_is_refused_before_it_is_done(
     tmp_path: Path, saved_llama: Path
 ) -> None:
-    with pytest.raises(DoesNotFitError, match=r"lower training.batch_size and raise"):
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"methods\.micro_batch_too_large\(.*remedies=methods\.reduce_memory\(\)",
+    ):
         probed_within(tmp_path, saved_llama, 1 << 20)
 
 

@@ -80,8 +80,8 @@ def test_a_terminal_gets_one_bar_that_is_written_over(terminal: Terminal) -> Non
     progress.close()
     assert "\r" in terminal.read()
     line, after = terminal.lines()
-    assert line.startswith("training 100 %")
-    assert "200/200, loss 0.02500 · 4,769 tokens/s · 00:00 left" in line
+    assert line.startswith("[100%] ")
+    assert line.endswith(" step 200/200, loss 0.02500  4,769 tok/s  ETA 00:00")
     assert len(line) <= COLUMNS
     assert after == ""
 
@@ -99,12 +99,13 @@ def test_a_terminal_without_a_size_gets_lines(
         progress.update(step, loss=1.0)
     progress.close()
     assert len(terminal.lines()) == 21
-    assert terminal.lines()[0].startswith("training   5 % · step 1 of 20 · loss 1 ·")
+    assert terminal.lines()[0].startswith("[  5%] step 1/20  loss 1  ETA ")
 
 
 def test_a_resumed_bar_begins_where_the_run_stood(terminal: Terminal) -> None:
     progress = Progress(200, step=150, stream=terminal.stream)
-    assert "75 %" in terminal.lines()[-1]
+    assert terminal.lines()[-1].startswith("[ 75%] ")
+    assert terminal.lines()[-1].endswith(" step 150/200")
     progress.update(151, loss=math.nan)
     progress.close()
     assert "151/200, loss NaN" in terminal.lines()[0]
@@ -129,7 +130,7 @@ def test_a_bar_without_a_known_end_counts(terminal: Terminal) -> None:
     progress = Progress(0, stream=terminal.stream)
     progress.update(7, loss=1.5)
     progress.close()
-    assert terminal.lines()[0] == "training 7, loss 1.500"
+    assert terminal.lines()[0] == "step 7, loss 1.500"
 
 
 def test_a_bar_leaves_no_thread_behind(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +152,9 @@ def test_a_log_file_gets_a_line_every_five_percent(tmp_path: Path) -> None:
     assert "\r" not in text
     lines = text.splitlines()
     assert len(lines) == 20
-    assert lines[0] == ("training   5 % · step 50 of 1,000 · loss 1 · 2,311 tokens/s · 07:55 left")
+    assert lines[0] == "[  5%] step 50/1,000  loss 1  2,311 tok/s  ETA 07:55"
     assert "loss NaN" in lines[10]
-    assert lines[-1].startswith("training 100 % · step 1,000 of 1,000")
+    assert lines[-1].startswith("[100%] step 1,000/1,000  ")
 
 
 def test_a_slow_training_prints_a_line_every_minute() -> None:
@@ -162,10 +163,10 @@ def test_a_slow_training_prints_a_line_every_minute() -> None:
     for step in range(1, 11):
         clock.now += 20.0
         progress.update(step, loss=1.0)
-    steps = [line.split(" · ")[1] for line in stream.getvalue().splitlines()]
-    assert steps == ["step 3 of 1,000", "step 6 of 1,000", "step 9 of 1,000"]
+    steps = [line.split("  loss ")[0] for line in stream.getvalue().splitlines()]
+    assert steps == ["[  0%] step 3/1,000", "[  1%] step 6/1,000", "[  1%] step 9/1,000"]
     progress.close()
-    assert stream.getvalue().splitlines()[-1].split(" · ")[1] == "step 10 of 1,000"
+    assert stream.getvalue().splitlines()[-1].startswith("[  1%] step 10/1,000  ")
 
 
 def test_closing_right_after_the_start_prints_nothing() -> None:
@@ -180,10 +181,7 @@ def test_a_number_stays_until_the_next() -> None:
     for step, loss in ((1, 2.0), (2, None)):
         clock.now += 60
         progress.update(step, loss)
-    assert stream.getvalue().splitlines() == [
-        "training step 1 · loss 2",
-        "training step 2 · loss 2",
-    ]
+    assert stream.getvalue().splitlines() == ["step 1  loss 2", "step 2  loss 2"]
 
 
 def test_the_time_left_follows_what_happens_now() -> None:
@@ -235,4 +233,4 @@ def test_the_widget_shows_the_same_numbers() -> None:
     figure_space = "\u2007"
     values = [str(part.value).replace(figure_space, " ") for part in bar.container.children]
     assert bar.n == 5
-    assert any("5/10, loss NaN · 100 tokens/s" in value for value in values)
+    assert any("step 5/10, loss NaN  100 tok/s" in value for value in values)

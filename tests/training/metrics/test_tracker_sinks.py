@@ -105,5 +105,8 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_pip_line(
     """Before there is a run, and where one is written to."""
     monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
     for use in (lambda: check_sinks([name]), lambda: make_sinks([name], tmp_path)):
-        with pytest.raises(MissingPackageError, match=f"sink {name!r} needs .*: pip install"):
+        with pytest.raises(
+            MissingPackageError,
+            match=rf"core\.package_not_installed\(.*sink {name!r}, package={name}, command=pip ",
+        ):
             use()

@@ -153,7 +153,11 @@ def test_a_training_has_numbers_by_turn(model: Path, tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"text": "Once upon a time."}, {}, "these rows are plain text"),
+    (
+        {"text": "Once upon a time."},
+        {},
+        r"models\.dialogue_adapter_plain_text\(reason=data\.recognized_plain_text\(column=text\)",
+    ),
     ({"messages": [FIRST[0], {**FIRST[1], "role": "wizard"}]}, {}, "unknown role 'wizard'"),
     ({"messages": FIRST}, {"chat_template": "{{ raise_exception('no') }}"}, "refuses the conv"),
 ]

@@ -262,7 +262,9 @@ def test_the_rows_choose_the_adapter(llava: Path, data: Path, tmp_path: Path) ->
     made = get_model_adapter("multimodal", model, TrainingConfig())
     assert isinstance(made, MultimodalModelAdapter)
     for name in ("standard", "dialogue"):
-        with pytest.raises(ValueError, match=rf"model\.adapter={name} reads text only.*'image'"):
+        with pytest.raises(
+            ValueError, match=rf"models\.text_adapter_for_images\(name={name}, .*'image'"
+        ):
             adapter_name(model.copy_with(adapter=name), DataConfig(path=str(data)))
     assert isinstance(get_model_adapter("auto", model, TrainingConfig()), StandardModelAdapter)
 

@@ -154,7 +154,9 @@ def test_new_weights_are_those_of_the_seed() -> None:
     assert torch.equal(first(1), first(1))
     assert not torch.equal(first(1), first(2))
     masked = TrainingConfig(time_step_masking=True)
-    with pytest.raises(ValueError, match="time_step_masking"):
+    with pytest.raises(
+        ValueError, match=r"models\.masked_diffusion_needs_text\(name=tactical_mappo\)"
+    ):
         TacticalMappoAdapter(ModelConfig(name="tactical_mappo"), masked, CPU).initialize_model()
 
 
@@ -162,7 +164,7 @@ def test_its_adapter_is_its_own() -> None:
     for wanted in ("auto", "standard", "tactical_mappo"):
         model = ModelConfig(name="tactical_mappo", adapter=wanted)
         assert adapter_name(model, DataConfig()) == "tactical_mappo"
-    with pytest.raises(ValueError, match=r"model\.adapter=dialogue"):
+    with pytest.raises(ValueError, match=r"models\.registered_model_adapter\(adapter=dialogue,"):
         adapter_name(ModelConfig(name="tactical_mappo", adapter="dialogue"), DataConfig())
 
 
@@ -187,8 +189,8 @@ def test_data_that_is_not_read_is_reported(adapter: TacticalMappoAdapter) -> Non
     assert not any("models.data_setting_no_effect" in note for note in adapter.notes())
     adapter.data_config = DataConfig(path="chats.jsonl", eval_path="test.jsonl")
     assert adapter.notes()[1:] == [
-        "data.path has no effect: this model makes its own episodes",
-        "data.eval_path has no effect: this model makes its own episodes",
+        "models.data_setting_no_effect(key=data.path)",
+        "models.data_setting_no_effect(key=data.eval_path)",
     ]
 
 

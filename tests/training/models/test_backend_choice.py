@@ -15,8 +15,8 @@ from infrastructure.training.models import backend_choice
 from infrastructure.training.models.backend_choice import BackendChoice, choose_backend
 
 CUDA = torch.device("cuda")
-TAKEN = "Unsloth loads the model: there is a CUDA GPU"
-NOT_TAKEN = "transformers loads the model, not Unsloth: "
+TAKEN = "models.unsloth_chosen()"
+NOT_TAKEN = "models.transformers_chosen(reason={})"
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_gpu_takes_unsloth_where_it_supports_model_and_training(
     config = ModelConfig(name=str(model), lora_config={})
     choice = choose_backend(config, TrainingConfig(), CUDA, cache_directory=tmp_path)
     assert choice.backend == "unsloth"
-    assert str(choice.sentence).startswith(TAKEN)
+    assert choice.sentence == TAKEN
     assert prepared == [("unsloth", tmp_path)]  # before anything else imports transformers
     assert config.backend == "auto"  # what was configured stays
 
@@ -82,19 +82,19 @@ def test_without_a_choice_nothing_is_reported_or_imported(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"strategy": "progressive"}, "models.unsloth_strategy_unsupported"),
-        ({"mode": "blockwise"}, "models.unsloth_strategy_unsupported"),
-        ({"time_step_masking": True}, "models.unsloth_no_masked_diffusion"),
+        ({"strategy": "progressive"}, "models.unsloth_strategy_unsupported(strategy=progressive)"),
+        ({"mode": "blockwise"}, "models.unsloth_strategy_unsupported(strategy=progressive)"),
+        ({"time_step_masking": True}, "models.unsloth_no_masked_diffusion()"),
         ({"num_processes": 2}, "several processes train"),
-        ({"model": {"attention": "eager"}}, "models.unsloth_own_attention"),
-        ({"memory_efficient_attention": False}, "models.unsloth_own_attention"),
-        ({"model": {"trust_remote_code": True}}, "models.model_has_own_code"),
-        ({"model": {"adapter": "dialogue"}}, "models.adapter_loads_model"),
-        ({"model": {"lora_config": {"use_dora": True}}}, "models.unsloth_lora_variant"),
-        ({"model": {"quantization_aware": "int4"}}, "models.unsloth_no_qat"),
+        ({"model": {"attention": "eager"}}, "models.unsloth_own_attention()"),
+        ({"memory_efficient_attention": False}, "models.unsloth_own_attention()"),
+        ({"model": {"trust_remote_code": True}}, "models.model_has_own_code()"),
+        ({"model": {"adapter": "dialogue"}}, "models.adapter_loads_model(adapter=dialogue)"),
+        ({"model": {"lora_config": {"use_dora": True}}}, "models.unsloth_lora_variant()"),
+        ({"model": {"quantization_aware": "int4"}}, "models.unsloth_no_qat()"),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_mode": "selective"},
-            "models.unsloth_own_checkpointing",
+            "models.unsloth_own_checkpointing()",
         ),
     ],
 )
@@ -102,14 +102,15 @@ def test_a_training_that_it_does_not_support_is_named(
     model: Path, prepared: list[tuple[str, Path | None]], settings: dict[str, Any], reason: str
 ) -> None:
     choice = chosen(model, **settings)
-    assert choice == BackendChoice("transformers", NOT_TAKEN + reason)
+    assert choice == BackendChoice("transformers", NOT_TAKEN.format(reason))
     assert prepared == []
 
 
 def test_a_model_that_it_has_no_kernels_for_is_named(
     tmp_path: Path, prepared: list[tuple[str, Path | None]]
 ) -> None:
-    assert str(chosen(folder_of(tmp_path, "opt")).sentence).endswith("models.unsloth_no_kernels")
+    no_kernels = NOT_TAKEN.format("models.unsloth_no_kernels(model_type=opt)")
+    assert chosen(folder_of(tmp_path, "opt")).sentence == no_kernels
     unreadable = folder_of(tmp_path, "qwen3")
     (unreadable / "config.json").write_text("{")
     assert "models.config_unreadable_before_load" in str(chosen(unreadable).sentence)
@@ -144,10 +145,9 @@ def test_without_unsloth_the_reason_is_how_to_get_it(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend_choice, "is_installed", lambda package: False)
-    sentence = chosen(model).sentence
-    assert sentence == (
-        f"{NOT_TAKEN}it is not installed (pip install --no-deps -r requirements-unsloth.txt)"
-    )
+    pip = "pip install --no-deps -r requirements-unsloth.txt"
+    expected = NOT_TAKEN.format(f"models.unsloth_not_installed(command={pip})")
+    assert chosen(model).sentence == expected
 
 
 def test_where_it_does_not_fit_or_comes_too_late_the_training_goes_on_without_it(
@@ -157,14 +157,14 @@ def test_where_it_does_not_fit_or_comes_too_late_the_training_goes_on_without_it
         raise RuntimeError("this GPU is\n too old")
 
     monkeypatch.setattr(backend_choice, "prepare_backend", fail)
-    expected = "models.unsloth_import_failed"
-    assert chosen(model) == BackendChoice("transformers", NOT_TAKEN + expected)
+    expected = "models.unsloth_import_failed(error=RuntimeError: this GPU is too old)"
+    assert chosen(model) == BackendChoice("transformers", NOT_TAKEN.format(expected))
 
     def refuse() -> None:
         raise ValueError("unsloth 1 does not work with torch 3")
 
     monkeypatch.setattr(backend_choice, "check_versions", refuse)
-    assert str(chosen(model).sentence).endswith("unsloth 1 does not work with torch 3")
+    assert "reason=unsloth 1 does not work with torch 3" in str(chosen(model).sentence)
     monkeypatch.delitem(sys.modules, "unsloth")
     monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
     assert "models.unsloth_imported_too_late" in str(chosen(model).sentence)

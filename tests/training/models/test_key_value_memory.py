@@ -75,8 +75,8 @@ def test_a_state_finds_its_like_among_many() -> None:
 @pytest.mark.parametrize(
     ("facts", "sentence"),
     [
-        ({"layer": 2}, r"training.memory.layer = 2: the layers of this model are 0 to 1"),
-        ({"heads": 3}, r"training.memory.heads = 3 does not divide the memory's width, 16"),
+        ({"layer": 2}, r"models\.memory_layer_out_of_range\(layer=2, last=1\)"),
+        ({"heads": 3}, r"models\.memory_heads_not_divisor\(heads=3, width=16\)"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(facts: dict[str, int], sentence: str) -> None:

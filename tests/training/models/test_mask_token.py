@@ -49,8 +49,8 @@ def test_a_spare_row_is_taken(llama_folder: Path) -> None:
     assert loaded.model.get_input_embeddings().num_embeddings == 304  # type: ignore[operator]
     assert loaded.tokenizer.mask_token_id == 300
     assert loaded.notes == (
-        "the tokenizer had no mask token: <|mask|> was added as token 300, in a spare row of the"
-        " embedding",
+        "models.mask_token_added(mask_token=<|mask|>, token_id=300,"
+        " where=models.spare_embedding_row())",
     )
 
 

@@ -173,7 +173,8 @@ def test_a_saved_lora_goes_on_training(llama_folder: Path, tmp_path: Path) -> No
         {"rank_pattern": {"0": 4}},
         {"target_modules": "all-linear"},
     ):
-        with pytest.raises(ValueError, match=rf"is a LoRA.*asks for.*{next(iter(change))}"):
+        changed = rf"models\.lora_settings_differ\(.*differences={next(iter(change))}="
+        with pytest.raises(ValueError, match=changed):
             load(tmp_path / "lora", lora_config=same.copy_with(**change))
 
 
@@ -315,6 +316,7 @@ def test_a_missing_padding_token_costs_no_end_token(llama_folder: Path) -> None:
 
 
 Break = Callable[[Path], object]
+NOT_CAUSAL = r"models\.not_a_causal_model\(.*model_class"
 
 
 def save_other(folder: Path, kind: str) -> None:
@@ -347,11 +349,14 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
             lambda f: edit_json(
                 f / "config.json", model_type="own", auto_map={"AutoConfig": "m.C"}
             ),
-            "its own Python code, which is not run unless model.trust_remote_code",
+            "models.remote_code_not_trusted",
         ),
-        (lambda f: save_other(f, "bert"), "models.not_a_causal_model"),
-        (lambda f: save_other(f, "bert-lm"), "models.not_a_causal_model"),
-        (lambda f: save_other(f, "llama-classifier"), "models.not_a_causal_model"),
+        (lambda f: save_other(f, "bert"), f"{NOT_CAUSAL}=BertForMaskedLM"),
+        (lambda f: save_other(f, "bert-lm"), f"{NOT_CAUSAL}=BertLMHeadModel"),
+        (
+            lambda f: save_other(f, "llama-classifier"),
+            f"{NOT_CAUSAL}=LlamaForSequenceClassification",
+        ),
         (lambda f: (f / "tokenizer.json").unlink(), "models.tokenizer_missing"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "models.tokenizer_not_loaded"),
         (lambda f: (f / "model.safetensors").unlink(), "models.weights_missing"),
@@ -361,15 +366,15 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
         ),
         (
             lambda f: change_tensors(f, lambda t: t.pop("model.norm.weight")),
-            "its weights lack 1 tensors, first model.norm.weight",
+            r"models\.weights_lack_tensors\(.*count=1, name=model\.norm\.weight",
         ),
         (
             lambda f: change_tensors(f, lambda t: t.update({"model.norm.weight": torch.ones(3)})),
-            r"model\.norm\.weight has the shape \[3\] in the weights, but \[\d+\] by config",
+            r"weight_shape_mismatch.*name=model\.norm\.weight, stored=\[3\], expected=\[\d+\]",
         ),
         (
             lambda f: edit_json(f / "config.json", vocab_size=300, hidden_size=128),
-            r"has the shape \[.*\] in the weights, but \[.*128\] by config\.json, and \d+ more",
+            r"models\.weight_shape_mismatch.*stored=\[.*\], expected=\[.*128\], more=.* \d+ more",
         ),
     ],
 )
@@ -393,15 +398,21 @@ def test_a_tokenizer_of_another_model(llama_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"quantization": "4bit"}, "freezes the weights.*give model.lora_config"),
-        ({"dtype": "fp16"}, "cannot be trained in full.*mixed_precision='fp16'"),
-        ({"max_length": 129}, "max_length=129 is more than the 128 positions"),
+        ({"quantization": "4bit"}, r"models\.quantized_without_lora\(quantization=4bit\)"),
+        ({"dtype": "fp16"}, r"models\.fp16_full_fine_tuning"),
+        (
+            {"max_length": 129},
+            r"models\.max_length_beyond_positions\(max_length=129, num_positions=128,",
+        ),
         ({"attention": "flash_attention_2"}, "models.flash_attention_unavailable"),
         (
             {"attention": "eager", "memory_efficient_attention": True},
-            "memory_efficient_attention=True and model.attention='eager' disagree",
+            r"models\.attention_settings_conflict\(memory_efficient=True, attention=eager\)",
         ),
-        ({"lora_config": LoraConfig(target_modules=["wq"])}, "models.not_a_linear_layer"),
+        (
+            {"lora_config": LoraConfig(target_modules=["wq"])},
+            r"models\.not_a_linear_layer\(layer=wq\)",
+        ),
     ],
 )
 def test_what_a_language_model_cannot_do(
@@ -412,36 +423,53 @@ def test_what_a_language_model_cannot_do(
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "key", "reason"),
     [
-        ({"quantization": "4bit", "lora_config": LoraConfig()}, "models.no_trained_weights"),
-        ({"backend": "unsloth"}, "models.setting_no_effect"),
-        ({"revision": "main"}, "models.setting_no_effect"),
-        ({"lora_config": LoraConfig()}, "models.not_a_language_model"),
-        ({"dtype": "bf16"}, "models.not_a_language_model"),
-        ({"attention": "sdpa"}, "models.not_a_language_model"),
-        ({"memory_efficient_attention": True}, "models.not_a_language_model"),
-        ({"gradient_checkpointing": True}, "optimization.no_gradient_checkpointing"),
+        (
+            {"quantization": "4bit", "lora_config": LoraConfig()},
+            "quantization",
+            "no_trained_weights",
+        ),
+        ({"backend": "unsloth"}, "backend", "not_loaded_by_unsloth"),
+        ({"revision": "main"}, "revision", "not_a_hub_model"),
+        ({"lora_config": LoraConfig()}, "lora_config", "not_a_language_model"),
+        ({"dtype": "bf16"}, "dtype", "not_a_language_model"),
+        ({"attention": "sdpa"}, "attention", "not_a_language_model"),
+        ({"memory_efficient_attention": True}, "attention", "not_a_language_model"),
     ],
 )
-def test_what_a_registered_module_cannot_do(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_what_a_registered_module_cannot_do(
+    settings: dict[str, Any], key: str, reason: str
+) -> None:
+    about = rf"key=model\.{key}, name=tactical_mappo, reason=models\.{reason}\("
+    with pytest.raises(ValueError, match=rf"models\.setting_no_effect\({about}"):
         load("tactical_mappo", **settings)
 
 
+def test_a_registered_module_has_no_gradient_checkpointing() -> None:
+    refusal = r"optimization\.no_gradient_checkpointing\(model=TacticalMappo\)"
+    with pytest.raises(ValueError, match=refusal):
+        load("tactical_mappo", gradient_checkpointing=True)
+
+
 def test_what_only_other_sources_can_do(llama_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"models\.not_a_hub_model"):
+    with pytest.raises(ValueError, match=r"key=model\.revision.*models\.not_a_hub_model"):
         load(llama_folder, revision="main")
-    with pytest.raises(ValueError, match=r"models\.setting_no_effect.*key=backend.*name=embedded"):
+    with pytest.raises(
+        ValueError, match=r"models\.setting_no_effect\(key=model\.backend, name=embedded"
+    ):
         load_embedded(backend="unsloth")
-    with pytest.raises(ValueError, match=r"models\.no_trained_weights"):
+    with pytest.raises(ValueError, match=r"key=model\.quantization.*models\.no_trained_weights"):
         load_embedded(quantization="8bit", lora_config=LoraConfig())
 
 
 def test_a_name_that_is_nowhere_is_reported_quickly() -> None:
-    with pytest.raises(ValueError, match=r"models\.model_not_found"):
+    with pytest.raises(
+        ValueError,
+        match=r"models\.model_not_found\(name=someone/some-model, .*models\.hub_unreachable",
+    ):
         load("someone/some-model")
-    with pytest.raises(ValueError, match="did you mean 'tactical_mappo'"):
+    with pytest.raises(ValueError, match=r"models\.model_not_found.*meant=tactical_mappo\)"):
         load("tactical_mapo")
 
 

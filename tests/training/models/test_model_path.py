@@ -10,11 +10,17 @@ from infrastructure.training.models.model_path import refuse_missing
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("runs/20260101-small-fff9/final", "did you mean 'runs/20260101-small-fff8/final'?"),
-        ("runs/20260101-smoll-fff8/final", "did you mean 'runs/20260101-small-fff8/final'?"),
+        (
+            "runs/20260101-small-fff9/final",
+            "core.did_you_mean(meant=runs/20260101-small-fff8/final)",
+        ),
+        (
+            "runs/20260101-smoll-fff8/final",
+            "core.did_you_mean(meant=runs/20260101-small-fff8/final)",
+        ),
         ("runs/20260101-small-ab12/final", "models.hint_run_model_folder"),
         ("nowhere/20260101-small-fff8/final", "models.hint_run_model_folder"),
-        ("./my-modle", "did you mean './my-model'?"),
+        ("./my-modle", "core.did_you_mean(meant=./my-model)"),
         ("runs/20260102-small-eee8/final", "models.folder_missing"),  # not finished
     ],
 )

@@ -95,10 +95,13 @@ def test_the_segment_mask_takes_no_memory() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"softcap": 50.0}, "softcap"),
-        ({"position_bias": torch.zeros(1)}, "position_bias"),
-        ({"is_causal": False}, "causal"),
-        ({"output_attentions": True}, "weights"),
+        ({"softcap": 50.0}, r"models\.packed_arguments_unsupported\(arguments=softcap\)"),
+        (
+            {"position_bias": torch.zeros(1)},
+            r"models\.packed_arguments_unsupported\(arguments=position_bias\)",
+        ),
+        ({"is_causal": False}, r"models\.packed_attention_is_causal\(\)"),
+        ({"output_attentions": True}, r"models\.packed_attention_is_causal\(\)"),
     ],
 )
 def test_what_it_cannot_do_is_refused(arguments: dict[str, Any], message: str) -> None:

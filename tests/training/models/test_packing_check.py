@@ -95,8 +95,8 @@ def test_examples_that_cross_chunks_are_padded() -> None:
     check = prepare_packing(model, CHUNK + 1)
     assert not check.isolated
     assert check.reason == (
-        "rows are padded, not packed: Llama4ForCausalLM attends in chunks, and examples of up to"
-        " 21 tokens cross its chunks of 20"
+        "models.attends_in_chunks(prefix=models.padded_not_packed(), name=Llama4ForCausalLM,"
+        " reason=models.examples_cross_chunks(max_length=21, chunk=20))"
     )
     assert attention_implementation(model) == check.attention == "sdpa"
 

@@ -39,9 +39,18 @@ def test_it_is_saved_and_found_again(registered: str, tmp_path: Path) -> None:
     assert again.description["registered_name"] == registered
 
 
-@pytest.mark.parametrize("name", ["tactical_mappo", "embedded", "owner/name", "./here", ""])
-def test_names_that_cannot_be_registered(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("tactical_mappo", "model_name_taken"),
+        ("embedded", "model_name_taken"),
+        ("owner/name", "model_name_invalid"),
+        ("./here", "model_name_invalid"),
+        ("", "model_name_invalid"),
+    ],
+)
+def test_names_that_cannot_be_registered(name: str, code: str) -> None:
     before = dict(MODELS)
-    with pytest.raises(ValueError, match=r"models\.model_name_taken"):
+    with pytest.raises(ValueError, match=rf"models\.{code}\(name={name}\)"):
         register_model(name, ModelEntry(lambda: torch.nn.Linear(1, 1), adapter="standard"))
     assert before == MODELS

@@ -233,7 +233,7 @@ def test_the_copy_of_a_lora_is_loaded_where_its_base_lies_elsewhere(
     shutil.copytree(dead / "llama", here / "my base")
     shutil.rmtree(dead)
     text = (here / "final/README.md").read_text()
-    assert f"it was `{dead / 'llama'}` where this LoRA was trained" in text
+    assert f"{dead / 'llama'}" in text
     assert "base_model:" not in text
     plain = loaded_by_card(here / "final", str(here / "my base"))
     assert torch.equal(logits(plain, input_ids), expected)
@@ -245,7 +245,7 @@ def test_the_card_of_a_lora_names_its_base_on_the_hub(tmp_path: Path) -> None:
     write_lora_card(tmp_path, torch.nn.Module())
     text = (tmp_path / "README.md").read_text()
     assert "base_model: owner/name\n" in text
-    assert "models.lora_card" in text
+    assert 'base = "owner/name"' in text
 
 
 def test_a_compiled_model_is_saved_plain(llama_folder: Path, tmp_path: Path) -> None:
@@ -291,7 +291,10 @@ def test_a_registered_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "sentence"),
     [
-        ({"model": "tactical_mapo"}, "unknown registered model 'tactical_mapo'; did you mean"),
+        (
+            {"model": "tactical_mapo"},
+            r"unknown registered model 'tactical_mapo'.*\(meant=tactical_mappo\)",
+        ),
         ({}, "unknown registered model 'None'"),
     ],
 )

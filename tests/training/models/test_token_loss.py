@@ -137,7 +137,7 @@ def test_a_method_whose_loss_is_another_is_passed_over(monkeypatch: pytest.Monke
     monkeypatch.setitem(token_loss.METHODS, "hidden states", doubled)
     method, reason = token_loss.choose_method(tiny_model("llama"))
     assert method == "kept logits"
-    assert reason.startswith("not from hidden states (loss ")
+    assert reason.startswith("not from hidden states (models.loss_differs(actual=")
 
 
 def test_the_probe_leaves_no_trace() -> None:
@@ -192,7 +192,8 @@ def test_any_module_that_gives_logits_will_do(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "message"), [("loss", "models.forward_returns_no_logits"), ("cut", "matched")]
+    ("form", "message"),
+    [("loss", "models.forward_returns_no_logits"), ("cut", "models.logits_shape_mismatch")],
 )
 def test_a_model_whose_logits_are_unknown_is_refused(form: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

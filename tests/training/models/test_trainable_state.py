@@ -104,15 +104,21 @@ Change = Callable[[dict[str, torch.Tensor]], object]
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda t: t.pop("model.norm.weight"), "lacks 1 of .* first model.norm.weight"),
-        (lambda t: t.update(extra=torch.zeros(1)), "models.checkpoint_has_extra_tensors"),
+        (
+            lambda t: t.pop("model.norm.weight"),
+            r"models\.checkpoint_lacks_tensors\(count=1, name=model\.norm\.weight\)",
+        ),
+        (
+            lambda t: t.update(extra=torch.zeros(1)),
+            r"models\.checkpoint_has_extra_tensors\(count=1, name=extra\)",
+        ),
         (
             lambda t: t.update({"model.norm.weight": torch.zeros(3)}),
-            "models.checkpoint_tensor_differs",
+            r"models\.checkpoint_tensor_differs.*stored=float32\[3\], own=float32\[32\]",
         ),
         (
             lambda t: t.update({"model.norm.weight": t["model.norm.weight"].half()}),
-            "models.checkpoint_tensor_differs",
+            r"models\.checkpoint_tensor_differs.*stored=float16\[32\], own=float32\[32\]",
         ),
     ],
 )

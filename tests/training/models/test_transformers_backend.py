@@ -15,13 +15,16 @@ from infrastructure.training.models.transformers_backend import LoadOptions, loa
 WRONG_VALUES: list[tuple[dict[str, Any], str]] = [
     (
         {"hidden_size": "big"},
-        "holds a wrong value .*'hidden_size' expected int, got str.*; mend it",
+        r"models\.config_value_invalid\(.*'hidden_size' expected int, got str",
     ),
-    ({"hidden_size": None}, "holds a wrong value .*'hidden_size' expected int"),
-    ({"num_attention_heads": 3}, "holds a wrong value .*not a multiple of the number of attention"),
-    ({"num_attention_heads": 0}, "holds a wrong value .ZeroDivisionError: "),
-    ({"dtype": "nope"}, "holds a wrong value .AttributeError: .*'nope'"),
-    ({"hidden_act": "nope"}, "cannot be loaded .KeyError: 'nope'"),
+    ({"hidden_size": None}, r"models\.config_value_invalid\(.*'hidden_size' expected int"),
+    (
+        {"num_attention_heads": 3},
+        r"models\.config_value_invalid\(.*not a multiple of the number of attention",
+    ),
+    ({"num_attention_heads": 0}, r"models\.config_value_invalid\(.*error=ZeroDivisionError: "),
+    ({"dtype": "nope"}, r"models\.config_value_invalid\(.*error=AttributeError: .*'nope'"),
+    ({"hidden_act": "nope"}, r"models\.model_not_loaded\(.*reason=KeyError: 'nope'"),
 ]
 
 
@@ -32,5 +35,5 @@ def test_a_wrong_value_is_named(llama_folder: Path, values: dict[str, Any], sent
     options = LoadOptions(torch.device("cpu"), torch.float32)
     with pytest.raises(ValueError, match=sentence) as raised:
         load_causal_lm(find_source(str(llama_folder)), options)
-    assert str(raised.value).startswith(f"model {llama_folder}: ")
+    assert f"(location={llama_folder}, " in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -159,7 +159,7 @@ def test_lora_and_qlora_by_unsloth_in_plain_peft(
     eight_bit, eager, target = found["refused"]
     assert "models.unsloth_8bit_on_cpu" in eight_bit
     assert "models.unsloth_chooses_attention" in eager
-    assert "models.not_a_linear_layer" in target
+    assert "models.not_a_linear_layer(layer=wq)" in target
     assert found["statistics off"] == "1"
     assert found["compiled"] == str(folder / "cache" / "unsloth_compiled")
     assert "imported before unsloth" not in done.stderr
@@ -312,9 +312,9 @@ def test_not_installed_gives_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("package", "version", "sentence"),
     [
-        ("transformers", "6.0.0", r"does not work with transformers 6.0.0 \(it needs .*<=5"),
-        ("trl", "2.0.0", "does not work with trl 2.0.0"),
-        ("unsloth", "2026.10.8", "models.unsloth_too_old"),
+        ("transformers", "6.0.0", r"package=transformers, installed=6\.0\.0, specifier=.*<=5"),
+        ("trl", "2.0.0", r"models\.unsloth_incompatible\(.*package=trl, installed=2\.0\.0"),
+        ("unsloth", "2026.10.8", r"models\.unsloth_too_old\(version=2026\.10\.8"),
     ],
 )
 def test_versions_outside_its_bounds(

@@ -43,8 +43,8 @@ def test_a_training_records_its_steps_and_reports_them(saved_llama: Path, tmp_pa
     assert len(facts["records"]) >= 2
     assert facts["records"] == records(trainer)
     assert probe() == facts["records"][-1]["solver_seconds"]
-    told = ("quantum.redundant_examples_excluded", "Quantum step (")
-    assert sum(line.startswith(told) for line in lines) == len(facts["records"])
+    shown = ("quantum.redundant_examples_excluded", "Quantum step (")
+    assert sum(line.startswith(shown) for line in lines) == len(facts["records"])
     assert facts["records"][-1]["chosen"] in quantum_steps(read_view(run))
 
 

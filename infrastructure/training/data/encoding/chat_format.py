@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import Setting, phrase
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.training.data.readers.rows import PICTURE_PART, Conversation, Turn
 
@@ -307,8 +307,7 @@ class TemplateFormat:
         prefix, _ = self._render(turns, inputs, prompts=prompts)
         if not text.startswith(prefix):
             what = phrase("data.text_before_answer") if prompts else "earlier messages"
-            setting = Setting("data.chat_template")
-            raise HistoryError(phrase("data.template_rewrites_history", what=what, setting=setting))
+            raise HistoryError(phrase("data.template_rewrites_earlier", what=what))
         return len(prefix)
 
     def _spans_of(

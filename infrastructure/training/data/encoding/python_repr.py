@@ -37,7 +37,16 @@ def parse_python(text: str) -> JsonValue:
             value = ast.literal_eval(text)
         if _has_neighbours(text):
             raise InputError("data.python_strings_without_comma")
-    except (SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
+    except InputError:
+        raise
+    except (
+        ValueError,
+        SyntaxError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+        tokenize.TokenError,
+    ) as error:
         raise InputError("data.not_a_printed_list", error_type=type(error).__name__) from error
     read = _as_json(value)
     if is_too_deep(read):  # tuples have become lists

@@ -168,7 +168,8 @@ class RowSchema:
                 if column
                 else phrase("data.row_without_image_column")
             )
-            raise ShapeError(PICTURE, f"the text shows {own.count(None)} pictures, and {has}")
+            detail = phrase("data.image_marks_mismatch", num_marks=own.count(None), has=has)
+            raise ShapeError(PICTURE, detail)
         given = iter(listed)
         return tuple(next(given) if source is None else source for source in own)
 

@@ -10,7 +10,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import memory, processor
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.training.data.encoding.chat_format import (
     TemplateFormat,
     marks_without_token,
@@ -102,7 +102,8 @@ def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | No
         raise ValueError(phrase("data.images_need_vision_model", place=shown))
     for name in ("streaming", "augmentation"):
         if getattr(config, name):
-            raise InputError("data.setting_without_image_support", name=name, place=shown)
+            key = Setting(f"data.{name}")
+            raise InputError("data.setting_without_image_support", key=key, place=shown)
 
 
 def pictures_in(config: DataConfig) -> str:

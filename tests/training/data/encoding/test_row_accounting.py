@@ -137,8 +137,8 @@ PROPERTIES: Path = (*FIRST, "parameters", "properties")
 def in_words(missing: Missing) -> str:
     """All that is known of a missing text, on a line."""
     kind = missing.kind.removesuffix(" of a tool").removesuffix(" of a call")
-    what = missing.what.replace(" of the call of 'find' in message 3 (call 1)", " of FIND")
-    what = what.replace(" of the call of 'stop' in message 3 (call 2)", " of STOP").replace(
+    what = missing.what.replace(" data.part_tool_call(name=find, number=3) (call 1)", " of FIND")
+    what = what.replace(" data.part_tool_call(name=stop, number=3) (call 2)", " of STOP").replace(
         " of tool 'find'", " of TOOL"
     )
     state = "learned" if missing.is_learnt else "read"
@@ -155,7 +155,7 @@ def in_words(missing: Missing) -> str:
         ),
         (
             ("messages", 1, "content"),
-            ["2: user message | the text of message 2 (user) | Where? | read"],
+            ["2: user message | data.part_message_text(number=2, role=user) | Where? | read"],
         ),
         (
             (*CALL, "name"),
@@ -167,7 +167,7 @@ def in_words(missing: Missing) -> str:
         ),
         (
             (*CALL, "arguments", 1),
-            ["data.part_message_text"],
+            ["3: argument | argument 'days' of FIND | 3 | learned"],
         ),
         (
             (*CALL, "arguments", 2),
@@ -187,15 +187,15 @@ def in_words(missing: Missing) -> str:
         ),
         (
             (*CALL, "arguments", 3),
-            ["data.part_message_text"],
+            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned"],
         ),
         (
             (*CALL, "arguments", 3, 0),
-            ["data.part_message_text"],
+            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned in part"],
         ),
         (
             (*CALL, "arguments", 3, 1),
-            ["data.part_message_text"],
+            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned in part"],
         ),
         (("messages", 2, "tool_calls", 0, "id"), []),
         (
@@ -208,42 +208,48 @@ def in_words(missing: Missing) -> str:
         ),
         (
             ("messages", 3, "content"),
-            ["4: tool result | the text of message 4 (tool) | In Rome. | read"],
+            ["4: tool result | data.part_message_text(number=4, role=tool) | In Rome. | read"],
         ),
         (("messages", 3, "tool_call_id"), []),
         (
             ("messages", 4, "content"),
             [
-                "5: reasoning | the reasoning of message 5 | so | read",
-                "5: answer | the text of message 5 (assistant) | Rome. | read",
+                "5: reasoning | data.part_message_reasoning(number=5) | so | read",
+                "5: answer | data.part_message_text(number=5, role=assistant) | Rome. | read",
             ],
         ),
         (
             ("messages", 5, "content"),
-            ["6: system message | the text of message 6 (system) | Be kind. | read"],
+            ["6: system message | data.part_message_text(number=6, role=system) | Be kind. | read"],
         ),
         (
             ("messages", 6, "content", 0),
-            ["7: user message | the text of message 7 (user) | And then? | read in part"],
+            [
+                "7: user message | data.part_message_text(number=7, role=user) | And then?"
+                " | read in part"
+            ],
         ),
         (
             ("messages", 6, "content"),
-            ["7: user message | the text of message 7 (user) | And then? | read"],
+            ["7: user message | data.part_message_text(number=7, role=user) | And then? | read"],
         ),
         (
             ("messages", 7, "content"),
-            ["8: answer | the text of message 8 (assistant) | Milan. | learned"],
+            ["8: answer | data.part_message_text(number=8, role=assistant) | Milan. | learned"],
         ),
         (
             ("messages", 7, "reasoning_content"),
-            ["8: reasoning | the reasoning of message 8 | hm | learned"],
+            ["8: reasoning | data.part_message_reasoning(number=8) | hm | learned"],
         ),
         (("messages", 7, "name"), []),
         (
             ("messages", 8, "content"),
-            ["9: message after the last answer | the text of message 9 (user) | Thanks. | read"],
+            [
+                "9: message after the last answer | data.part_message_text(number=9, role=user)"
+                " | Thanks. | read"
+            ],
         ),
-        ((*FIRST, "name"), ["0: tool | the name of TOOL | find | read"]),
+        ((*FIRST, "name"), ["0: tool | data.part_tool_name(name=find) | find | read"]),
         (
             (*FIRST, "description"),
             ["0: description | the description of TOOL | Finds. | read"],
@@ -252,7 +258,7 @@ def in_words(missing: Missing) -> str:
             (*PROPERTIES, 0),
             [
                 "0: description | the description of 'city' of TOOL | A city. | read",
-                "data.part_message_text",
+                '0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read',
             ],
         ),
         (
@@ -261,11 +267,11 @@ def in_words(missing: Missing) -> str:
         ),
         (
             (*PROPERTIES, 0, "enum"),
-            ["data.part_message_text"],
+            ['0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read'],
         ),
         (
             (*PROPERTIES, 0, "enum", 1),
-            ["data.part_message_text"],
+            ['0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read in part'],
         ),
         ((*PROPERTIES, 0, "enum", 2), []),
         (
@@ -290,7 +296,7 @@ def in_words(missing: Missing) -> str:
             ["0: description | the description (return) of TOOL | The place. | read"],
         ),
         ((*FIRST, "parameters", "required"), []),
-        (("tools", 1, "name"), ["0: tool | the name of tool 'stop' | stop | read"]),
+        (("tools", 1, "name"), ["0: tool | data.part_tool_name(name=stop) | stop | read"]),
         (
             ("tools", 1, "description"),
             ["0: description | the description of tool 'stop' | Stops. | read"],
@@ -347,7 +353,9 @@ def test_undetermined_texts_are_named_and_others_are_found() -> None:
     row = Conversation(turns)
     found = account(upper(3), row)
     assert not found.missing
-    names = [f"the text of message {n + 1} ({turn.role})" for n, turn in enumerate(turns)]
+    names = [
+        f"data.part_message_text(number={n + 1}, role={turn.role})" for n, turn in enumerate(turns)
+    ]
     assert found.undetermined == (*names[64:], names[3])
     few = Conversation(turns[:64])
     assert account(upper(3, 63), few).undetermined == (names[3], names[63])
@@ -471,7 +479,9 @@ def lost_of(write: Callable[[Conversation], str], row: Conversation, source: str
     """What is lost of a row, each in a few words; nothing is undetermined."""
     found = account(write, row, source)
     assert not found.undetermined
-    return [f"{one.what.split(' of the call')[0]}{'…' * one.is_cut}" for one in found.missing]
+    return [
+        f"{one.what.split(' data.part_tool_call')[0]}{'…' * one.is_cut}" for one in found.missing
+    ]
 
 
 def test_what_stands_for_a_value_is_like_it() -> None:
@@ -532,9 +542,9 @@ def test_the_call_is_numbered_where_there_are_several() -> None:
 
     first, second = ({"é": {"ü": 1}}, {"b": 2})
     whats = [one.what for one in account(write, calling(first)).missing]
-    assert whats[0] == "the name of the call of 'do' in message 2"
+    assert whats[0] == "the name data.part_tool_call(name=do, number=2)"
     found = account(write, calling(first, second)).missing
-    assert [one.what.rpartition("(")[2] for one in found if "name" in one.what] == [
+    assert [one.what.rpartition("(")[2] for one in found if "the name" in one.what] == [
         "call 1)",
         "call 2)",
     ]
@@ -553,7 +563,7 @@ def test_of_two_tools_of_one_name_the_lost_one_is_missed() -> None:
 
     tools = json.dumps({"tools": [{"name": "do"}] * 2})
     found = account(write, Conversation((Turn("assistant", "b"),), inputs=tools))
-    assert [one.what for one in found.missing] == ["the name of tool 'do'"]
+    assert [one.what for one in found.missing] == ["data.part_tool_name(name=do)"]
     options = json.dumps({"chat_template_kwargs": {"thinking": True}})
     one = Conversation((Turn("assistant", "b"),), inputs=options)
     assert account(lambda row: row.turns[0].text, one) == WHOLE
@@ -634,7 +644,7 @@ def test_a_text_is_cut_beside_one_that_is_undetermined() -> None:
 
     found = account(write, Conversation((Turn("user", "what"), Turn("assistant", "abcdefgh"))))
     assert [(one.text, one.is_cut) for one in found.missing] == [("abcdefgh", True)]
-    assert found.undetermined == ("the text of message 1 (user)",)
+    assert found.undetermined == ("data.part_message_text(number=1, role=user)",)
 
 
 @pytest.mark.parametrize("number", ["790000060000", "799999999999"])
@@ -685,7 +695,9 @@ def test_a_text_that_is_just_a_word_of_the_template_is_a_text() -> None:
     def write(conversation: Conversation) -> str:
         return "|".join(turn.text for turn in conversation.turns if turn.text != "secret")
 
-    assert account(write, row, SECRET).undetermined == ("the text of message 1 (user)",)
+    assert account(write, row, SECRET).undetermined == (
+        "data.part_message_text(number=1, role=user)",
+    )
 
 
 def test_long_texts_have_a_mark_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -795,11 +807,14 @@ def test_what_rows_lose_is_counted_by_kind_with_the_first() -> None:
     left_out.add("a:5", [])
     assert left_out.rows == {"answer": 2, AFTER[0]: 1, "system message": 3}
     lines = left_out.lines()
-    assert "data.never_read_by_model" in lines[0]
-    assert lines[0].endswith(f"of a:2, {CAUSE}")
+    lost = "data.never_read_by_model(kind="
+    assert lines[0].startswith(f"{lost}system message, count=3, noun=rows, example=the system mess")
+    assert lines[0].endswith(f"place=a:2, cause={CAUSE})")
     assert "x" * 70 not in lines[0]
-    assert "data.never_read_by_model" in lines[1]
-    assert lines[2].endswith("data.never_read_by_model")
+    example = "part of the text of message 2 ('Rome.')"
+    assert lines[1].startswith(f"{lost}answer, count=2, noun=rows, example={example}, place=a:1")
+    example = "the text of message 3 ('Thanks.')"
+    assert lines[2].startswith(f"{lost}{AFTER[0]}, count=1, noun=row, example={example}, place=a:1")
     read = LeftOut.from_json(left_out.to_json())
     assert (read.rows, read.firsts, read.lines()) == (left_out.rows, left_out.firsts, lines)
     other = LeftOut("because", left_out.rows, left_out.firsts)

@@ -249,12 +249,12 @@ BAD_CHATS: list[tuple[Any, str, str]] = [
     (
         [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{a"}]}],
         reasons.BROKEN_JSON,
-        "the arguments of 'f' in message 2 of 'messages' are no JSON",
+        "data.tool_arguments_not_json(name=f, where=message 2 of 'messages',",
     ),
     (
         [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": [1]}]}],
         reasons.WRONG_TYPE,
-        "the arguments of 'f' in message 2 of 'messages' are a list, not an object",
+        "data.tool_arguments_not_object(name=f, where=message 2 of 'messages', kind=a list)",
     ),
     (
         [USER, {"role": "function_call", "content": "f(1)"}],
@@ -264,7 +264,7 @@ BAD_CHATS: list[tuple[Any, str, str]] = [
     (
         [USER, {"role": "assistant", "content": "A", "function_call": {"name": "f"}}],
         reasons.WRONG_TYPE,
-        "write it as tool_calls",
+        "data.function_call_replaced(where=message 2 of 'messages')",
     ),
     (
         [USER, {"role": "assistant", "content": "A", "weight": 0.5}],

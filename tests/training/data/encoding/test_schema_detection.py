@@ -24,14 +24,15 @@ def names(*columns: str) -> list[Row]:
 
 def test_the_reason_is_given() -> None:
     shape = recognise_shape(names("id", "question", "answer"), ShapeRequest())
-    assert (shape.name, shape.reason) == ("qa", "column 'question' asks, column 'answer' answers")
+    assert shape.name == "qa"
+    assert shape.reason == "data.recognized_pair(prompt=question, answer=answer)"
     assert shape.used >= {"question", "answer"}
     assert "id" not in shape.used
     shape = recognise_shape(names("instruction", "input", "output"), ShapeRequest())
     assert shape.name == "alpaca"
     assert "data.recognized_context" in shape.reason
     shape = recognise_shape(rows({"messages": MESSAGES}), ShapeRequest())
-    assert shape.reason == "column 'messages' lists messages with 'role' and 'content'"
+    assert shape.reason.startswith("data.recognized_messages(column=messages, keys='role' and 'con")
     shape = recognise_shape(names("text", "author"), ShapeRequest())
     assert (shape.name, shape.columns) == ("text", {"text": "text"})
 
@@ -124,18 +125,20 @@ def test_unknown_columns_are_refused_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "key"),
     [
-        ({"prompt_column": "they_ask"}, "'they_ask' holds the prompts.*name it with data.answer_c"),
-        ({"answer_column": "we_reply"}, "'we_reply' holds the answers.*name it with data.prompt_c"),
+        ({"prompt_column": "they_ask"}, "answer_column"),
+        ({"answer_column": "we_reply"}, "prompt_column"),
     ],
 )
 def test_one_named_column_leaves_only_the_other_to_be_named(
-    given: dict[str, str], words: str
+    given: dict[str, str], key: str
 ) -> None:
-    with pytest.raises(ValueError, match=words) as caught:
+    (column,) = given.values()
+    refusal = rf"data\.second_pair_column_unknown\(column={column}, .*key=data\.{key}\)"
+    with pytest.raises(ValueError, match=refusal) as caught:
         recognise_shape(names("id", "they_ask", "we_reply", "priority"), ShapeRequest(**given))
-    assert "of no known shape" not in str(caught.value)
+    assert "data.in_no_known_shape" not in str(caught.value)
 
 
 def test_pairs_of_answers_are_named_with_what_learns_from_them() -> None:
@@ -144,17 +147,22 @@ def test_pairs_of_answers_are_named_with_what_learns_from_them() -> None:
 
 
 QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
+NO_COMMON = r"data\.no_common_columns\(summary=data\.shapes_of_first_rows\(num_rows"
+DIFFERENT = r"data\.mixed_shapes\(summary=data\.shapes_of_first_rows\(num_rows"
 MIXED: list[tuple[list[dict[str, Any]], str]] = [
     (
         [QA_ROW, CHAT_ROW, {"text": "T"}],
-        r"^the rows share no columns: of the first 3, 1 are of the shape qa \(columns: question,"
+        rf"^{NO_COMMON}=3, groups=1 are of the shape qa \(columns: question,"
         r" answer; a\.jsonl:1\); 1 are of the shape messages \(columns: messages; a\.jsonl:2\);"
-        r" 1 are of the shape text \(columns: text; a\.jsonl:3\): bring them into one shape",
+        r" 1 are of the shape text \(columns: text; a\.jsonl:3\), more=\)\)$",
     ),
-    ([QA_ROW, QA_ROW, CHAT_ROW, CHAT_ROW], "^the rows are of different shapes: of the first 4, 2"),
-    ([QA_ROW, {"a": 1}, {"b": 1}, {"c": 1}, {"d": 1}], r"no clear shape .*; and 2 more: bring"),
-    ([row | {"id": 1} for row in (QA_ROW, CHAT_ROW, {"text": "T"})], "^the rows are of different"),
-    ([{}], r"^the rows share no columns: of the first 1, 1 are of no clear shape \(columns: none;"),
+    ([QA_ROW, QA_ROW, CHAT_ROW, CHAT_ROW], rf"^{DIFFERENT}=4, groups=2 "),
+    (
+        [QA_ROW, {"a": 1}, {"b": 1}, {"c": 1}, {"d": 1}],
+        rf"^{NO_COMMON}=5, .*data\.unclear_shape\(\) .*; and 2 more",
+    ),
+    ([row | {"id": 1} for row in (QA_ROW, CHAT_ROW, {"text": "T"})], rf"^{DIFFERENT}=3,"),
+    ([{}], rf"^{NO_COMMON}=1, groups=1 are data\.unclear_shape\(\) \(columns: none;"),
 ]
 
 
@@ -174,16 +182,19 @@ def test_a_named_column_of_mixed_rows_gets_the_same_sentence() -> None:
 
 
 WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
-    ({"shape": "alpacca"}, r"data\.shape: unknown shape 'alpacca'; did you mean 'alpaca'"),
-    ({"prompt_column": "qestion"}, r"data\.prompt_column: .*did you mean 'question'"),
-    ({"answer_column": "zzz"}, r"data\.answer_column: unknown column 'zzz' \(known: answer, qu"),
-    ({"text_column": "body"}, r"data\.text_column: unknown column 'body'"),
-    ({"task_column": "kind"}, r"data\.task_column: unknown column 'kind'"),
-    ({"group_column": "level"}, r"data\.balance_by: unknown column 'level'"),
-    ({"text_column": "answer", "prompt_column": "question"}, "set one of the two kinds"),
-    ({"text_column": "answer", "shape": "qa"}, "does not go with data.shape='qa'"),
-    ({"prompt_column": "a", "answer_column": "a"}, "are both a: a model"),
-    ({"prompt_column": "question", "shape": "messages"}, "do not go with data.shape='messages'"),
+    ({"shape": "alpacca"}, r"data\.unknown_shape.*'alpacca'.*\(meant=alpaca\)"),
+    ({"prompt_column": "qestion"}, r"setting=data\.prompt_column, .*\(meant=question\)"),
+    ({"answer_column": "zzz"}, r"setting=data\.answer_column, .*'zzz' \(known: answer, qu"),
+    ({"text_column": "body"}, r"setting=data\.text_column, reason=unknown column 'body'"),
+    ({"task_column": "kind"}, r"setting=data\.task_column, reason=unknown column 'kind'"),
+    ({"group_column": "level"}, r"setting=data\.balance_by, reason=unknown column 'level'"),
+    ({"text_column": "answer", "prompt_column": "question"}, r"data\.text_and_pair_columns"),
+    ({"text_column": "answer", "shape": "qa"}, r"data\.text_column_with_shape\(shape=qa\)"),
+    ({"prompt_column": "a", "answer_column": "a"}, r"data\.prompt_is_answer_column\(column=a\)"),
+    (
+        {"prompt_column": "question", "shape": "messages"},
+        r"data\.pair_columns_with_shape\(shape=messages\)",
+    ),
 ]
 
 
@@ -232,7 +243,8 @@ def test_what_a_question_alone_brings() -> None:
         "system": "system",
         "history": "history",
     }
-    assert found.reason.startswith("column 'question' asks, column 'context' is its context")
+    assert found.reason.endswith("data.recognized_history(column=history)")
+    assert "data.recognized_context(column=context)" in found.reason
     named = recognise_question(rows(row), ShapeRequest(prompt_column="context"), ("a", "b"))
     assert named.columns == {"prompt": "context", "system": "system", "history": "history"}
     request = ShapeRequest(context_column="note")
@@ -278,7 +290,7 @@ def test_what_few_rows_have_gets_its_part_too() -> None:
         ("tools", "data.recognized_template_input"),
         ("chat_template_kwargs", "data.recognized_template_input"),
     ):
-        assert f", column {column!r} {words}" in reason
+        assert f"{words}(column={column})" in reason
     have = [row | {"system": "S", "context": "C"} for row in plain_rows]
     other = one | {"system_prompt": "T", "input": "D"}
     assert parts(*have, other) == pair | {"context": "context", "system": "system"} | inputs

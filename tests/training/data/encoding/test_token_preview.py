@@ -60,7 +60,7 @@ def test_html() -> None:
     assert tokens.count('title="trained"') == 1
     assert tokens.count('<mark class="stop" title="stop">&lt;|endoftext|&gt;</mark>') == 1
     assert tokens.count('title="masked"') == 3
-    assert "data.token_counts" in key
+    assert "data.token_counts(total=5, trained=2, num_ends=1, verb=ends, masked=3)" in key
     assert all(kind.value in key for kind in Kind)
     assert "<b>" not in shown
 
@@ -81,7 +81,7 @@ def test_each_answer_has_its_stop_and_white_space_behind_it_is_none() -> None:
         ends = encoded.example.input_ids == tokenizer.convert_tokens_to_ids("<|im_end|>")
         wanted = ends & encoded.example.supervised
         assert stops == np.flatnonzero(wanted).tolist()
-        assert f"{len(stops)} of them end an answer" in counts_line(kinds)
+        assert f"num_ends={len(stops)}," in counts_line(kinds)
 
 
 def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from infrastructure.training.data.encoding.chat_format import Written
 from infrastructure.training.data.encoding.token_survival import (
+    KINDS,
     LETTERS,
     LOST,
     WHITE_SPACE,
@@ -154,7 +155,8 @@ LONG = "abcdefghijklmnopqrstuvwxyz" * 3
 )
 def test_the_first_change_is_shown(text: str, read_back: str, expected: tuple[str, str]) -> None:
     example = survival([text], read_back).example
-    assert example == f"{expected[0]!r} is read back as {expected[1]!r}"
+    text, decoded = expected
+    assert example == f"data.text_decoded_differently(text={text}, decoded={decoded})"
 
 
 def test_the_learned_parts_of_a_row_are_compared() -> None:
@@ -221,7 +223,8 @@ def test_answers_that_become_equal_are_counted(
     survivals.finish()
     assert (survivals.num_equal, survivals.equal_example) == (num_equal, example)
     assert Survivals.from_json(survivals.to_json()).lines() == survivals.lines()
-    assert any(line.startswith(f"{num_equal:,} answers differ") for line in survivals.lines()) == (
+    same_to_model = [line for line in survivals.lines() if "data.answers_learned_as_same" in line]
+    assert [f"(num_equal={num_equal}," in line for line in same_to_model] == [True] * (
         num_equal > 0
     )
 
@@ -234,10 +237,10 @@ def test_kinds_are_counted_with_their_first_example() -> None:
     assert survivals.rows == {LETTERS: 1, WHITE_SPACE: 2}
     assert survivals.firsts == {LETTERS: ("row 0", "first"), WHITE_SPACE: ("row 1", "x")}
     spaces, letters = survivals.lines()  # the most first
-    assert spaces.startswith("data.tokenizer_changed_answers")
-    assert spaces.endswith("x (row 1)")
-    assert letters.startswith("data.tokenizer_changed_answers")
-    assert letters.endswith("data.tokenizer_changed_answers")
+    assert spaces.startswith("data.tokenizer_changed_answers(count=2,")
+    assert f"difference={KINDS[WHITE_SPACE]}, example=x, place=row 1" in spaces
+    assert letters.startswith("data.tokenizer_changed_answers(count=1,")
+    assert f"difference={KINDS[LETTERS]}, example=first, place=row 0" in letters
     read = Survivals.from_json(survivals.to_json())
     assert (read.rows, read.firsts) == (survivals.rows, survivals.firsts)
     assert Survivals.from_json({}) == Survivals()
@@ -252,6 +255,8 @@ def test_equal_answers_are_refused_above_a_share() -> None:
     ):
         Survivals(num_equal=1, equal_example="x").check(1, 99.0)
     for num_rows, percent in ((99, "2.0"), (8, "25.0")):
-        with pytest.raises(ValueError, match=rf"2 of {num_rows} rows \({percent} %\).*now 2\)"):
+        with pytest.raises(
+            ValueError, match=rf"num_equal=2, num_rows={num_rows}, percent={percent}.*max_percent=2"
+        ):
             survivals.check(num_rows, 2.0)
     Survivals().check(0, 0.0)

@@ -243,7 +243,7 @@ def test_long_rows_are_refused_or_cut_as_configured() -> None:
     assert not encode(tokenizer, TWO, max_length=length).is_truncated
     bad = refusal(tokenizer, TWO, max_length=length - 1)
     assert (bad.place, bad.reason) == ("a.jsonl:3", reasons.OVER_LONG)
-    assert f"{length} tokens, data.max_length is {length - 1}" in bad.detail
+    assert f"data.example_too_long(num_tokens={length}, max_length={length - 1})" == bad.detail
     cut = encode(tokenizer, TWO, max_length=length - 1, over_length="truncate")
     assert cut.is_truncated
     assert len(cut.example.input_ids) == length - 1
@@ -262,10 +262,9 @@ def test_a_cut_row_is_the_beginning_of_the_whole_one(build: Any, template: str |
         given = {"max_length": length, "over_length": "keep_start"}
         if length <= first_learnt:
             bad = refusal(tokenizer, TWO, **given)
-            assert (bad.reason, bad.detail) == (
-                reasons.OVER_LONG,
-                f"{len(whole.input_ids)} tokens, of the first {length} none is learnt",
-            )
+            about = f"num_tokens={len(whole.input_ids)}, max_length={length}"
+            assert bad.reason == reasons.OVER_LONG
+            assert bad.detail == f"data.no_trained_token_in_limit({about})"
             continue
         cut = encode(tokenizer, TWO, **given)
         assert cut.is_truncated
@@ -302,11 +301,11 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     tokenizer = byte_level_tokenizer(forgetful)
     bad = refusal(tokenizer, TWO)
     assert bad.reason == reasons.CHAT_TEMPLATE
-    assert "data.template_rewrites_history(what=earlier messages" in bad.detail
+    assert bad.detail == "data.template_rewrites_earlier(what=earlier messages)"
     assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["<think>The sum is 42.<|im_end|>"]
     thinking = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif")
     bad = refusal(byte_level_tokenizer(thinking), ONE)
-    assert "what stands before an answer differently" in bad.detail
+    assert bad.detail == "data.template_rewrites_earlier(what=data.text_before_answer())"
 
 
 def test_a_template_that_refuses_a_row_gives_the_reason() -> None:

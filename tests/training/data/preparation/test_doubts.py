@@ -35,8 +35,10 @@ def readme_alone(folder: Path) -> Path:
 
 
 DOUBTFUL = {
-    one_row: r"^one\.jsonl holds one row, .*set data\.accept_small_data",
-    readme_alone: r"project holds no data but README\.md, .*set data\.accept_small_data",
+    one_row: r"^data\.file_has_one_row\(file=one\.jsonl\): data\.confirm_small_data\(\)",
+    readme_alone: (
+        r"^data\.folder_only_has_document\(.*project, file=README\.md\): data\.confirm_small_data"
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """One pass over the data: what is told, what is set aside, what is held out."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def test_the_report_lists_what_was_found(data: Path, cache: Path) -> None:
     assert prepared.stop_token_ids == [prepared.tokenizer.eos_token_id]
     text = "\n".join(report.lines())
     assert "100 rows read from train.jsonl (jsonl)" in text
-    assert "Column 'question' asks, column 'answer' answers" in text
+    assert "ata.recognized_pair(prompt=question, answer=answer)" in text
     assert "tasks: " in text
     json.dumps(report.to_dict())
 
@@ -129,10 +130,10 @@ def test_prepared_data_is_of_its_encoding(tmp_path: Path, cache: Path) -> None:
 def test_too_many_bad_rows_refuse_the_start(tmp_path: Path, cache: Path) -> None:
     data = tmp_path / "bad.jsonl"
     write_with_bad_rows(data)
-    sentence = "data.too_many_bad_rows"
-    with pytest.raises(ValueError, match=sentence) as caught:
+    refusal = r"data\.too_many_bad_rows\(num_bad=8, num_rows=100, percent=8.*2 wrong type \(bad"
+    with pytest.raises(ValueError, match=refusal) as caught:
         pipeline(data, cache, over_length="quarantine").prepare()
-    listed = Path(str(caught.value).rpartition("listed in ")[2].rstrip(")"))
+    listed = Path(str(caught.value).rpartition("data.skipped_rows_listed(file=")[2].rstrip(")"))
     assert len(listed.read_text("utf-8").splitlines()) == 8
     again = pipeline(data, cache, over_length="quarantine", max_bad_rows_percent=8)
     assert again.report.from_cache
@@ -158,7 +159,7 @@ def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Pa
     assert cut.report.truncated == 1
     assert cut.report.quarantine.counts == {reasons.OVER_LONG: 1}  # its whole answer is cut off
     lines = "\n".join(cut.report.lines())
-    assert "data.rows_truncated" in lines
+    assert re.search(r"data\.rows_truncated\(.*512.*a\.jsonl:61", lines)
     assert "data.raise_limit_if_supported" in lines
     more, all_of_it = (str(cut.report.lines(num_positions=n)) for n in (1024, 512))
     assert "data.raise_limit_up_to" in more
@@ -171,7 +172,7 @@ def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Pa
     wordy = "{% for m in messages %}" + "Dear model, " * 9 + "{{ m['content'] }}{% endfor %}"
     report = pipeline(data, cache, chat_template=wordy).report
     assert 128 <= report.template_tokens <= 2 * 9 * len("Dear model, ") + 1
-    assert "note: the chat template itself writes" in "\n".join(report.lines())
+    assert "data.template_takes_much(" in "\n".join(report.lines())
 
 
 def test_over_long_rows_can_be_set_aside_or_lose_their_beginning(
@@ -224,10 +225,11 @@ def test_a_split_that_equal_rows_make_uneven_is_reported(tmp_path: Path, cache: 
     few = pipeline(data, cache, validation_split=0.1)
     share = round(100 * few.report.num_evaluation / 180)
     assert share == 33
-    [note] = [line for line in few.report.lines() if "data.validation_split" in line]
-    assert note.startswith(f"{share} % of the rows are held out, and data.validation_split asks")
+    uneven = "data.uneven_split("
+    [note] = [line for line in few.report.lines() if uneven in line]
+    assert re.search(r"percent=33\.3\d*, wanted=10", note)
     many = pipeline(write_jsonl(tmp_path / "many.jsonl", pairs(200)), cache, validation_split=0.1)
-    assert not [line for line in many.report.lines() if "data.validation_split" in line]
+    assert not [line for line in many.report.lines() if uneven in line]
 
 
 def test_no_split_holds_nothing_out(data: Path, cache: Path) -> None:
@@ -246,8 +248,8 @@ def test_held_out_data_of_its_own(data: Path, tmp_path: Path, cache: Path) -> No
         assert len(held_out(prepared)) == 12
         assert prepared.report.leaked == 10
         text = "\n".join(prepared.report.lines())
-        assert "data.rows_also_held_out" in text
-        assert "data.held_out_shape_differs" in text
+        assert re.search(r"data\.rows_also_held_out\(rows=10 ", text)
+        assert re.search(r"data\.held_out_shape_differs\(.*alpaca", text)
 
 
 def test_a_template_that_prompts_otherwise_than_it_teaches_is_reported(
@@ -259,14 +261,16 @@ def test_a_template_that_prompts_otherwise_than_it_teaches_is_reported(
         "{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}Answer: {% endif %}"
     )
     report = pipeline(data, cache, chat_template=template).report
-    assert any("data.prompts_differ_in_training" in note for note in report.notes)
+    assert any(
+        re.search(r"data\.prompts_differ_in_training\(.*20.*20", note) for note in report.notes
+    )
 
 
 def test_special_tokens_in_the_text_are_reported(tmp_path: Path, cache: Path) -> None:
     rows = [*pairs(20), {"question": "What ends a text?", "answer": "It is <|endoftext|> here."}]
     report = pipeline(write_jsonl(tmp_path / "a.jsonl", rows), cache).report
     assert report.special_text_rows == 1
-    assert "1 row spells a special token" in "\n".join(report.lines())
+    assert "1 row data.row_spells_special_token()" in "\n".join(report.lines())
 
 
 def test_a_folder_of_formats(tmp_path: Path, cache: Path) -> None:
@@ -325,10 +329,10 @@ def test_a_document_may_divide_its_rows(tmp_path: Path, cache: Path) -> None:
     both.write_text(json.dumps({"test": rows[30:36], "train": rows[:30], "validation": rows[36:]}))
     report = pipeline(both, cache, validation_split=0.5).report
     assert (report.num_train, report.num_evaluation) == (30, 4)
-    assert "data.split_of_file_held_out" in (report.notes)
+    assert "data.split_of_file_held_out(file=both.json, split=validation)" in report.notes
     report = pipeline(both, cache, validation_split=0).report
     assert (report.num_train, report.num_evaluation) == (30, 0)
-    assert "data.split_of_file_unused" in report.notes
+    assert "data.split_of_file_unused(file=both.json, split=validation)" in report.notes
     apart = write_jsonl(tmp_path / "apart.jsonl", rows[:8])
     report = pipeline(both, cache, eval_path=str(apart)).report
     assert (report.num_train, report.num_evaluation) == (30, 8)

@@ -128,8 +128,7 @@ def test_a_row_that_kills_its_process_is_set_aside_with_its_place(tmp_path: Path
     assert [row.line for row in rows] == list(range(1, 13))
     bad = [row for row in rows if isinstance(row, BadRow)]
     assert [str(row) for row in bad] == [
-        f"rows.jsonl:{line}: kills its process (the process that prepared it died, 2 times)"
-        for line in (3, 10)
+        f"rows.jsonl:{line}: kills its process (data.deadly_row(count=2))" for line in (3, 10)
     ]
 
 

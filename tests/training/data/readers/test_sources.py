@@ -214,8 +214,8 @@ BAD_LINES = {
     b"{'a': 1}": (reasons.BROKEN_JSON, "column 2"),
     b'{"a": "x': (reasons.BROKEN_JSON, "starting at column 7"),
     b"[" * 100_000: (reasons.BROKEN_JSON, ""),
-    b'{"a": "\xff"}': (reasons.INVALID_UTF8, "byte 8"),
-    b"[1, 2]": (reasons.WRONG_TYPE, "a list, not an object"),
+    b'{"a": "\xff"}': (reasons.INVALID_UTF8, "data.byte_of_line(position=8)"),
+    b"[1, 2]": (reasons.WRONG_TYPE, "data.line_not_object(kind=a list)"),
     b"42": (reasons.WRONG_TYPE, "a number"),
     b"x" * (MAX_LINE_BYTES + 5): (reasons.LINE_TOO_LONG, "16 MiB"),
 }
@@ -394,32 +394,50 @@ def test_numbers_of_binary_tables_are_plain(tmp_path: Path) -> None:
 
 
 WRONG_FILES = {
-    "empty.jsonl": (b" \n", "is empty"),
-    "zipped.jsonl": (gzip.compress(b"{}"), "compressed with gzip.*add .gz"),
+    "empty.jsonl": (b" \n", r"data\.file_not_text.*kind=empty.*data\.give_nonempty_file"),
+    "zipped.jsonl": (gzip.compress(b"{}"), r"compressed with gzip.*data\.add_gz_extension"),
     "excel.csv": (b"PK\x03\x04" + bytes(9), "zip archive"),
     "nothing.jsonl": (b"PK\x05\x06" + bytes(18), "an empty zip archive"),
     "archive.txt": (b"a".ljust(257, b"\0") + b"ustar\x0000", "a tar archive"),
-    "zipped.parquet": (b"PK\x03\x04" + bytes(9), "no Parquet file but a zip archive"),
+    "zipped.parquet": (
+        b"PK\x03\x04" + bytes(9),
+        r"data\.file_not_of_format.*format=Parquet.*a zip archive",
+    ),
     "page.jsonl": (b"\n<!DOCTYPE html><html>", "web page"),
-    "pointer.jsonl": (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
-    "wide.csv": ("a,b\n".encode("utf-16-be"), "UTF-16 without.*data.encoding=utf-16-be"),
+    "pointer.jsonl": (
+        b"version https://git-lfs.github.com/spec/v1\noid",
+        r"a pointer of Git LFS.*data\.fetch_lfs_file",
+    ),
+    "wide.csv": (
+        "a,b\n".encode("utf-16-be"),
+        r"data\.utf16_without_bom.*data\.set_encoding\(encoding=utf-16-be\)",
+    ),
     "noise.txt": (b"abc\x00def", "binary"),
     "table.jsonl": (b"PAR1xxxx", "Parquet file.*name it .parquet"),
     "model.txt": (b"\x80\x04\x95", "a pickle"),
-    "not.parquet": (b"a,b\n1,2\n", "no Parquet file"),
-    "page.parquet": (b"<html>", "no Parquet file but a web page"),
-    "cut.parquet": (b"PAR1" + bytes(20), "damaged or cut off"),
-    "not.h5": (b"a,b\n1,2\n", "no HDF5 file"),
-    "cut.h5": (b"\x89HDF\r\n\x1a\n" + bytes(20), "damaged or cut off"),
-    "plain.jsonl.gz": (b'{"a": 1}\n', "no whole gzip file"),
-    "cut.json": (b'[{"a": 1}, {"a": ', "cut.json:1: broken JSON.*nothing past the break"),
-    "wrong.json": (b'[{"a": 1}\n, {"a" 2}, {"a": 3}]' + b" " * 99, "wrong.json:2: broken JSON"),
+    "not.parquet": (
+        b"a,b\n1,2\n",
+        r"data\.file_not_of_format.*format=Parquet, what=data\.but_text",
+    ),
+    "page.parquet": (b"<html>", r"data\.file_not_of_format.*format=Parquet.*a web page"),
+    "cut.parquet": (b"PAR1" + bytes(20), r"data\.parquet_damaged\(file=cut\.parquet"),
+    "not.h5": (b"a,b\n1,2\n", r"data\.file_not_of_format.*format=HDF5"),
+    "cut.h5": (b"\x89HDF\r\n\x1a\n" + bytes(20), r"data\.hdf5_damaged\(file=cut\.h5"),
+    "plain.jsonl.gz": (b'{"a": 1}\n', r"data\.compressed_file_damaged.*kind=gzip"),
+    "cut.json": (b'[{"a": 1}, {"a": ', r"data\.json_broken\(file=cut\.json, line=1,"),
+    "wrong.json": (
+        b'[{"a": 1}\n, {"a" 2}, {"a": 3}]' + b" " * 99,
+        r"data\.json_broken\(file=wrong\.json, line=2,",
+    ),
     "after.json": (b'[{"a": 1}] {}', "text after the end"),
-    "open.json": (b'[{"a": "x', "open.json:1: broken JSON .Unterminated string starting on line 1"),
-    "scalar.json": (b'{\n"a" 1}', "scalar.json:2: broken JSON"),
-    "open.csv": (b'a,b\n1,2\n"x,2\n1,2\n', "open.csv:3: a quote opens here"),
-    "twice.csv": (b"a,b,a\n1,2,3\n", "twice.csv:1: the column 'a' appears twice"),
-    "nothing.csv": (b",,\n1,2,3\n", "no header line"),
+    "open.json": (
+        b'[{"a": "x',
+        r"data\.json_broken\(file=open\.json, line=1, reason=Unterminated string starting on",
+    ),
+    "scalar.json": (b'{\n"a" 1}', r"data\.json_broken\(file=scalar\.json, line=2,"),
+    "open.csv": (b'a,b\n1,2\n"x,2\n1,2\n', r"data\.quote_never_closed\(file=open\.csv, line=3\)"),
+    "twice.csv": (b"a,b,a\n1,2,3\n", r"data\.table_column_twice\(file=twice\.csv, column=a\)"),
+    "nothing.csv": (b",,\n1,2,3\n", r"data\.table_without_header\(file=nothing\.csv\)"),
 }
 
 
@@ -484,20 +502,23 @@ def test_what_may_not_be_read_is_neither_missing_nor_left_out(
     inside.mkdir()
     (tmp_path / "a.jsonl").write_text("{}\n")
     monkeypatch.setattr(os, "access", lambda path, mode: path != inside)
-    with pytest.raises(ValueError, match=f"training data: {inside} cannot be read: Permission"):
+    with pytest.raises(
+        ValueError, match=rf"data\.no_read_permission\(what=training data, file={inside},"
+    ):
         discover(str(tmp_path))
 
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(ValueError, match=r"data\.no_read_permission"):
+    refusal = r"data\.no_read_permission\(what=held-out data, file=.*a\.jsonl,"
+    with pytest.raises(ValueError, match=refusal):
         discover(str(tmp_path / "a.jsonl"), what="held-out data")
 
 
 def test_what_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match=r"data\.path_not_found"):
+    with pytest.raises(ValueError, match=r"data\.path_not_found.*meant=.*train\.jsonl"):
         discover(str(tmp_path / "trian.jsonl"))
     with pytest.raises(ValueError, match=r"data\.give_file_folder_or_dataset"):
         discover("nowhere")
@@ -508,7 +529,7 @@ def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
         discover(str(tmp_path / "data.log"))
     assert discover(str(tmp_path / "data.log"), "jsonl")[0].format == "jsonl"
-    with pytest.raises(ValueError, match="did you mean 'jsonl'"):
+    with pytest.raises(ValueError, match=r"data\.unknown_format.*'jsnl'.*\(meant=jsonl\)"):
         discover(str(tmp_path / "data.log"), "jsnl")
 
 

@@ -74,7 +74,7 @@ def test_what_the_encoding_does_not_have_sets_one_row_aside(tmp_path: Path) -> N
     first, second, third = discover(str(path), encoding="shift_jis")[0].rows()
     assert isinstance(second, BadRow)
     assert (second.reason, second.line, second.detail) == (OTHER_ENCODING, 2, "shift_jis")
-    assert "set data.encoding" in second.remedy
+    assert second.remedy == "data.set_encoding_of_file()"
     assert [row.values for row in (first, third) if isinstance(row, Row)] == [{"text": "あ"}] * 2
 
 
@@ -91,7 +91,7 @@ def test_a_setting_that_has_no_effect_on_a_file_is_noted(tmp_path: Path) -> None
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "a.parquet")
     [file] = discover(str(tmp_path), encoding="cp1252")
-    assert file.note == "data.encoding is for text, and a.parquet is read as parquet"
+    assert file.note == "data.encoding_of_binary_file(file=a.parquet, format=parquet)"
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "txt"])
@@ -118,5 +118,7 @@ def test_an_encoding_has_one_spelling() -> None:
     encodings = {name: DataConfig(encoding=name).encoding for name in spellings}
     assert encodings == spellings | {"sjis": "shift_jis"}
     for wrong in ("ansi-1", "base64", "unicode_escape", ""):
-        with pytest.raises(ValueError, match="encoding must be auto or an encoding, such as"):
+        with pytest.raises(
+            ValueError, match=rf"config\.wrong_value\(setting=data\.encoding, .*value=\"{wrong}\""
+        ):
             DataConfig(encoding=wrong)

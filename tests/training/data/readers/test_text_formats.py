@@ -80,7 +80,7 @@ def test_the_first_records_decide_whether_fields_span_lines(
         ("\ufeffq,a\n1,2\n", [(2, "the header again"), (3, ["1", "2"])]),
         ("q,b\nx,a\n", [(2, ["q", "b"]), (3, ["x", "a"])]),
         ("é,ü\n1,2\n", [(2, ["é", "ü"]), (3, ["1", "2"])]),
-        ("é\0,2\n1,2\n", [(2, "NUL"), (3, ["1", "2"])]),
+        ("é\0,2\n1,2\n", [(2, "data.nul_byte()"), (3, ["1", "2"])]),
     ],
 )
 def test_a_record_that_does_not_fit_is_set_aside_with_its_lines(
