@@ -28,7 +28,7 @@ class Missing:
 
     Attributes:
         why: one line, for people.
-        refused: words with which Temper refuses them before anything is loaded; empty: it does not.
+        refused: code with which Temper refuses them before anything is loaded; empty: it does not.
     """
 
     why: str
@@ -51,33 +51,33 @@ MISSING = [
         "Rejected: torchao quantizes linear layers, and GPT-2's are of another class",
         ("gpt2",),
         ("int4",),
-        refused="are Conv1D, which stay as they are",
+        refused="models.qat_conv1d_layers",
     ),
     Missing(
         "Rejected: torchao quantizes linear layers, and most weights are in experts",
         ("mixtral",),
         ("int4",),
-        refused="lie in MixtralExperts, which stays as it is",
+        refused="models.qat_few_linear_layers",
     ),
     Missing("The model has no vision encoder", tuple(FAMILIES), ("seeing",)),
     Missing(
         "Rejected: in Temper, TRL's methods train on text only",
         tuple(SEEING),
         BY_TRL,
-        refused="reads pictures, and the methods here train models of text",
+        refused="methods.model_reads_images",
     ),
     Missing(
         "Rejected: quantization-aware training is for text models only",
         tuple(SEEING),
         ("int4",),
-        refused="is for models of text alone",
+        refused="models.qat_text_files_only",
     ),
     Missing(
         "Rejected: in Temper, Unsloth loads text models only",
         tuple(SEEING),
         BY_UNSLOTH,
         "unsloth",
-        "loads models of text here, and the training is on pictures",
+        "models.unsloth_with_images",
     ),
 ]
 

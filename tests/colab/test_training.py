@@ -90,7 +90,7 @@ def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_resu
     assert {path.name for path in (run / "plots").iterdir()} >= {"loss.png", "learning_rate.png"}
     again = kernel.run(cell(tmp_path, "print(colab.train(config)['status'])", **SHORT))
     assert again.text.endswith("finished\n")
-    assert "was finished before" in again.text
+    assert "deployment.run_finished_before(" in again.text
 
 
 def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
@@ -160,14 +160,14 @@ def test_without_a_notebook_lines_show_the_same(
     assert (again["status"], again["steps"]) == ("finished", summary["steps"])
     shown = capsys.readouterr().out
     assert shown.startswith("finished · step")
-    assert "was finished before" in shown
+    assert "deployment.run_finished_before(" in shown
     ended, aside = Path(summary["paths"]["run"], "summary.json"), tmp_path / "aside"
     ended.rename(aside)
     monkeypatch.setattr(training, "_show_until_end", lambda _: aside.rename(ended))
     attach(summary["paths"]["run"])  # it ends while somebody looks on
     shown = capsys.readouterr().out
-    assert f"Run {ended.parent.name} is finished: " in shown
-    assert "finished before" not in shown
+    assert f"deployment.run_finished(run_id={ended.parent.name}" in shown
+    assert "run_finished_before" not in shown
 
 
 def test_the_closing_lines_of_a_finished_run_come_once_from_its_process(
@@ -209,8 +209,8 @@ def test_a_detached_training_comes_to_the_same_numbers(
     assert losses(Path(one["paths"]["run"])) == losses(Path(other["paths"]["run"]))
     shown = capsys.readouterr().out
     assert "run.files_head(" in shown
-    assert f"Run {Path(other['paths']['run']).name} is finished: " in shown
-    assert "finished before" not in shown
+    assert f"deployment.run_finished(run_id={Path(other['paths']['run']).name}" in shown
+    assert "run_finished_before" not in shown
 
 
 @slow

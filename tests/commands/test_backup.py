@@ -268,7 +268,7 @@ def test_a_copy_that_was_made_once_does_not_hold_what_was_trained_since(
     out = capsys.readouterr().out
     assert "step 3 confirmed" in out
     assert "(step 5 waits)" in out
-    assert "its last version is not confirmed" in out
+    assert "backup.state_left" in out
     assert "commands.steps_would_be_lost" in out
 
 
@@ -471,7 +471,7 @@ def test_a_run_that_is_not_here_is_gone_on_with_from_its_place(
     about = f"run_id={run.name}, output_dir={folder}, url={moved}"
     coming = f"deployment.restoring_run_from_backup({about}"
     assert shown.count(coming) == 1
-    assert f"Run {run.name} was finished before" in shown
+    assert f"deployment.run_finished_before(run_id={run.name}" in shown
     assert "--new-run" not in shown  # which `temper resume` refuses
     assert (Path(folder) / run.name / "final/config.json").is_file()
     assert not place.exists(), "copies go where the run came from"

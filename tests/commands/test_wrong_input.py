@@ -1735,7 +1735,7 @@ FURTHER = [
         [
             "stackwise.time_step_bin_out_of_range",
             "time_step=9",
-            "setting=training.num_time_steps=3",
+            "num_time_steps=3",
         ],
         {"data.jsonl": GOOD_DATA},
     ),
@@ -2237,10 +2237,9 @@ CONVERSATIONS = [
             "{% for m in messages %}{{ loop.revindex }}{{ m.role }}: {{ m.content }}\n{% endfor %}",
         ],
         [
-            "data.template_rewrites_history",
+            "data.template_rewrites_earlier",
             "source=chats.jsonl",
             "line=1",
-            "setting=data.chat_template",
         ],
         talk(FROM_USER, answering()),
     ),

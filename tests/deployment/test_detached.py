@@ -64,7 +64,7 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     code, output = temper("stop", folder=tmp_path)
     assert (code, "deployment.run_not_training" in output) == (0, True)
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["status"], summary["reason"]) == ("stopped", "stopped by temper stop")
+    assert (summary["status"], summary["reason"]) == ("stopped", "core.stopped_by_command()")
     output = (run / OUTPUT_FILE).read_text()
     stopped = f"deployment.stopped_at_step(step={summary['steps']}, "
     assert output.index("deployment.model_line(") < output.index(stopped)

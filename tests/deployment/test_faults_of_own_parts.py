@@ -60,7 +60,7 @@ def test_the_screen_names_the_line_and_the_run_keeps_the_traceback(
     [run] = runs_of(folder)
     kept = run / "logs/errors/traceback.txt"
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"temper: {error}; its traceback is in {kept}"
+    assert last == f"temper: {error}commands.traceback_location(path={kept})"
     assert 'turns.py", line ' in kept.read_text()
     if code == ExitCode.FAILED:
         assert json.loads((run / "summary.json").read_text())["error"] == error

@@ -120,7 +120,7 @@ def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
     record = json.loads((path / "run.json").read_text())
     assert (record["precision"], record["attention"]) == ("fp32", ATTENTION_NAME)
     assert record["decided"]["training.mixed_precision"]["value"] == "fp32"
-    choice = "training.compute_choice_measured(chosen=training.mixed_precision: fp32, "
+    choice = "training.compute_choice_measured(chosen=training.mixed_precision=fp32, "
     assert any(line.startswith(choice) for line in lines)
     measured["bf16", 1] = 0.1  # now it would be the other one
     again, lines = deploy(small_config(tmp_path, num_epochs=1))

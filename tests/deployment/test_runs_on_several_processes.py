@@ -224,7 +224,7 @@ def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
     rank = f"training.rank_of_size_with_pid(rank=1, size=2, pid={ranks['1']})"
     killed = "core.killed_by_signal(signal=SIGKILL)"
     assert note == (
-        f"training.restarting_after_loss(loss={rank} is gone: {killed},"
+        f"training.restarting_after_loss(loss=training.rank_gone(name={rank}, fate={killed}),"
         f" name=run {run.name}, attempt=1)"
     )
     assert "Traceback" not in err

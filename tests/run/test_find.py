@@ -46,7 +46,7 @@ while not are_done():
     try:
         beginning = Beginning(config)
     except ValueError as error:
-        assert "is begun by" in str(error), error
+        assert "run.same_run_is_starting" in str(error), error
         continue
     os.close(os.open(folder / "inside", os.O_CREAT | os.O_EXCL))
     with mine.open("a") as file:

@@ -398,7 +398,7 @@ def test_a_version_of_which_an_object_is_missing_here_is_passed_over_and_named(r
     rig.settle()
     status = rig.copier.status()
     assert f"backup.damaged_checkpoint_not_copied(name={name[:12]}, " in str(status.error)
-    assert "missing here" in str(status.error)
+    assert "backup.local_object_missing(" in str(status.error)
     assert rig.copier.is_done
 
 

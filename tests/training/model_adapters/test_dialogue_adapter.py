@@ -159,7 +159,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         r"models\.dialogue_adapter_plain_text\(reason=data\.recognized_plain_text\(column=text\)",
     ),
     ({"messages": [FIRST[0], {**FIRST[1], "role": "wizard"}]}, {}, "unknown role 'wizard'"),
-    ({"messages": FIRST}, {"chat_template": "{{ raise_exception('no') }}"}, "refuses the conv"),
+    (
+        {"messages": FIRST},
+        {"chat_template": "{{ raise_exception('no') }}"},
+        r"data\.template_refuses\(error=no\)",
+    ),
 ]
 
 
