@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
-from infrastructure.commands.parser import CommandParser
+from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -30,11 +30,13 @@ def add_arguments(parser: CommandParser) -> None:
     actions.add_parser(
         "compare",
         help=phrase("commands.help_quantum_compare"),
+        description=as_sentence(phrase("commands.help_quantum_compare")),
         add_arguments=_add_compare_arguments,
     )
     actions.add_parser(
         "solve",
         help=phrase("commands.help_quantum_solve"),
+        description=as_sentence(phrase("commands.help_quantum_solve")),
         add_arguments=_add_solve_arguments,
     )
 
