@@ -542,8 +542,6 @@ class TrainingDeployment:
         trainer = TrainerFactory().for_run(config, began_with, saved_tokenizer=saved_tokenizer)
         if config.training.best_needs_answers:
             trainer.answering = measure_answers
-        if trainer.backend_sentence:
-            self.report(trainer.backend_sentence)
         if has_begun:
             trainer.keep_precision(precision)
         else:
@@ -552,6 +550,8 @@ class TrainingDeployment:
                 self.report.detail(self.by_product.line())
         with self._stage("model", "loading the model"):
             trainer.initialize_model()
+        if trainer.backend_sentence:  # not before it is known that the model can be loaded so
+            self.report(trainer.backend_sentence)
         with self._stage("data", phrase("deployment.preparing_data")):
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):
