@@ -12,10 +12,9 @@ from functools import cache
 
 from infrastructure.config.aliases import KEYS
 from infrastructure.config.base import ConfigurationError
-from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
 from infrastructure.config.merging.presets import PRESET
-from infrastructure.config.schema import Schema, schema_of
+from infrastructure.config.schema import Schema
 from infrastructure.config.sources.flags import flag_names
 from infrastructure.core.lookup import nearest
 from infrastructure.core.messages import phrase
@@ -64,11 +63,6 @@ def read_environment(environment: Mapping[str, str], schema: Schema) -> list[Set
         ConfigurationError: an unknown `TEMPER_*` variable, or a `DISABLE_*` that is not a boolean.
     """
     return [*_plain(environment, schema), *_disabling(environment), *_prefixed(environment, schema)]
-
-
-def key_of_variable(variable: str) -> str | None:
-    """Return the canonical key that a variable sets; None: it sets none, or switches it off."""
-    return VARIABLES.get(variable) or _variables(schema_of(DeploymentConfig)).get(variable)
 
 
 def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str]:
