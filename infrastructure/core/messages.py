@@ -59,7 +59,8 @@ def spelled_by(spell: Speller) -> Iterator[None]:
     try:
         yield
     finally:
-        _spellers.remove(spell)
+        # The newest of its kind: the same speller may be in use further out.
+        del _spellers[len(_spellers) - 1 - _spellers[::-1].index(spell)]
 
 
 @contextmanager
@@ -170,6 +171,12 @@ class _Words(string.Formatter):
         return kwargs[field_name], field_name
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        try:
+            return self._formatted(value, format_spec)
+        except (TypeError, ValueError):  # a message is shown even if a value is of another type
+            return str(value)
+
+    def _formatted(self, value: Any, format_spec: str) -> str:
         if isinstance(value, _Named):
             return str(speller()(value, format_spec))
         if format_spec.startswith("# "):

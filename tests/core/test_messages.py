@@ -144,3 +144,15 @@ def test_values_are_spelled_so_that_they_can_be_typed(
 ) -> None:
     assert as_flag(*value) == flag
     assert as_keyword(*value) == keyword
+
+
+def test_the_inner_of_two_equal_spellers_ends_first() -> None:
+    with spelled_by(as_flag), spelled_by(as_keyword):
+        with spelled_by(as_flag):
+            pass
+        assert messages.speller() is as_keyword
+    assert messages.speller() is as_key
+
+
+def test_a_value_of_another_type_never_hides_a_message() -> None:
+    assert phrase("trial.plain", path="a", count="many", values=()).startswith("a: many with")
