@@ -389,7 +389,7 @@ def software(view: RunView) -> Markup:
 def places(view: RunView) -> Markup:
     """Return the paths of all output."""
     rows = [(name, element("code", path), what) for name, path, what in view["paths"]]
-    return section("Where everything lies", table((), rows, "stack names")) if rows else NOTHING
+    return section("Files", table((), rows, "stack names")) if rows else NOTHING
 
 
 def safety(view: RunView) -> Markup:
