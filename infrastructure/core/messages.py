@@ -28,6 +28,7 @@ CODE = re.compile(r"[a-z_]+\.[a-z0-9_]+")
 WORDS, CODES = "TEMPER_MESSAGES", "codes"  # environment variable: show codes instead of words
 
 INTERRUPT = "interrupt"  # the way to interrupt, in place of a setting's key
+ARGUMENTS = frozenset({"accept", "max_tokens", "preset"})  # of commands and functions: no settings
 
 Speller = Callable[[str, str], str]
 

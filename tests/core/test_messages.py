@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Source, spelled_as_given
 from infrastructure.config.sources.spelling import as_flag, as_keyword, speaking
 from infrastructure.core import messages
@@ -156,3 +157,11 @@ def test_the_inner_of_two_equal_spellers_ends_first() -> None:
 
 def test_a_value_of_another_type_never_hides_a_message() -> None:
     assert phrase("trial.plain", path="a", count="many", values=()).startswith("a: many with")
+
+
+def test_an_argument_that_no_configuration_has_is_spelled_by_the_door() -> None:
+    config = DeploymentConfig(batch_size=4)
+    with spelled_by(as_flag), spelled_as_given(config.source):
+        assert format(Setting("accept", "seed")) == "--accept seed"
+        assert format(Setting(messages.INTERRUPT)) == "Ctrl-C"
+        assert format(Setting("training.batch_size", "8")) == "--batch-size 8"

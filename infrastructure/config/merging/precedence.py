@@ -24,8 +24,16 @@ from infrastructure.config.sections.stackwise_config import QLoRA
 from infrastructure.config.sections.training_config import EPOCHS_OR_STEPS
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import (
+    ARGUMENTS,
+    INTERRUPT,
+    Speller,
+    as_key,
+    phrase,
+    spelled_by,
+    speller,
+)
 from infrastructure.core.messages import Setting as Named
-from infrastructure.core.messages import Speller, as_key, phrase, spelled_by, speller
 
 _RHYTHMS = {f"training.{a}": f"training.{b}" for a, b in EPOCHS_OR_STEPS.items()}
 # Maps each of these settings to the one that it switches off, by key.
@@ -73,7 +81,13 @@ def place_of(source: Source, key: str) -> str:
 def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
     """Spell each setting as its value was given; one that was not given is spelled as before."""
     door = speller()
-    with spelled_by(lambda key, value: spelled_as(source_of(key), key, value, door)):
+
+    def spell(key: str, value: str) -> str:
+        if key in ARGUMENTS or key == INTERRUPT:  # nothing that a configuration has a source of
+            return door(key, value)
+        return spelled_as(source_of(key), key, value, door)
+
+    with spelled_by(spell):
         yield
 
 

@@ -14,18 +14,16 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import flag_names, is_truth, keyword_of
 from infrastructure.core.errors import Problem
-from infrastructure.core.messages import Message, Speller, as_key, spelled_by
+from infrastructure.core.messages import ARGUMENTS, Message, Speller, as_key, spelled_by
 
 _FIELDS = schema_of(DeploymentConfig).fields
-# Arguments of functions and commands that are not settings of a run.
-_ARGUMENTS = {"accept", "max_tokens", "preset"}
 # Arguments of functions, if the first name of the flag is a different one.
 _KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards": "rewards"}
 
 
 def as_flag(key: str, value: str = "") -> str:
     """Spell a setting as a command line does: `--batch-size 4`, `--no-lora`."""
-    if key in _ARGUMENTS:
+    if key in ARGUMENTS:
         return f"--{key.replace('_', '-')} {value}".rstrip()
     if key not in _FIELDS:
         return as_key(key, value)
@@ -39,7 +37,7 @@ def as_keyword(key: str, value: str = "") -> str:
     """Spell a setting as Python does: `batch_size=4`, `lora=False`."""
     if key == "accept" and value:
         return f"accept={json.dumps(value.split(','), ensure_ascii=False)}"
-    if key in _ARGUMENTS:
+    if key in ARGUMENTS:
         return f"{key}={json.dumps(value)}" if value else key
     if key not in _FIELDS:
         return as_key(key, value)
