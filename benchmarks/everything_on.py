@@ -128,6 +128,8 @@ class Training:
             _send(signal.SIGSTOP, missing)
             self._stopped |= missing
             missing = {*self._started()} - self._stopped
+        for process in self._stopped:
+            _wait_until_stopped(process)
 
     def _started(self) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
@@ -139,6 +141,13 @@ def _send(number: signal.Signals, processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
+
+
+def _wait_until_stopped(process: psutil.Process) -> None:
+    """Wait until the signal has arrived: a process that computes sees it at its next interrupt."""
+    with suppress(psutil.NoSuchProcess):
+        while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            time.sleep(0.001)
 
 
 def configuration(bench: Workbench, folder: Path, steps: int, **training: Any) -> DeploymentConfig:
