@@ -19,7 +19,7 @@ from infrastructure.config.merging.cross_checks import (
     lora_in_passing,
     place_among_runs,
     several_processes,
-    testing_off,
+    stackwise_costs,
 )
 from infrastructure.config.merging.effect import (
     has_effect,
@@ -40,7 +40,6 @@ from infrastructure.config.merging.precedence import (
 )
 from infrastructure.config.merging.presets import OWN_LOOP_ONLY
 from infrastructure.config.merging.sharding import sharding_refusals
-from infrastructure.config.merging.stackwise_cross_checks import stackwise_costs
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
@@ -362,7 +361,6 @@ class DeploymentConfig(ConfigSection):
                 testing_interval=self.testing_interval,
             ),
             *place_among_runs(self.backup.place, self.output_dir),
-            *testing_off(self.enable_testing, self.testing_interval),
             *self._lora_in_passing(),
         ]
 

@@ -82,7 +82,7 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             for settings, sentence in [
                 (
                     {"model.quantization": "4bit", "model.lora_config": True},
-                    "=training.shard=yes, reason=config.shard_with_quantization(quantization=4bit,",
+                    "=training.shard=yes, reason=config.shard_with_quantization(quantization=4bit)",
                 ),
                 (
                     {"training.optimizer": "adamw_8bit"},
@@ -134,7 +134,7 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
                 ({"training.method": "dpo"}, "config.shard_with_trl_method(method=dpo)"),
                 (
                     {"testing_interval": 100},
-                    "config.shard_with_testing_interval(name=training.shard=yes, value=100.0",
+                    "config.shard_with_testing_interval(name=training.shard=yes, testing_interval=100",
                 ),
             ]
         ),

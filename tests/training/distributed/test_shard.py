@@ -167,14 +167,10 @@ USUAL = {
     "model.adapter": "standard",
 }
 REFUSED_BECAUSE = {
-    "training.strategy": "config.shard_with_strategy(strategy={}, whole=config.keep_whole())",
-    "training.enabled_extensions": (
-        "config.shard_with_extensions(extensions={}, whole=config.keep_whole())"
-    ),
-    "model.adapter": "config.shard_with_adapter(adapter={}, whole=config.keep_whole())",
-    "training.optimizer": (
-        "config.shard_with_8bit_optimizer(optimizer={}, whole=config.keep_whole())"
-    ),
+    "training.strategy": "config.shard_with_strategy(strategy={})",
+    "training.enabled_extensions": "config.shard_with_extensions(extensions={})",
+    "model.adapter": "config.shard_with_adapter(adapter={})",
+    "training.optimizer": "config.shard_with_8bit_optimizer(optimizer={})",
     "training.method": "config.shard_with_trl_method(method={})",
 }
 
@@ -198,7 +194,7 @@ def test_every_choice_is_compared_with_one_process_or_refused_by_name(
         return
     reason = REFUSED_BECAUSE[key].format(value)
     if value == "adamw_offload":
-        reason = "config.shard_with_offloaded_adamw()"
+        reason = f"config.shard_with_offloaded_adamw(optimizer={value})"
     assert refusals == [f"config.setting_says{refused}{reason})"]
 
 

@@ -439,7 +439,7 @@ def test_ranks_of_some_stacks(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "qlora trunk with a cache": (
         {**BLOCKS, "qlora_enabled": True, "cache_activations": True},
-        r"config\.no_activations_to_cache\(reason=config\.trunk_matrices_train\(\)",
+        r"config\.cache_with_qlora\(",
     ),
     "standard with a mode": (
         {"strategy": "standard", "mode": "layerwise"},
@@ -463,11 +463,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "compiled": (
         {**BLOCKS, "compile_mode": "default"},
-        r"config\.not_for_stacks\(.*compile_mode\)",
+        r"config\.stacks_with_compile\(",
     ),
     "early end": (
         {**BLOCKS, "early_stopping_patience": 2},
-        r"config\.not_for_stacks\(.*early_stopping_patience\)",
+        r"config\.stacks_with_early_stopping\(",
     ),
     "one loss": (
         {"strategy": "end_to_end", "local_loss": "reconstruct"},

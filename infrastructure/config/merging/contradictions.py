@@ -1,0 +1,331 @@
+"""Settings that are valid by themselves but contradict each other, as tables.
+
+A row is the code of a message, which says why and what to do, and the facts that contradict each
+other. A fact is a key, which holds if the setting is set and not off; or `key=a|b`, which holds for
+these values; or `not` and a fact. A few facts that follow from several settings have names of
+their own. The words of a row can use the last part of each key: `{quantization}`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from infrastructure.config.field_help import as_typed
+from infrastructure.config.sections.model_config import variants_of
+from infrastructure.config.sections.multimodal_config import MULTIMODAL
+from infrastructure.config.sections.stackwise_config import STACKWISE
+from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.core.messages import Setting, phrase
+
+Table = tuple[tuple[str, ...], ...]
+
+
+def _strategy(config: Any) -> str:
+    return str(config.training.strategy_for(config.model))
+
+
+def _by_stacks(config: Any) -> bool:
+    """Return whether stacks of layers train one by one, with settings that agree on it."""
+    is_other = config.training.mode is not None and _strategy(config) != "progressive"
+    return _strategy(config) in STACKWISE and not is_other
+
+
+def _lora_variant(config: Any) -> Setting | None:
+    lora = config.model.lora_config
+    named = [name for name, is_on in variants_of(lora).items() if is_on] if lora else []
+    return Setting(f"model.lora_config.{named[0]}") if named else None
+
+
+NAMED_FACTS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
+    {
+        "strategy": _strategy,
+        "by_stacks": _by_stacks,
+        "lora_variant": _lora_variant,
+        "quantum_step": lambda c: c.quantum.problem if QUANTUM in c.training.extensions else None,
+        "vision_encoder": lambda c: c.training.enables(MULTIMODAL),
+        "several_tasks": lambda c: len(c.training.curriculum_order) > 1,
+    }
+)
+
+_STACKWISE = f"strategy={'|'.join(STACKWISE)}"
+_INIT = "model.lora_config.init_lora_weights"
+
+CONTRADICTIONS: Table = (
+    ("config.balance_with_streaming", "data.streaming", "data.balance_by"),
+    (
+        "config.auto_compile_not_measured",
+        "training.compile_mode=auto",
+        "not enable_gpu_optimization",
+    ),
+    (
+        "config.best_metric_needs_answers",
+        "training.best_metric",
+        "training.best_needs_answers",
+        "not training.validation_prompts",
+    ),
+    ("config.testing_interval_without_tests", "testing_interval", "not enable_testing"),
+    # Variants of LoRA.
+    ("config.pissa_with_quantized_model", f"{_INIT}=pissa", "model.quantization"),
+    ("config.pissa_on_new_model", f"{_INIT}=pissa", "model.name=embedded"),
+    ("config.loftq_without_4bit", f"{_INIT}=loftq", "not model.quantization=4bit"),
+    ("config.dora_with_lora_init", "model.lora_config.use_dora", f"not {_INIT}=default"),
+    ("config.pissa_with_dropout", f"{_INIT}=pissa", "model.lora_config.dropout"),
+    ("config.lora_variant_with_unsloth", "lora_variant", "model.backend=unsloth"),
+    # Quantization-aware training.
+    ("config.qat_with_lora", "model.quantization_aware", "model.lora_config"),
+    ("config.qat_with_quantized_model", "model.quantization_aware", "model.quantization"),
+    ("config.qat_with_unsloth", "model.quantization_aware", "model.backend=unsloth"),
+    ("config.qat_with_stacks", "model.quantization_aware", "by_stacks"),
+    # The quantum step.
+    ("config.data_selection_with_streaming", "quantum_step=data_selection", "data.streaming"),
+    (
+        "config.data_budget_keeps_everything",
+        "quantum_step=data_selection",
+        "quantum.data_budget=1.0",
+    ),
+    (
+        "config.rank_budget_keeps_everything",
+        "quantum_step=rank_allocation",
+        "quantum.rank_budget=1.0",
+    ),
+    (
+        "config.background_answer_too_late",
+        "quantum_step=data_selection",
+        "quantum.answer=sampler",
+        "quantum.background",
+        "training.num_epochs=1",
+    ),
+    (
+        "config.quantum_target_not_held_out",
+        "quantum_step",
+        "quantum.target=validation",
+        "not data.holds_out",
+    ),
+    (
+        "config.rank_allocation_without_lora",
+        "quantum_step=rank_allocation",
+        "not model.lora_config",
+    ),
+    (
+        "config.rank_allocation_with_dora",
+        "quantum_step=rank_allocation",
+        "model.lora_config.use_dora",
+    ),
+    (
+        "config.rank_allocation_with_lora_init",
+        "quantum_step=rank_allocation",
+        "model.lora_config",
+        f"not {_INIT}=default",
+    ),
+    # A curriculum.
+    ("config.curriculum_with_streaming", "training.strategy=curriculum", "data.streaming"),
+    (
+        "config.curriculum_with_data_selection",
+        "training.strategy=curriculum",
+        "quantum_step=data_selection",
+    ),
+    (
+        "config.curriculum_with_early_stopping",
+        "training.strategy=curriculum",
+        "training.early_stopping_patience",
+    ),
+    (
+        "config.curriculum_without_tasks",
+        "training.strategy=curriculum",
+        "training.curriculum_by=task",
+        "not several_tasks",
+    ),
+    # A vision encoder on a text model.
+    ("config.vision_encoder_not_set", "vision_encoder", "not training.multimodal.vision_tower"),
+    ("config.vision_encoder_on_new_model", "vision_encoder", "model.name=embedded"),
+    ("config.vision_encoder_with_quantized_model", "vision_encoder", "model.quantization"),
+    ("config.vision_encoder_with_qat", "vision_encoder", "model.quantization_aware"),
+    ("config.vision_encoder_with_unsloth", "vision_encoder", "model.backend=unsloth"),
+    ("config.vision_encoder_with_trl_method", "vision_encoder", "not training.method=sft"),
+    ("config.adapter_without_images", "vision_encoder", "not model.adapter=auto|multimodal"),
+    (
+        "config.extensions_only_with_projector",
+        "vision_encoder",
+        "training.train_extensions_only",
+    ),
+    ("config.strategy_with_projector_phase", "vision_encoder", "not strategy=standard|finetune"),
+    # Block-wise training.
+    ("config.mode_with_strategy", "training.mode", "not strategy=progressive"),
+    (
+        "config.cache_with_all_layers",
+        "training.cache_activations",
+        "not strategy=" + "|".join(STACKWISE),
+    ),
+    ("config.stacks_with_lora", "by_stacks", "model.lora_config"),
+    ("config.stacks_with_quantized_model", "by_stacks", "model.quantization"),
+    ("config.stacks_with_compile", "by_stacks", "training.compile_mode"),
+    ("config.stacks_with_lr_decay", "by_stacks", "not training.layerwise_lr_decay=1.0"),
+    ("config.stacks_with_unfreezing", "by_stacks", "training.unfreeze_interval"),
+    ("config.stacks_with_early_stopping", "by_stacks", "training.early_stopping_patience"),
+    (
+        "config.half_weights_with_fp32",
+        "by_stacks",
+        "training.holds_half_weights",
+        "training.progressive.new_stack_precision",
+        "training.mixed_precision=false|fp32",
+    ),
+    (
+        "config.cache_with_qlora",
+        "by_stacks",
+        "training.cache_activations",
+        "training.trunk_is_adapted",
+    ),
+    (
+        "config.cache_with_changing_layers",
+        "by_stacks",
+        "training.cache_activations",
+        "training.trains_units_in_turn",
+        "training.trunk_trains",
+        "not training.trunk_is_adapted",
+    ),
+    (
+        "config.cache_with_all_units",
+        "by_stacks",
+        "training.cache_activations",
+        "not training.trains_units_in_turn",
+    ),
+    ("config.cache_with_streaming", "by_stacks", "training.cache_activations", "data.streaming"),
+    (
+        "config.backbone_both_quantized_and_not",
+        "by_stacks",
+        "training.quantization_enabled",
+        "training.backbone_quantized=false",
+    ),
+    (
+        "config.progressive_qlora_disabled",
+        "by_stacks",
+        "training.qlora_strategy=progressive",
+        "training.qlora_progressive_enabled=false",
+    ),
+    (
+        "config.quantization_freezes_everything",
+        "by_stacks",
+        "training.trunk_is_quantized",
+        "not training.trains_units_in_turn",
+        "not training.qlora_enabled",
+    ),
+    (
+        "config.quantized_layers_keep_training",
+        "by_stacks",
+        "training.trunk_is_quantized",
+        "training.trunk_trains",
+    ),
+    (
+        "config.qlora_layers_keep_training",
+        "by_stacks",
+        "training.trunk_is_adapted",
+        "training.trunk_trains",
+    ),
+    (
+        "config.reconstruct_with_one_loss",
+        "by_stacks",
+        "training.local_loss=reconstruct",
+        "not training.trains_units_in_turn",
+        "training.end_to_end_scope=rackwise",
+    ),
+    (
+        "config.reconstruct_with_top",
+        "by_stacks",
+        "training.local_loss=reconstruct",
+        "training.with_top",
+    ),
+    (
+        "config.reconstruct_with_trained_layers",
+        "by_stacks",
+        "training.local_loss=reconstruct",
+        "training.trunk_trains",
+    ),
+    (
+        "config.reconstruct_with_qlora",
+        "by_stacks",
+        "training.local_loss=reconstruct",
+        "training.trunk_is_adapted",
+    ),
+    (
+        "config.top_with_progressive",
+        "by_stacks",
+        "training.with_top",
+        "training.strategy=progressive",
+    ),
+)
+
+# Weights that an extension adds to the model. The caller gives `key`: where they come from.
+ADDED_WEIGHTS: Table = (
+    ("config.added_weights_with_unsloth", "model.backend=unsloth"),
+    ("config.added_weights_with_stacks", _STACKWISE),
+    ("config.added_weights_with_masking", "training.time_step_masking"),
+    ("config.added_weights_with_qat", "model.quantization_aware"),
+    ("config.added_weights_with_fp8", "training.mixed_precision=fp8"),
+)
+ADDING_EXTENSION: Table = (
+    ("config.added_weights_with_trl", "not training.method=sft"),
+    ("config.added_weights_with_compile", "training.compile_mode"),
+    *ADDED_WEIGHTS,
+)
+
+# A model that is sharded over processes (`training.shard`).
+SHARDED: Table = (
+    ("config.shard_with_quantization", "model.quantization"),
+    ("config.shard_with_qat", "model.quantization_aware"),
+    ("config.shard_with_unsloth", "model.backend=unsloth"),
+    ("config.shard_with_compile", "training.compile_mode"),
+    ("config.shard_with_fp8", "training.mixed_precision=fp8"),
+    (
+        "config.shard_with_8bit_optimizer",
+        "training.optimizer=adamw_8bit|paged_adamw|paged_adamw_8bit",
+    ),
+    ("config.shard_with_offloaded_adamw", "training.optimizer=adamw_offload"),
+    ("config.shard_with_trl_method", "not training.method=sft"),
+    ("config.shard_with_strategy", "not strategy=standard|finetune"),
+    ("config.shard_with_unfreezing", "training.unfreeze_interval"),
+    ("config.shard_with_extensions", "training.extensions"),
+    ("config.shard_with_adapter", "not model.adapter=auto|standard|dialogue"),
+    ("config.shard_with_answer_metric", "training.best_metric", "training.best_needs_answers"),
+    ("config.shard_with_auto_batch_size", "training.batch_size=auto"),
+)
+
+
+def contradictions_in(table: Table, config: Any, **about: object) -> Iterator[str]:
+    """Yield the message of each row of a table whose facts all hold.
+
+    Args:
+        config: has the sections that the table names.
+        about: further values for the words.
+    """
+    for code, *facts in table:
+        if all(_holds(fact, config) for fact in facts):
+            yield phrase(code, **about, **dict(_about(facts, config)))
+
+
+def key_of(fact: str) -> str:
+    """Return the key, or the name, that a fact is about."""
+    return fact.removeprefix("not ").partition("=")[0]
+
+
+def _holds(fact: str, config: Any) -> bool:
+    value = _value(key_of(fact), config)
+    _, is_compared, values = fact.partition("=")
+    holds = as_typed(value) in values.split("|") if is_compared else bool(value)
+    return holds is not fact.startswith("not ")
+
+
+def _value(key: str, config: Any) -> Any:
+    if key in NAMED_FACTS:
+        return NAMED_FACTS[key](config)
+    for name in key.split("."):
+        config = None if config is None else getattr(config, name)
+    return config
+
+
+def _about(facts: list[str], config: Any) -> Iterator[tuple[str, str]]:
+    for key in map(key_of, facts):
+        value = _value(key, config)
+        if isinstance(value, Setting):
+            yield key, value
+        elif isinstance(value, str | int | float | list) and not isinstance(value, bool):
+            yield key.rpartition(".")[2], as_typed(value)

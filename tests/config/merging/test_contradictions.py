@@ -1,0 +1,97 @@
+"""The tables of settings that contradict each other: each row's facts and words exist."""
+
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.contradictions import (
+    ADDING_EXTENSION,
+    CONTRADICTIONS,
+    NAMED_FACTS,
+    SHARDED,
+    contradictions_in,
+    key_of,
+)
+from infrastructure.config.schema import schema_of
+from infrastructure.core.messages import words_of
+from tests.core.test_catalogue import names_in
+
+ROWS = [*CONTRADICTIONS, *SHARDED, *ADDING_EXTENSION]
+GIVEN_BY_CALLERS = {"key"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_the_words_of_a_row_use_only_what_its_facts_give(row: tuple[str, ...]) -> None:
+    code, *facts = row
+    words = words_of(code)
+    assert words is not None
+    given = {key_of(fact).rpartition(".")[2] for fact in facts} | GIVEN_BY_CALLERS
+    assert names_in(words) <= given
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_the_facts_of_a_row_are_of_the_configuration(row: tuple[str, ...]) -> None:
+    config = DeploymentConfig()
+    for key in map(key_of, row[1:]):
+        section, _, name = key.rpartition(".")
+        is_property = section in ("training", "data") and hasattr(getattr(config, section), name)
+        assert key in NAMED_FACTS or key in schema_of(DeploymentConfig).fields or is_property
+
+
+def test_the_defaults_do_not_contradict_each_other() -> None:
+    assert [*contradictions_in(CONTRADICTIONS, DeploymentConfig())] == []
+
+
+def test_a_row_yields_nothing_unless_all_its_facts_hold() -> None:
+    config = DeploymentConfig(**{"data.streaming": True})
+    row = ("config.balance_with_streaming", "data.streaming", "data.balance_by")
+    assert [*contradictions_in((row,), config)] == []
+    either = ("config.balance_with_streaming", "data.streaming", "not data.balance_by")
+    assert len([*contradictions_in((either,), config)]) == 1
+
+
+TOWER = {
+    "training.enabled_extensions": ["multimodal"],
+    "training.multimodal.vision_tower": "some/tower",
+    "model.name": "some/model",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"training.multimodal.vision_tower": None}, "config.vision_encoder_not_set"),
+        ({"model.name": "embedded"}, "config.vision_encoder_on_new_model"),
+        (
+            {"model.quantization": "4bit"},
+            r"vision_encoder_with_quantized_model\(quantization=4bit",
+        ),
+        (
+            {"model.quantization_aware": "int4"},
+            r"vision_encoder_with_qat\(quantization_aware=int4",
+        ),
+        ({"model.backend": "unsloth"}, "config.vision_encoder_with_unsloth"),
+        ({"training.method": "dpo"}, r"config\.vision_encoder_with_trl_method.*method=dpo"),
+        ({"model.adapter": "dialogue"}, r"config\.adapter_without_images\(adapter=dialogue"),
+        (
+            {"training.strategy": "curriculum"},
+            r"config\.strategy_with_projector_phase\(strategy=curriculum",
+        ),
+        (
+            {"training.mode": "blockwise"},
+            r"config\.strategy_with_projector_phase\(strategy=progressive",
+        ),
+        ({"training.train_extensions_only": True}, "config.extensions_only_with_projector"),
+    ],
+)
+def test_what_a_vision_encoder_cannot_be_with_is_refused(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        DeploymentConfig(**{**TOWER, **settings}).check_supported()
+
+
+def test_all_else_goes_with_a_vision_encoder() -> None:
+    assert DeploymentConfig(**TOWER).problems() == []
+    assert DeploymentConfig(**TOWER, **{"training.extension_learning_rate": 0.1}).problems() == []
