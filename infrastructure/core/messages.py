@@ -106,7 +106,8 @@ class Message:
         if words is None:
             return self.code
         as_codes = os.environ.get(WORDS) == CODES
-        text = _as_code(self) if as_codes else _Words().vformat(words, (), self.about)
+        text = _Words(is_strict=as_codes).vformat(words, (), self.about)
+        text = _as_code(self) if as_codes else text
         for record in _records:
             record[text] = [*_keys_in(words, self.about)]
         return text
@@ -162,7 +163,14 @@ class _Named(str):
 
 
 class _Words(string.Formatter):
-    """A formatter of the words of one message."""
+    """A formatter of the words of one message.
+
+    Args:
+        is_strict: raise if a value does not fit its format, instead of showing it as it is.
+    """
+
+    def __init__(self, *, is_strict: bool) -> None:
+        self.is_strict = is_strict
 
     def get_field(
         self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -175,6 +183,8 @@ class _Words(string.Formatter):
         try:
             return self._formatted(value, format_spec)
         except (TypeError, ValueError):  # a message is shown even if a value is of another type
+            if self.is_strict:
+                raise
             return str(value)
 
     def _formatted(self, value: Any, format_spec: str) -> str:

@@ -323,9 +323,10 @@ def _value(key: str, config: Any) -> Any:
 
 
 def _about(facts: list[str], config: Any) -> Iterator[tuple[str, str]]:
-    for key in map(key_of, facts):
+    for fact in facts:
+        key = key_of(fact)
         value = _value(key, config)
         if isinstance(value, Setting):
             yield key, value
-        elif isinstance(value, str | int | float | list) and not isinstance(value, bool):
+        elif "=" in fact or (isinstance(value, str | int | float | list) and value is not True):
             yield key.rpartition(".")[2], as_typed(value)

@@ -134,7 +134,7 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
                 ({"training.method": "dpo"}, "config.shard_with_trl_method(method=dpo)"),
                 (
                     {"testing_interval": 100},
-                    "config.shard_with_testing_interval(name=training.shard=yes, testing_interval=100",
+                    "config.shard_with_testing_interval(name=training.shard=yes, testing_inter",
                 ),
             ]
         ),
