@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from infrastructure.core.messages import CATALOGUE, CODE, words_of
+from infrastructure.commands.main import COMMANDS, SAME_COMMANDS
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
+from infrastructure.core.messages import ARGUMENTS, CATALOGUE, CODE, INTERRUPT, words_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("infrastructure", "colab", "temper")
@@ -111,3 +114,33 @@ def test_words_name_what_a_message_is_about() -> None:
         if named != given - (OF_ERRORS - named):
             wrong.append((place, code, sorted(named ^ given)))
     assert wrong == []
+
+
+def settings_in(words: str) -> set[str]:
+    return {
+        name[1:] for _, name, _, _ in string.Formatter().parse(words) if name and name[0] == "="
+    }
+
+
+def settings_in_code() -> Iterator[tuple[str, str]]:
+    pattern = re.compile(r'\bSetting\(\s*"([a-z_.]+)"')
+    for path in sorted(p for name in SOURCES for p in (ROOT / name).rglob("*.py")):
+        for key in pattern.findall(path.read_text(encoding="utf-8")):
+            yield str(path.relative_to(ROOT)), key
+
+
+def test_every_setting_that_a_message_names_exists() -> None:
+    known = {*schema_of(DeploymentConfig).fields, *ARGUMENTS, INTERRUPT}
+    named = [(code, key) for code in entries() for key in settings_in(words_of(code) or "")]
+    assert [(place, key) for place, key in [*named, *settings_in_code()] if key not in known] == []
+
+
+def test_every_command_that_a_message_names_exists() -> None:
+    known = {*COMMANDS, *SAME_COMMANDS, "help"}
+    named = [
+        (code, command)
+        for code in entries()
+        for command in re.findall(r"`temper ([a-z]+)", words_of(code) or "")
+    ]
+    assert named
+    assert [(code, command) for code, command in named if command not in known] == []
