@@ -30,7 +30,7 @@ def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
     names = [save(link.store, step) for step in range(1, 5)]
     record = tmp_path / "unnamed.json"
     pruned = prune_once(link, RETENTION, record)
-    assert pruned[0] == "2 versions removed at memory:here"
+    assert pruned[0] == "2 checkpoints removed at memory:here"
     assert "backup.unreferenced_objects_remain(count=2)" in pruned[1]
     assert prune_once(link, RETENTION, record)[1] == pruned[1]
     place = link.place

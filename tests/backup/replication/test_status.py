@@ -46,7 +46,7 @@ def test_a_version_that_took_long_to_arrive_is_reported_with_its_age() -> None:
     late = replace(CONFIRMED, confirmed_at=2800.0, in_flight_step=None)
     assert late.possible_loss(2845.0).text == (
         "backup: step 120 confirmed 45 s ago (saved 30 min 45 s ago) at drive:MyDrive/temper"
-        " (step 140 waits)"
+        " (step 140 is waiting)"
     )
 
 
