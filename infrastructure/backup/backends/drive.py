@@ -32,8 +32,8 @@ ADVICE = {
     errno.EDQUOT: QUOTA_ADVICE,
     errno.ENOTCONN: MOUNT_ADVICE,
     errno.ENOENT: MOUNT_ADVICE,
-    errno.EIO: "Drive refuses requests for a while if a folder has too many entries or a daily limit"
-    " is reached: wait, or choose another folder",
+    errno.EIO: "Drive refuses requests for a while if a folder has too many entries or a daily"
+    " limit is reached: wait, or choose another folder",
     errno.EACCES: "check on drive.google.com that you have edit access to this folder",
     errno.EPERM: "check on drive.google.com that you have edit access to this folder",
     errno.EROFS: "mount Drive without readonly=True",

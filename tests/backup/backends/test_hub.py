@@ -139,7 +139,7 @@ def test_a_commit_that_fails_leaves_nothing_and_is_made_again(hub: Hub, place: H
     hub.failing = {"/commit/": 403}
     with pytest.raises(PermissionError) as caught:
         place.confirm(LARGE, Content.of([DATA[LARGE]]))
-    assert "may write" in place.advice(caught.value)
+    assert "write access" in place.advice(caught.value)
     hub.failing = {}
     with pytest.raises(StorageError, match=r"backup\.uploaded_file_missing"):
         place.confirm(LARGE, Content.of([DATA[LARGE]]))
