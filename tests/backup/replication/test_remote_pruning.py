@@ -96,7 +96,7 @@ def test_objects_may_lie_there_compressed_and_older_versions_are_not_read(
     place.fault = lambda what, path: read.append(path.name[:64]) if what == "read" else None
     (old,) = link.store.read(first).packs
     versions, objects = prune_once(link, RETENTION, tmp_path / "unnamed.json")
-    assert versions.startswith("2 versions")
+    assert versions.startswith("2 checkpoints")
     assert objects.startswith(
         "backup.unreferenced_objects_remain(count=2)"
     )  # those that stay have theirs

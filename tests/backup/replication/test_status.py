@@ -151,7 +151,7 @@ def test_a_short_line_names_the_step_and_the_age_of_what_is_safe() -> None:
     assert short_words(replace(CONFIRMED, state="retrying"), 1055.0) == (
         "backup: step 120, 55 s old, copying fails"
     )
-    assert "fenced" in short_words(replace(CONFIRMED, state="fenced"), 0.0)
+    assert "stopped" in short_words(replace(CONFIRMED, state="fenced"), 0.0)
     assert "backup.short_status_not_copying" in short_words(replace(CONFIRMED, state="down"), 0.0)
     assert "120" not in short_words(replace(CONFIRMED, saved_at=None), 0.0)
 
