@@ -170,7 +170,7 @@ class BackupSystem(RunBackup):
             return self._find_step(checkpoint)
         name, rejected = self.store.newest()
         for version in rejected:
-            log.warning("skipping damaged version %s: %s", version.name[:12], version.reason)
+            log.warning("skipping damaged checkpoint %s: %s", version.name[:12], version.reason)
         if name is not None:
             return name
         if self._link is not None:

@@ -285,7 +285,7 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     facts["go_on"] = None if is_finished else command
     line = phrase("commands.run_restored", run_id=run.run_id, step=number)
     end = phrase("commands.restored_run_is_finished", path=path / FINAL)
-    show(options.json, facts, line + (end if is_finished else f"; go on with: {command}"))
+    show(options.json, facts, line + (end if is_finished else f"; resume it with: {command}"))
     return ExitCode.DONE
 
 
@@ -425,15 +425,15 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
 
 Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]
 ACTIONS: dict[str, tuple[str, Action]] = {
-    "create": ("copy the newest checkpoint to the place now", create),
+    "create": ("back up the newest checkpoint now", create),
     "list": (
-        "show the versions here and at the place; without RUN, the runs at --place",
+        "list the checkpoints here and at the destination; without RUN, the runs at --place",
         list_backups,
     ),
-    "verify": ("compare every byte of a run, here and at the place, with its hash", verify),
-    RESTORE: ("bring a run from the place into the output folder", restore),
-    "prune": ("remove versions that newer ones replace", prune),
-    "status": ("show what is safe at the place, and what would be lost now", status),
+    "verify": ("verify every byte of a run, here and at the destination", verify),
+    RESTORE: ("restore a run from the destination into the output folder", restore),
+    "prune": ("remove checkpoints that are no longer kept", prune),
+    "status": ("show what is backed up, and what would be lost now", status),
 }
 
 

@@ -72,9 +72,7 @@ def run(options: argparse.Namespace) -> int:
         more = of_a_file if name == "limit" else ""
         _refuse(options, [name], phrase("commands.only_used_by_tasks", more=more))
     if options.data is None:
-        raise InputError(
-            "commands.train_eval_data_missing", held_out=_own_rows(Path(config.model.name))
-        )
+        raise InputError("commands.eval_data_missing", held_out=_own_rows(Path(config.model.name)))
     from infrastructure.deployment.given_paths import check_measured
 
     request = Request(
@@ -102,7 +100,7 @@ def _own_rows(model: Path) -> str:
 def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: str | None) -> int:
     _refuse(options, ("measures", "max_tokens"), phrase("commands.tasks_have_own_measures"))
     if options.data is not None:
-        raise InputError("commands.train_eval_tasks_with_data", data=options.data)
+        raise InputError("commands.eval_tasks_with_data", data=options.data)
     from infrastructure.deployment.given_paths import check_model
     from infrastructure.evaluation.request import TaskRequest
 
@@ -124,4 +122,4 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> N
     for name in names:
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise InputError("commands.train_eval_flag_without_effect", flag=flag, reason=reason)
+            raise InputError("commands.eval_flag_without_effect", flag=flag, reason=reason)

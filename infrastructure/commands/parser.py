@@ -223,7 +223,7 @@ def _refuse_value_of_switch(
     for flag, value in pairs:
         if flag in switches and not Path(value).exists():
             off = f"--no-{flag.removeprefix('--')}"
-            ways = phrase("commands.switch_on_or_off", flag=off) if off in switches else "it is on"
+            ways = phrase("commands.switch_on_or_off", flag=off) if off in switches else ""
             raise InputError("commands.switch_takes_no_value", flag=flag, value=value, ways=ways)
 
 

@@ -134,7 +134,7 @@ def _refuse_wrong_numbers(options: argparse.Namespace) -> None:
 def _lines(facts: "SolvedFile") -> list[str]:
     ones = [str(v) for v, x in zip(facts["variables"], facts["values"], strict=True) if x > 0]
     more = f", and {len(ones) - MOST_NAMED} more" if len(ones) > MOST_NAMED else ""
-    kept = "kept" if facts["is_limit_kept"] else "not kept"
+    kept = "within" if facts["is_limit_kept"] else "over"
     cut = phrase("commands.search_cut_off_by_limit") if facts["is_cut_off"] else ""
     size = f"{facts['num_variables']} variables, {facts['num_interactions']} interactions"
     limit = phrase("commands.time_limit_kept", seconds=facts["time_limit"], kept=kept, cut_off=cut)

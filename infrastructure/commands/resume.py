@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Resume with the recorded settings, changed by those given now."""
     config = configure(options)
     if config.new_run and config.source("new_run").layer is Layer.FLAG:
-        raise InputError("commands.train_resume_with_new_run")
+        raise InputError("commands.resume_with_new_run")
     changes = [
         Setting(key, config.value(key), source)
         for key, source in config.sources().items()

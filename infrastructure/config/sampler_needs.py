@@ -52,7 +52,7 @@ _LEAP = SamplerNeeds(
     "dwave.system",
     Access(
         (DWAVE_TOKEN, DWAVE_CONFIG_FILE),
-        f"asks D-Wave's Leap and needs a token: set {DWAVE_TOKEN} in the environment",
+        f"uses D-Wave's Leap, which needs a token: set {DWAVE_TOKEN} in the environment",
     ),
 )
 _AZURE = Access(

@@ -244,7 +244,7 @@ def follow(
         lines.append(line)
     if training.run_path is None:
         end = " ".join(line.removeprefix("temper: ") for line in lines[-MAX_LINES_OF_FAILURE:])
-        raise RunFailedError("deployment.ended_before_training", reason=end or "it said nothing")
+        raise RunFailedError("deployment.ended_before_training", reason=end or "it printed nothing")
     return training.run_path
 
 

@@ -162,7 +162,7 @@ class Forecast:
             problems.append(
                 phrase(
                     "deployment.micro_batch_does_not_fit",
-                    consequence="which is done in smaller pieces"
+                    consequence="which is computed in smaller pieces"
                     if self.has_smaller_pieces
                     else phrase("deployment.run_will_stop_there"),
                 )

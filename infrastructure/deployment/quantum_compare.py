@@ -78,7 +78,7 @@ def compared(
     """
     config = with_quantum_step(config)
     if config.source(BOUND).layer is Layer.DEFAULT:
-        report(phrase("deployment.comparison_lifts_bound", bound=BOUND))
+        report(phrase("deployment.comparison_lifts_bound"))
         config = config.changed([Setting(BOUND, AT_ANY_COST, COMPARED)])
     config.check_supported()  # before an answer that is not available is replaced
     rows: list[Row] = []
@@ -114,7 +114,6 @@ def refuse_skipped(run: Path) -> None:
             "deployment.comparison_steps_skipped",
             run=run,
             reason=records[-1]["why"],
-            bound=BOUND,
         )
 
 

@@ -127,7 +127,7 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
     report(
         phrase(
             "deployment.tuned_micro_batch",
-            key=BATCH_SIZE,
+            key=Named(BATCH_SIZE),
             micro_batch=choice.size,
             global_batch=whole,
             reason=choice.reason or f"{whole} make the whole step",

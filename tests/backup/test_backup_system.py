@@ -152,7 +152,7 @@ def test_a_damaged_version_is_named_and_the_one_before_it_serves(
     newest = system.create_checkpoint(model, optimizer, epoch=0, step=2, loss=1.0)
     newest.write_bytes(newest.read_bytes()[:-1])
     assert system.restore_from_checkpoint(model, optimizer)["step"] == 1
-    assert "skipping damaged version 000000000002" in caplog.text
+    assert "skipping damaged checkpoint 000000000002" in caplog.text
     problems = [finding.problem for finding in system.verify()]
     assert problems[0] is not None
     assert problems[1] is None
@@ -257,7 +257,7 @@ def test_a_damaged_version_at_the_place_is_passed_over_when_it_is_fetched(
 
 def test_a_place_without_a_version_is_named(tmp_path: Path, place: Path) -> None:
     system = create_backup_system(tmp_path / "backups", str(place))
-    with pytest.raises(CheckpointError, match=r"backup\.no_intact_checkpoint.*what=version"):
+    with pytest.raises(CheckpointError, match=r"backup\.no_intact_checkpoint.*what=checkpoint"):
         system.restore_run()
 
 
@@ -283,7 +283,7 @@ def test_prune_removes_what_newer_ones_replace_here_and_there(
     backups.close()
     assert backups.wait_ended(120.0)
     pruned = backups.prune()
-    assert pruned[0] == "0 versions removed here"
+    assert pruned[0] == "0 checkpoints removed here"
     assert any("backup.unreferenced_objects_remain" in text for text in pruned)
     assert len(list((place / "backups/versions").iterdir())) == 2
     assert all(finding.problem is None for finding in backups.verify())

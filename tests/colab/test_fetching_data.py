@@ -117,7 +117,7 @@ def tarred(files: dict[str, bytes]) -> bytes:
 NO_DATA = {
     "a web page": b"\n <!DOCTYPE html><html><body>Please log in</body></html>",
     "empty": b"",
-    "a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n",
+    "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n",
 }
 
 

@@ -267,7 +267,7 @@ def test_a_copy_that_was_made_once_does_not_hold_what_was_trained_since(
     assert main(["backup", "status", run.name]) == ExitCode.DONE
     out = capsys.readouterr().out
     assert "step 3 confirmed" in out
-    assert "(step 5 waits)" in out
+    assert "(step 5 is waiting)" in out
     assert "backup.state_left" in out
     assert "commands.steps_would_be_lost" in out
 
@@ -541,7 +541,7 @@ def test_pruning_shows_before_what_it_removes(run: Path, place: Path, temper: Te
     assert len(Store(run / "checkpoints").versions()) == 4
     code, output = temper("prune", run.name)
     assert code == ExitCode.DONE
-    assert output["done"][0] == "2 versions removed here"
+    assert output["done"][0] == "2 checkpoints removed here"
     assert len(Store(run / "checkpoints").versions()) == 2
 
 

@@ -19,6 +19,6 @@ def test_without_data_the_rows_that_the_run_has_held_out_are_named(
         (run / "run.json").write_text(json.dumps({"config": config}))
         assert main(["eval", f"{run}{part}"]) == 2
         message = capsys.readouterr().err.strip()
-        assert "commands.train_eval_data_missing(" in message
+        assert "commands.eval_data_missing(" in message
         assert bool(held_out) == ("held_out=)" not in message)
         assert held_out in message

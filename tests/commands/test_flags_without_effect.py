@@ -14,7 +14,7 @@ from infrastructure.evaluation.request import OF_LEARNING, UNUSED
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["resume", "run", "--new-run"], "commands.train_resume_with_new_run"),
+        (["resume", "run", "--new-run"], "commands.resume_with_new_run"),
         (
             ["eval", "MODEL", "PAIRS", "--method", "dpo"],
             "evaluation.flag_no_effect(key=training.method, ",

@@ -1016,18 +1016,18 @@ CHECKPOINT = [
 ]
 
 MEASURE = [
-    Wrong("measuring on nothing", "eval some/model", ["commands.train_eval_data_missing"]),
+    Wrong("measuring on nothing", "eval some/model", ["commands.eval_data_missing"]),
     Wrong(
         "data besides tasks",
         "eval some/model data.jsonl --tasks gsm8k",
-        ["commands.train_eval_tasks_with_data", "data=data.jsonl"],
+        ["commands.eval_tasks_with_data", "data=data.jsonl"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rows of no task",
         "eval some/model data.jsonl --limit 5",
         [
-            "commands.train_eval_flag_without_effect",
+            "commands.eval_flag_without_effect",
             "commands.only_used_by_tasks",
             "commands.validation_prompts_limit_answers",
             "flag=--limit",
@@ -1038,7 +1038,7 @@ MEASURE = [
         "measures of tasks",
         "eval some/model --tasks gsm8k --measures f1",
         [
-            "commands.train_eval_flag_without_effect",
+            "commands.eval_flag_without_effect",
             "commands.tasks_have_own_measures",
             "flag=--measures",
         ],

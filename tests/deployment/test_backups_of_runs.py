@@ -269,7 +269,7 @@ def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
     ("status", "words"),
     [
         (BackupStatus(state="idle"), "backup.short_status_none_confirmed(failing=)"),
-        (BackupStatus(state="fenced"), "backup: fenced"),
+        (BackupStatus(state="fenced"), "backup: stopped"),
         (
             BackupStatus(state="idle", saved_at=100.0, confirmed_at=101.0, confirmed_step=7),
             "backup: step 7, 45 s old",

@@ -231,7 +231,7 @@ def test_a_status_whose_copier_was_killed_names_that(tmp_path: Path) -> None:
     found = live_status(path)
     assert found.state == GONE
     assert "backup.step_in_flight" not in (text := found.possible_loss(time.time()).text)
-    assert "(step 4 waits); backup.state_gone()" in text
+    assert "(step 4 is waiting); backup.state_gone()" in text
 
 
 @pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))

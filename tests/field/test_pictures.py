@@ -308,7 +308,7 @@ def test_r12_training_and_evaluation_see_what_8_bits_show(processor: Any, tmp_pa
         assert len(questions) == 8
         assert data.pictures is not None
         of_questions = [np.asarray(data.pictures.images(q.pictures)[0]) for q in questions]
-        notes = [note for note in data.report.notes if note.startswith("about the pictures")]
+        notes = [note for note in data.report.notes if note.startswith("about the images")]
         assert len(notes) == (factor == 257)
         seen.append((trained_on(data), np.array(of_questions), [q.prompt_ids for q in questions]))
     (now, now_questions, ids), (deep, deep_questions, deep_ids) = seen
@@ -328,7 +328,7 @@ def test_r13_the_background_decides_what_is_trained_on(processor: Any, tmp_path:
     data = pipeline(file, processor, "white")
     assert data.prepare().from_cache
     assert not pipeline(file, processor, "#000001").prepare().from_cache
-    (note,) = [note for note in data.report.notes if note.startswith("about the pictures")]
+    (note,) = [note for note in data.report.notes if note.startswith("about the images")]
     assert "1 row data.image_transparency_removed(background=white)" in note
     assert note in data.report.lines(is_verbose=False)
 

@@ -28,14 +28,14 @@ OTHER_DRIVES = ("Shareddrives", "Shared drives", ".shortcut-targets-by-id")
 QUOTA_ADVICE = "make room on your Drive and empty its trash, which counts for 30 days"
 MOUNT_ADVICE = "mount Drive again: drive.mount('{mount}', force_remount=True)"
 ADVICE = {
-    errno.ENOSPC: f"{QUOTA_ADVICE}; Drive also keeps what is not uploaded on this machine's disk",
+    errno.ENOSPC: f"{QUOTA_ADVICE}; files that wait for upload also fill this machine's disk",
     errno.EDQUOT: QUOTA_ADVICE,
     errno.ENOTCONN: MOUNT_ADVICE,
     errno.ENOENT: MOUNT_ADVICE,
-    errno.EIO: "Drive refuses for a while when a folder has very many entries or a daily limit is"
-    " reached: wait, or name another folder",
-    errno.EACCES: "check that you may change this folder on drive.google.com",
-    errno.EPERM: "check that you may change this folder on drive.google.com",
+    errno.EIO: "Drive refuses requests for a while if a folder has too many entries or a daily"
+    " limit is reached: wait, or choose another folder",
+    errno.EACCES: "check on drive.google.com that you have edit access to this folder",
+    errno.EPERM: "check on drive.google.com that you have edit access to this folder",
     errno.EROFS: "mount Drive without readonly=True",
 }
 
@@ -119,7 +119,7 @@ class DrivePlace(FolderPlace):
             raise OSError(errno.EACCES, "it cannot be written to", str(self.root))
 
     def advice(self, error: OSError) -> str:
-        text = ADVICE.get(error.errno or 0, f"see whether you can write into {self.url}")
+        text = ADVICE.get(error.errno or 0, f"check that you can write to {self.url}")
         return text.format(mount=self.anchor.parent)
 
     def caution(self, run_directory: Path) -> str | None:

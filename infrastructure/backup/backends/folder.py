@@ -25,17 +25,17 @@ OLD_PART_SECONDS = 86400.0
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 ADVICE = {
-    errno.ENOSPC: "make room on that disk, or name another place",
-    errno.EDQUOT: "your quota there is used up: make room, or name another place",
-    errno.EACCES: "check that you may read and write there",
-    errno.EPERM: "check that you may read and write there",
+    errno.ENOSPC: "free up space on that disk, or choose another destination",
+    errno.EDQUOT: "your quota there is used up: free up space, or choose another destination",
+    errno.EACCES: "check that you have permission to read and write there",
+    errno.EPERM: "check that you have permission to read and write there",
     errno.EROFS: "it is mounted read-only: mount it for writing",
-    errno.ENOTCONN: "check the path, mount the disk, or name another place",
-    errno.ESTALE: "mount the disk again, or name another place",
-    errno.ENOENT: "no folder can be made there, or it was removed: name another place",
-    errno.ENOTDIR: "that is a file, or lies below one: name a folder",
-    errno.EFBIG: "its file system takes no file of that size: name another place",
-    errno.EIO: "look at the disk and its cable: it reports input/output errors",
+    errno.ENOTCONN: "check the path, mount the disk, or choose another destination",
+    errno.ESTALE: "mount the disk again, or choose another destination",
+    errno.ENOENT: "no folder can be created there, or it was removed: choose another destination",
+    errno.ENOTDIR: "it is a file, or a path below a file: choose a folder",
+    errno.EFBIG: "its file system does not support files of that size: choose another destination",
+    errno.EIO: "check the disk and its cable: it reports input/output errors",
 }
 
 
@@ -82,7 +82,7 @@ class FolderPlace(Place):
         return Evidence.READ_BACK if mount is None else Evidence.MOUNT
 
     def advice(self, error: OSError) -> str:
-        return ADVICE.get(error.errno or 0, f"see whether you can write into {self.url}")
+        return ADVICE.get(error.errno or 0, f"check that you can write to {self.url}")
 
     @property
     def _program(self) -> Mount | None:

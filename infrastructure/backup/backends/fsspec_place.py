@@ -58,14 +58,14 @@ PIP_LINES = {
     "ssh": "pip install paramiko",
 }
 ADVICE = {
-    errno.EACCES: "check the credentials (environment variables or the tool's own file) and what"
-    " they may do there",
-    errno.EPERM: "check what the credentials may do there",
-    errno.ENOENT: "check that the bucket or folder is there and named rightly",
-    errno.EDQUOT: "the quota is used up: make room there, or name another place",
-    errno.ENOSPC: "the store is full: make room there, or name another place",
-    errno.EAGAIN: "the store asks for fewer requests; copying goes on more slowly by itself",
-    errno.EFBIG: "the store takes no file of that size: name another place",
+    errno.EACCES: "check the credentials (environment variables or the tool's own file) and their"
+    " permissions",
+    errno.EPERM: "check the permissions of the credentials",
+    errno.ENOENT: "check that the bucket or folder exists and that its name is right",
+    errno.EDQUOT: "the quota is used up: free up space there, or choose another destination",
+    errno.ENOSPC: "the store is full: free up space there, or choose another destination",
+    errno.EAGAIN: "the store limits the rate of requests; copying slows down automatically",
+    errno.EFBIG: "the store does not accept files of that size: choose another destination",
 }
 
 

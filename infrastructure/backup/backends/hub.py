@@ -41,12 +41,12 @@ SMALL_BYTES = 16 * 1024**2  # the Hub does not store files above 10 MB in git it
 MOST_PENDING = 100  # files in one commit
 NUM_TRIES = 5  # when others commit to the same repository
 ADVICE = {
-    errno.EACCES: "log in with `hf auth login`, or set HF_TOKEN to a token that may write there",
-    errno.ENOENT: "check its name, and whose token this is with `hf auth whoami`",
-    errno.ENOTCONN: "check that this machine reaches the network, and status.huggingface.co",
-    errno.ETIMEDOUT: "check that this machine reaches the network, and status.huggingface.co",
+    errno.EACCES: "log in with `hf auth login`, or set HF_TOKEN to a token with write access to it",
+    errno.ENOENT: "check its name, and check with `hf auth whoami` whose token this is",
+    errno.ENOTCONN: "check the network of this machine, and status.huggingface.co",
+    errno.ETIMEDOUT: "check the network of this machine, and status.huggingface.co",
     errno.EDQUOT: "the account's private storage is full: remove repositories or their history",
-    errno.EAGAIN: "the Hub asks for fewer requests: wait a while",
+    errno.EAGAIN: "the Hub limits the rate of requests: wait a while",
 }
 
 log = logging.getLogger(__name__)

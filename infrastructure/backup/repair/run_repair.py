@@ -88,7 +88,7 @@ class StoreRepair:
         """Restore the newest version if it is missing: it was copied from here, so it existed."""
         if confirmed is None or confirmed <= max(names, default=""):
             return
-        what = f"version {confirmed[:12]}"
+        what = f"checkpoint {confirmed[:12]}"
         try:
             manifest = self._require_remote().read(confirmed)
             fetch_version(self._require_remote(), confirmed, self.local, do_nothing)
@@ -106,7 +106,7 @@ class StoreRepair:
         yield Repair(what, Outcome.REPAIRED, text)
 
     def _manifest(self, name: str, error: CheckpointError) -> Repair:
-        what = f"version {name[:12]}"
+        what = f"checkpoint {name[:12]}"
         try:
             remote = self._require_remote()
             remote.read(name)
@@ -117,7 +117,7 @@ class StoreRepair:
             self.local.objects.put(path, [data], digest, hash_name)
         except (CheckpointError, StorageError, OSError) as failure:
             return Repair(what, Outcome.LOST, f"{what}: {error}; {self._why(failure)}")
-        return Repair(what, Outcome.REPAIRED, f"{what}: {error}; brought back from {self.where}")
+        return Repair(what, Outcome.REPAIRED, f"{what}: {error}; restored from {self.where}")
 
     def _objects(self, manifests: list[Manifest]) -> Iterator[Repair]:
         seen: set[str] = set()
@@ -198,7 +198,7 @@ class StoreRepair:
             )
             text = f"{error} ({held}); {self._why(failure)}; {consequence}"
             return Repair(what, Outcome.LOST, text)
-        return Repair(what, Outcome.REPAIRED, f"{error} ({held}); brought back from {self.where}")
+        return Repair(what, Outcome.REPAIRED, f"{error} ({held}); restored from {self.where}")
 
     def _read_here(self, name: str) -> Manifest | None:
         try:
@@ -218,7 +218,7 @@ class StoreRepair:
         if isinstance(cause, FileNotFoundError):
             return f"{self.where} has none"
         if isinstance(cause, OSError):
-            self._silence = f"{self.where} does not answer: {cause}"
+            self._silence = f"{self.where} does not respond: {cause}"
             return self._silence
         if isinstance(error, StorageError) or self.remote is None or self._silence is not None:
             return str(error)

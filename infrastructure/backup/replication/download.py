@@ -50,7 +50,7 @@ def fetch_newest(
             log.warning(
                 phrase("backup.skips_damaged_checkpoint", url=link.place.url, damage=damage[-1])
             )
-    what = "version" if step is None else f"version of step {step}"
+    what = "checkpoint" if step is None else f"checkpoint of step {step}"
     details = "".join(f"; {text}" for text in damage)
     raise CheckpointError(
         "backup.no_intact_checkpoint",

@@ -21,7 +21,7 @@ from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import counted, phrase
 
 GRACE_SECONDS = 3600.0
 OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
@@ -186,7 +186,7 @@ def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[
     num_removed = len({*listed} - {*link.store.versions()})
     write_json(record, pruning.unnamed_since)
     waiting = len(pruning.unnamed_since)
-    sentences = [f"{num_removed} versions removed at {link.place.url}"]
+    sentences = [f"{counted(num_removed, 'checkpoint')} removed at {link.place.url}"]
     if waiting:
         sentences.append(phrase("backup.unreferenced_objects_remain", count=waiting))
     elif before:

@@ -149,7 +149,7 @@ class BackupStatus:
         """Return the age of the last confirmed version at the time `now`, and a message.
 
         The age is 0 if the run has ended and all of it is safe. Example of a message:
-        `backup: step 120 confirmed 45 s ago at drive:MyDrive/temper (step 140 on its way, 63 %)`.
+        `backup: step 120 confirmed 45 s ago at drive:temper (step 140 is being copied, 63 %)`.
         """
         if self.state in (UNKNOWN, OFF):
             return PossibleLoss(None, f"backup: {state_words(self.state)}")
@@ -180,16 +180,16 @@ class BackupStatus:
             )
         if self.in_flight_folder is not None:
             percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
-            return f" ({self.in_flight_folder}/ on its way, {min(99, percent)} %)"
+            return f" ({self.in_flight_folder}/ is being copied, {min(99, percent)} %)"
         if self.newest_step is not None and not self.is_safe:
-            return f" (step {self.newest_step} waits)"
+            return f" (step {self.newest_step} is waiting)"
         return ""
 
 
 def short_words(status: BackupStatus, now: float) -> str:
     """Return the last confirmed version and the age of its state: `backup: step 120, 45 s old`."""
     if status.state == FENCED:
-        return "backup: fenced"
+        return "backup: stopped"
     if status.state == DOWN:
         return phrase("backup.short_status_not_copying")
     failing = ", copying fails" if status.state == RETRYING else ""

@@ -40,7 +40,7 @@ from infrastructure.config.types import (
     TimeLimit,
     UsedWhen,
 )
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 
 SFT = "sft"  # the method of Temper's own loop; every other one is a trainer of TRL
 BY_REWARD = ("grpo", "rloo")
@@ -588,8 +588,8 @@ def both_units(epochs: str, steps: str, values: object) -> str:
     """Return the message for one interval that was given in epochs and in steps."""
     return phrase(
         "config.epochs_and_steps_given",
-        epochs_key=epochs,
+        epochs_key=Setting(f"training.{epochs}"),
         num_epochs=getattr(values, epochs),
-        steps_key=steps,
+        steps_key=Setting(f"training.{steps}"),
         num_steps=getattr(values, steps),
     )

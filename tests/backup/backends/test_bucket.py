@@ -115,7 +115,7 @@ def test_it_is_made_private_and_one_of_somebody_elses_is_cautioned_about(
         PermissionError, match=r"backup\.hub_token_lacks_permission.*repo_id=me/backups"
     ) as caught:
         place.write(FILE, [DATA])
-    assert "may write" in place.advice(caught.value)
+    assert "write access" in place.advice(caught.value)
 
 
 def test_a_bucket_that_is_not_there_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

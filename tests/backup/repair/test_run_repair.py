@@ -202,7 +202,7 @@ def test_a_manifest_that_is_damaged_at_both_is_lost_and_the_others_are_repaired(
     flip(local, pack := pack_of(Store(local.root), "model/layer0", 1))
     outcomes = [(r.what, r.outcome) for r in repaired(local, remote)]
     assert outcomes == [
-        (f"version {newest[:12]}", Outcome.LOST),
+        (f"checkpoint {newest[:12]}", Outcome.LOST),
         (f"object {pack.hash[:12]}", Outcome.REPAIRED),
     ]
     assert Store(local.root).newest()[0] == before

@@ -30,7 +30,7 @@ def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
     names = [save(link.store, step) for step in range(1, 5)]
     record = tmp_path / "unnamed.json"
     pruned = prune_once(link, RETENTION, record)
-    assert pruned[0] == "2 versions removed at memory:here"
+    assert pruned[0] == "2 checkpoints removed at memory:here"
     assert "backup.unreferenced_objects_remain(count=2)" in pruned[1]
     assert prune_once(link, RETENTION, record)[1] == pruned[1]
     place = link.place
@@ -96,7 +96,7 @@ def test_objects_may_lie_there_compressed_and_older_versions_are_not_read(
     place.fault = lambda what, path: read.append(path.name[:64]) if what == "read" else None
     (old,) = link.store.read(first).packs
     versions, objects = prune_once(link, RETENTION, tmp_path / "unnamed.json")
-    assert versions.startswith("2 versions")
+    assert versions.startswith("2 checkpoints")
     assert objects.startswith(
         "backup.unreferenced_objects_remain(count=2)"
     )  # those that stay have theirs

@@ -46,7 +46,7 @@ def test_a_version_that_took_long_to_arrive_is_reported_with_its_age() -> None:
     late = replace(CONFIRMED, confirmed_at=2800.0, in_flight_step=None)
     assert late.possible_loss(2845.0).text == (
         "backup: step 120 confirmed 45 s ago (saved 30 min 45 s ago) at drive:MyDrive/temper"
-        " (step 140 waits)"
+        " (step 140 is waiting)"
     )
 
 
@@ -151,7 +151,7 @@ def test_a_short_line_names_the_step_and_the_age_of_what_is_safe() -> None:
     assert short_words(replace(CONFIRMED, state="retrying"), 1055.0) == (
         "backup: step 120, 55 s old, copying fails"
     )
-    assert "fenced" in short_words(replace(CONFIRMED, state="fenced"), 0.0)
+    assert "stopped" in short_words(replace(CONFIRMED, state="fenced"), 0.0)
     assert "backup.short_status_not_copying" in short_words(replace(CONFIRMED, state="down"), 0.0)
     assert "120" not in short_words(replace(CONFIRMED, saved_at=None), 0.0)
 

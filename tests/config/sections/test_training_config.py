@@ -18,8 +18,8 @@ def test_epochs_and_steps_for_one_thing_are_refused(thing: str) -> None:
     both = {f"{thing}_interval": 2, f"{thing}_frequency": 100}
     with pytest.raises(ValueError, match=r"config\.epochs_and_steps_given") as raised:
         TrainingConfig(**both)
-    assert f"epochs_key={thing}_interval, num_epochs=2" in str(raised.value)
-    assert f"steps_key={thing}_frequency, num_steps=100" in str(raised.value)
+    assert f"epochs_key=training.{thing}_interval, num_epochs=2" in str(raised.value)
+    assert f"steps_key=training.{thing}_frequency, num_steps=100" in str(raised.value)
 
 
 def test_a_refused_assignment_changes_nothing() -> None:

@@ -1196,7 +1196,7 @@ TABLES = [
         "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
         None,
         (
-            "data.file_not_text(path=/rows.jsonl, kind=a pointer of Git LFS, "
+            "data.file_not_text(path=/rows.jsonl, kind=a Git LFS pointer, "
             "contrast=data.not_text_as_named(), remedy=data.fetch_lfs_file())"
         ),
     ),

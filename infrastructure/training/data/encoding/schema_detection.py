@@ -173,7 +173,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
         if name == TEXT:
             raise InputError("data.images_without_prompt", column=column, text_column=parts["text"])
         parts[PICTURES] = column
-        reason += f", column {column!r} holds pictures"
+        reason += f", column {column!r} holds the images"
     return RowSchema(name, parts, reason, request.task_column, request.group_column)
 
 

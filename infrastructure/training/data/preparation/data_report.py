@@ -189,7 +189,7 @@ class DataReport:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.quarantine.counts.most_common())
         share = 100 * self.quarantine.total / self.rows_read
         set_aside = rows_in_words(self.quarantine.total)
-        lines = [f"{set_aside} set aside ({share:.2g} %): {reasons}"]
+        lines = [f"{set_aside} skipped ({share:.2g} %): {reasons}"]
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
     def _warnings(self, num_positions: int | None) -> list[str]:
@@ -230,7 +230,7 @@ class DataReport:
                 if self.special_text_rows == 1
                 else (phrase("data.rows_spell_special_token"))
             )
-            lines.append(f"{rows_in_words(self.special_text_rows)} {spells} read so")
+            lines.append(f"{rows_in_words(self.special_text_rows)} {spells}")
         return lines
 
     def _keeps_whole(self, num_positions: int | None) -> str:

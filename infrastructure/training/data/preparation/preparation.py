@@ -409,7 +409,7 @@ class Preparation:
                 phrase(
                     "data.training_template_used",
                     origin=template.origin,
-                    marks=f"; by its marks {learns_prompt}" if learned else "",
+                    marks=f"; with it, {learns_prompt}" if learned else "",
                 )
             )
         return notes

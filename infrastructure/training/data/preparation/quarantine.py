@@ -97,7 +97,7 @@ class Quarantine:
             return
         common = (lost if is_lossy else self.counts).most_common(1)[0][0]
         first = next((row for row in self.bad_rows if row.reason == common), None)
-        remedy = (first.remedy if first else "") or "mend them"
+        remedy = (first.remedy if first else "") or "fix them"
         if common == OVER_LONG:
             remedy = phrase("data.raise_max_length")
             remedy += phrase("data.truncate_instead") * cuts_prompts
@@ -119,7 +119,7 @@ class Quarantine:
 
     def none_left(self, path: str) -> ValueError:
         """Return the error for data without a single row that can be trained on."""
-        reason = f": of {self.total:,} set aside {self._shown()}" if self.total else ""
+        reason = f": {self.total:,} skipped, {self._shown()}" if self.total else ""
         return ValueError(phrase("data.no_rows_left", path=path, reason=reason))
 
     def _shown(self) -> str:

@@ -23,7 +23,7 @@ from infrastructure.training.data.readers.text_encoding import AUTO, encoding_of
 
 HEAD_BYTES = 1 << 16
 
-EMPTY, WEB_PAGE, LFS_POINTER = "empty", "a web page", "a pointer of Git LFS"
+EMPTY, WEB_PAGE, LFS_POINTER = "empty", "a web page", "a Git LFS pointer"
 NOT_WHAT_WAS_MEANT = (EMPTY, WEB_PAGE, LFS_POINTER)
 
 GZIP = b"\x1f\x8b"
@@ -63,11 +63,11 @@ BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_B
 NAMES = {"parquet": "Parquet", "hdf5": "HDF5", "excel": "Excel"}
 
 REMEDIES = {
-    PARQUET: "name it .parquet",
-    HDF5: "name it .h5",
-    EXCEL: "name it .xlsx",
+    PARQUET: "change its extension to .parquet",
+    HDF5: "change its extension to .h5",
+    EXCEL: "change its extension to .xlsx",
     OLD_OFFICE: "save it as .xlsx or CSV",
-    ZIP_ARCHIVE: "name it .zip, or unpack it",
+    ZIP_ARCHIVE: "change its extension to .zip, or unpack it",
     ZSTD: "add .zst to its name, or unpack it",
     BZIP2: "add .bz2 to its name, or unpack it",
 }

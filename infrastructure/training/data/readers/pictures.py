@@ -37,12 +37,11 @@ DEEP = re.compile(r"\b(?:L|LA|RGB|RGBA|RGBa|RGBX|RGBXX|CMYK|I|F);(?:16|12)")
 TWELVE_BITS = "I;12"
 PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
 WHOLE_OF_UNKNOWN_RANGE = (
-    "whole numbers of 32 bits, or with a sign, and which of them is white is not known: save it"
-    " with 8 or 16 bits"
+    "32-bit or signed integers, so it is unknown which value is white: save it with 8 or 16 bits"
 )
 UNKNOWN_RANGE = {
     "I": WHOLE_OF_UNKNOWN_RANGE,
-    "LAB": "colours of the LAB space, which are not read: save it in RGB",
+    "LAB": "colors of the LAB space, which are not supported: save it in RGB",
 }
 TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 262, 0
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
@@ -283,4 +282,4 @@ def decisions_in_words(counts: Counter[str], background: str, what: str = "row")
         for kind in words
         if (n := counts[kind])
     ]
-    return [f"about the pictures: {', '.join(parts)}"] if parts else []
+    return [f"about the images: {', '.join(parts)}"] if parts else []

@@ -546,4 +546,4 @@ def _about(path: Path, name: str, data_format: str) -> str:
 
 
 def _others(number: int) -> str:
-    return phrase("data.other_files_skipped", count=number, plural="s" if number > 1 else "")
+    return phrase("data.other_files_skipped", count=number)

@@ -435,6 +435,6 @@ def test_what_was_decided_is_counted(
 ) -> None:
     lines = decisions_in_words(Counter(counts), "red", what)
     assert len(lines) == bool(expected)
-    parts = lines[0].removeprefix("about the pictures: ").split(", ") if lines else []
+    parts = lines[0].removeprefix("about the images: ").split(", ") if lines else []
     assert len(parts) == len(expected)
     assert parts == expected

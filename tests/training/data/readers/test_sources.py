@@ -406,14 +406,14 @@ WRONG_FILES = {
     "page.jsonl": (b"\n<!DOCTYPE html><html>", "web page"),
     "pointer.jsonl": (
         b"version https://git-lfs.github.com/spec/v1\noid",
-        r"a pointer of Git LFS.*data\.fetch_lfs_file",
+        r"a Git LFS pointer.*data\.fetch_lfs_file",
     ),
     "wide.csv": (
         "a,b\n".encode("utf-16-be"),
         r"data\.utf16_without_bom.*data\.set_encoding\(encoding=utf-16-be\)",
     ),
     "noise.txt": (b"abc\x00def", "binary"),
-    "table.jsonl": (b"PAR1xxxx", "Parquet file.*name it .parquet"),
+    "table.jsonl": (b"PAR1xxxx", "Parquet file.*change its extension to .parquet"),
     "model.txt": (b"\x80\x04\x95", "a pickle"),
     "not.parquet": (
         b"a,b\n1,2\n",
