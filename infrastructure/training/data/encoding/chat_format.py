@@ -255,7 +255,9 @@ class TemplateFormat:
 
     @property
     def preamble(self) -> str:
-        """The text that it adds if a conversation has no system message; "" if there is none."""
+        """The text that the template adds if a conversation has no system message; "" if there is
+        none.
+        """
         try:
             text, _ = self._render((QUESTION,), "")
         except FormatError:
@@ -266,7 +268,9 @@ class TemplateFormat:
 
     @property
     def learned_of_prompt(self) -> str:
-        """The text that it marks as trained although the generation prompt holds it; "" if none."""
+        """The text that the template marks as trained although the generation prompt contains it;
+        "" if there is none.
+        """
         if not self.marks_answers:
             return ""
         try:
@@ -277,14 +281,14 @@ class TemplateFormat:
         return text[spans[0][0] : len(prompt)] if spans and text.startswith(prompt) else ""
 
     def reads(self, name: str) -> bool:
-        """Return whether the source of the template mentions this field of a message, or input."""
+        """Return whether the template's source mentions this field of a message, or this input."""
         if name not in self._reads:
             source = COMMENT.sub("", self.template)
             self._reads[name] = re.search(rf"\b{re.escape(name)}\b", source) is not None
         return self._reads[name]
 
     def writes(self, mark: str) -> bool:
-        """Return whether it writes this mark if a message has an image among its parts."""
+        """Return whether the template writes this mark if a message has an image among its parts."""
         parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTION.text}]
         turn = Turn("user", QUESTION.text, json.dumps({"content": parts}))
         try:
@@ -357,7 +361,8 @@ class TemplateFormat:
         return end + len(self.own_end) if is_there else end
 
     def _takes_parts(self) -> bool:
-        """Return whether it writes texts only as lists of parts, as some vision templates do."""
+        """Return whether the template writes texts only as lists of parts, as some vision templates
+        do."""
         texts = []
         for self.takes_parts in (False, True):
             try:
@@ -496,7 +501,7 @@ def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
 
 
 def _changed(turn: Turn) -> Turn:
-    """Return the turn with another text, and other names of the tools that it calls."""
+    """Return a copy of the turn with a changed text and changed names of the tools that it calls."""
     fields = json.loads(turn.fields) if turn.fields else {}
     for call in fields.get("tool_calls") or ():
         function = call.get("function", call)
@@ -506,7 +511,7 @@ def _changed(turn: Turn) -> Turn:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of the texts, the longest first; without texts, nothing."""
+    """Return a pattern that matches any of the texts, the longest first; nothing if there are none."""
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
@@ -533,8 +538,8 @@ def spelled_tags(
 ) -> tuple[list[str], int]:
     """Return the tags around a question and its answer that are not tokens of this tokenizer.
 
-    Also return about how many more tokens they take than if they were; text next to them may be
-    tokenized differently, too.
+    Also return an estimate of the extra tokens that they take because of this. Text next to them
+    may be tokenized differently, too.
     """
     known = tokenizer.get_vocab()
     tags = [tag for tag in tags_of(template) if tag not in known]

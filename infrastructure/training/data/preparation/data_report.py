@@ -92,7 +92,7 @@ class DataReport:
         return self.supervised_tokens / self.tokens if self.tokens else 0.0
 
     def to_dict(self) -> JsonObject:
-        """Return the facts in a form that JSON can hold; of the quarantine, only its counts."""
+        """Return the facts in a form that JSON can hold, with only the counts of the quarantine."""
         facts = {key: value for key, value in vars(self).items() if key != "quarantine"}
         return {**facts, "quarantined": dict(self.quarantine.counts)}
 
@@ -103,7 +103,7 @@ class DataReport:
         return cls(**known, quarantine=quarantine)
 
     def lines(self, is_verbose: bool = True, num_positions: int | None = None) -> list[str]:
-        """Return the report for the user.
+        """Return the lines of the report for the user.
 
         Args:
             is_verbose: return everything; otherwise only what should be read before every run.
@@ -234,7 +234,7 @@ class DataReport:
         return lines
 
     def _keeps_whole(self, num_positions: int | None) -> str:
-        """Return advice on how to keep rows whole that are longer than the limit."""
+        """Return advice on how to keep rows whole that are longer than the limit, or ""."""
         if num_positions is None:
             return phrase("data.raise_limit_if_supported")
         if self.max_length < num_positions:

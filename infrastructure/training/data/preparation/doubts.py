@@ -1,4 +1,4 @@
-"""Checks for data that the user hardly meant, made before anything is loaded or trained."""
+"""Checks for data that the user probably did not intend, made before anything is loaded."""
 
 from itertools import islice
 from pathlib import Path, PurePosixPath

@@ -52,8 +52,10 @@ class Quarantine:
         return common[:NUM_EXAMPLES]
 
     def write(self, path: Path) -> None:
-        """Write one JSON object per row: source, line, reason, detail, excerpt; also the encoding
-        of a row that is not UTF-8."""
+        """Write one JSON object per row: source, line, reason, detail and excerpt.
+
+        Rows that are not UTF-8 also have `encoding`.
+        """
         lines = [json.dumps(_plain(row), ensure_ascii=False) for row in self.bad_rows]
         left_out = self.total - len(self.bad_rows)
         if left_out:

@@ -277,8 +277,10 @@ def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[Da
 
 
 def refuse_unreachable(place: str) -> None:
-    """Raise ValueError for a Hub dataset if its owner is not in the cache and the Hub does not
-    answer; reads no data."""
+    """Raise ValueError if a Hub dataset is probably not in the cache and the Hub does not answer.
+
+    No data is read: a dataset counts as cached if the cache holds any dataset of its owner.
+    """
     owner = place.partition("/")[0]
     if not any(data_sets_folder().glob(f"{owner}___*")) and not hub_is_reachable():
         raise InputError("data.hub_unreachable", name=place)
@@ -535,7 +537,7 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
 
 
 def _about(path: Path, name: str, data_format: str) -> str:
-    """Return a note on what is not read of a file, or ""."""
+    """Return a note on the parts of a file that are not read; "" if there are none."""
     if path.suffix.lower() == ZIP and (others := num_other_members(path)):
         return phrase(
             "data.archive_member_read", archive=name, member=data_name(path), others=_others(others)
