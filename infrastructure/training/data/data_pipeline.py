@@ -164,7 +164,7 @@ class DataPipeline:
 
     @property
     def store(self) -> TokenStore:
-        """The prepared examples; for a stream, only the held-out ones. Prepares them if necessary."""
+        """The prepared examples; for a stream, the held-out ones. Prepares them if necessary."""
         return self._ready().entry.store
 
     @property
@@ -491,7 +491,7 @@ class DataPipeline:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """An example for display, and descriptions of the texts of its row that the model never reads."""
+    """An example for display, with descriptions of the texts of its row that are never read."""
 
     example: TokenizedExample
     left_out: tuple[str, ...] = ()

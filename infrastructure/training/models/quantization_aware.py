@@ -1,6 +1,7 @@
 """Quantization-aware training with torchao: linear layers compute with rounded weights.
 
-The model learns to do well with them. The output layer and the embeddings stay as they are.
+The model learns to do well with rounded weights. The output layer and the embeddings stay as they
+are.
 
 The forward pass rounds the weights (and, with int8_int4, the inputs). The backward pass passes
 gradients through as if nothing was rounded: Jacob et al. 2017, arXiv 1712.05877. The weights that

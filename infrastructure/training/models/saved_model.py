@@ -54,8 +54,7 @@ class ModelSource:
 
     Attributes:
         location: a registered name, a Hub name, or an absolute folder.
-        revision: the version of a Hub model, if something other than the configuration determines
-            it.
+        revision: the version of a Hub model, if it does not come from the configuration.
     """
 
     kind: SourceKind

@@ -125,7 +125,7 @@ def write_description(model: torch.nn.Module, folder: Path) -> None:
 
 
 def write_generation_config(model: torch.nn.Module, folder: Path) -> None:
-    """Write which tokens end an answer, because a LoRA does not include that itself."""
+    """Write the tokens that end an answer, which the files of a LoRA do not include themselves."""
     generation: Any = getattr(inner_model(model), "generation_config", None)
     if generation is not None:
         generation.save_pretrained(folder)

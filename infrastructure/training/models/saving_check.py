@@ -1,7 +1,7 @@
-"""Check before the first step that a model can be saved once it is trained.
+"""A check before the first step that a model can be saved once it is trained.
 
-What is written next to the weights is made valid, or refused with a remedy, and then written and
-read once. Something that transformers reads but does not write would otherwise cost a whole run.
+The files next to the weights are made valid, or refused with a remedy, and then written and read
+once. A setting that transformers reads but cannot write would otherwise cost a whole run.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ OUTPUTS_ONLY = ("output_scores", "output_logits", "output_attentions", "output_h
 
 
 def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> list[str]:
-    """Make the saved model's configuration match what training teaches, and try to save it.
+    """Make the saved model's configuration match the training data, and try to save it.
 
     Args:
         model: any module. One that is not a transformers model stays unchanged.

@@ -288,7 +288,7 @@ class TemplateFormat:
         return self._reads[name]
 
     def writes(self, mark: str) -> bool:
-        """Return whether the template writes this mark if a message has an image among its parts."""
+        """Return whether the template writes this mark for a message that has an image part."""
         parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTION.text}]
         turn = Turn("user", QUESTION.text, json.dumps({"content": parts}))
         try:
@@ -501,7 +501,7 @@ def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
 
 
 def _changed(turn: Turn) -> Turn:
-    """Return a copy of the turn with a changed text and changed names of the tools that it calls."""
+    """Return a copy of the turn with a changed text and changed names of the called tools."""
     fields = json.loads(turn.fields) if turn.fields else {}
     for call in fields.get("tool_calls") or ():
         function = call.get("function", call)
@@ -511,7 +511,7 @@ def _changed(turn: Turn) -> Turn:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of the texts, the longest first; nothing if there are none."""
+    """Return a pattern that matches any of the texts, the longest first; without texts, nothing."""
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 

@@ -206,7 +206,8 @@ class RowAccounting:
         self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
 
     def account(self, conversation: Conversation, text: str) -> Account:
-        """Return which texts of a conversation are missing in `text`, the output of `write` for it."""
+        """Return which texts of a conversation are missing in `text`, which `write` returned for
+        it."""
         if conversation.is_text:
             return WHOLE
         marker = _Marker(kept=THINK_TAGS, names=self._names)

@@ -184,7 +184,7 @@ class ConversationEncoder:
 
     @cached_property
     def tool_template(self) -> TemplateFormat | None:
-        """The template of conversations with tools in training, if the tokenizer has one for them."""
+        """The template of conversations with tools in training; None if the tokenizer has none."""
         if self.own_tool_template is None:
             return None
         return training_format(self.tokenizer, self.own_tool_template, self.train_on == LAST_ANSWER)
@@ -400,7 +400,7 @@ class ConversationEncoder:
                 yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
-        """Return the training template for a conversation with these inputs; None if there is none."""
+        """Return the training template for a conversation with these inputs; None: no template."""
         return self.tool_template if self._is_for_tools(inputs) else self.template
 
     def _is_for_tools(self, inputs: str) -> bool:

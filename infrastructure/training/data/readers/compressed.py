@@ -70,7 +70,8 @@ def is_damaged(error: BaseException) -> bool:
 
 
 def data_name(path: Path) -> Path:
-    """Return the name that shows the type of the content: the archive's data file, or without .gz."""
+    """Return the name that shows the type of the content: an archive's data file, or without
+    .gz."""
     if is_zip(path):
         return Path(PurePosixPath(member_of(path)).name)
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED[:-1] else path

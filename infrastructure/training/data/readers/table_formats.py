@@ -193,7 +193,7 @@ def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5D
 
 
 def _hdf5_names(column: "H5Dataset", h5py: ModuleType) -> dict[object, Label]:
-    """Return the labels of a column that stores them as numbers, by number; {} for other columns."""
+    """Return number → label of a column that stores labels as numbers; {} for other columns."""
     numbers: dict[str, int] = h5py.check_enum_dtype(column.dtype) or {}
     return {number: Label(name, number) for name, number in numbers.items()}
 
