@@ -26,7 +26,7 @@ class FlopsEstimate:
 
     Attributes:
         per_token: operations per token, forward and backward, without attention.
-        per_token_and_position: operations of attention, per token and position that it can attend to.
+        per_token_and_position: operations of attention, per token and attended position.
     """
 
     per_token: float

@@ -35,7 +35,7 @@ class Phase:
         name: shown to the user.
         num_epochs: passes over the data in this phase.
         parameters: names of the parameters that train. None: all that the optimizer knows.
-        begins_anew: the phase trains another model, so its losses are not compared with earlier ones.
+        begins_anew: another model is trained, so its losses are not compared with earlier ones.
     """
 
     name: str = "train"

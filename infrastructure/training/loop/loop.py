@@ -70,7 +70,7 @@ class TrainingLoop:
     _is_joining: bool = field(default=False, init=False)
 
     def run(self, state: TrainingState) -> TrainingState:
-        """Train from `state.position` to the end, or until something asks to stop.
+        """Train from `state.position` to the end, or until a stop is requested.
 
         Raises:
             TrainingDivergedError: the loss is bad, and going back did not help.
@@ -428,7 +428,7 @@ def phase_ends(phases: Sequence[Phase]) -> set[int]:
 def select_trainable(
     model: torch.nn.Module, phase: Phase, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Let exactly the phase's parameters collect gradients, among those the optimizer knows."""
+    """Let only the phase's parameters collect gradients, among those that the optimizer knows."""
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         if id(parameter) in known:
