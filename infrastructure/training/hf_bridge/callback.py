@@ -73,8 +73,8 @@ class TemperCallback:
     is read. Only single-process training is supported.
 
     Args:
-        name: of the training: its folder in `output_dir` and at `backup.place`, by which it is
-            found again.
+        name: the training's name, by which it is found again: its folder in `output_dir` and at
+            `backup.place`.
         config: locations and intervals. None: the configuration file and the environment. It does
             not affect the model, the data or the arithmetic.
         accept: names of things that may differ when the training resumes although they change the
@@ -116,7 +116,7 @@ class TemperCallback:
     def resume_from(self) -> str | None:
         """Return the argument for `trainer.train(resume_from_checkpoint=...)`.
 
-        It is a folder with the newest version that verifies, from this machine or from
+        The argument is a folder with the newest version that verifies, from this machine or from
         `backup.place`. None: the training begins.
 
         Raises:
@@ -142,12 +142,13 @@ class TemperCallback:
             return str(folder)
 
     def look_before_loading(self, trainer: Any) -> None:
-        """Compare what a Trainer loads into, and remember what loading overwrites.
+        """Compare the Trainer's LoRA with the version's, and keep a record of what loading
+        overwrites.
 
         `resume_from` calls this if the callback was already added to the Trainer.
 
         Raises:
-            CheckpointError: its LoRA has another shape.
+            CheckpointError: the LoRA has another shape.
         """
         if self._resumed is None:
             return
@@ -159,7 +160,8 @@ class TemperCallback:
     def on_train_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
     ) -> None:
-        """Begin the training. All of its parts exist, and a version to resume from is loaded."""
+        """Begin the training, once the Trainer has made all its parts and loaded the version to
+        resume."""
         self._break_off(RuntimeError("the Trainer has begun again"))
         call = TrainCall()
         its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
@@ -190,8 +192,8 @@ class TemperCallback:
     def _is_replaced(self, trainer: Any) -> bool:
         """Return whether the Trainer has another callback of this run that was added later.
 
-        This happens if a notebook cell that creates and adds one runs again. If this one was added
-        again, its duplicates are removed.
+        That happens if a notebook cell that creates and adds one runs again. If this very callback
+        was added again, its duplicates are removed.
         """
         if trainer is None:
             return False
@@ -209,7 +211,8 @@ class TemperCallback:
         return callback.run.directory == self.run.directory
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
-        """Watch how the call ends until `_guards` closes; handle signals until `_signals` does."""
+        """Watch how the call ends until `_guards` closes; handle signals until `_signals`
+        closes."""
         watchdog = CallWatchdog(call, self._is_gone)
         watchdog.start()
         self._guards.callback(watchdog.end)
@@ -223,7 +226,7 @@ class TemperCallback:
     def _begun_with(self) -> Path | None:
         """Return the version that the previous try began with.
 
-        This try begins with weights that are already trained, and at that version's step.
+        The current try begins with weights that are already trained, and at that version's step.
         """
         if self._first is not None and not self._first.is_file():
             raise InputError("trainer.start_checkpoint_rotated")
@@ -253,7 +256,7 @@ class TemperCallback:
     def ended_by(self, error: BaseException) -> None:
         """Record that `error` has ended the training, for callers of `Trainer.train` that catch it.
 
-        What was committed before is safe. Nothing happens if the end is already known.
+        Versions committed before are safe. Nothing happens if the end is already known.
         """
         self._break_off(error)
 
