@@ -87,7 +87,7 @@ class Group:
         """Return the highest status of all ranks.
 
         Args:
-            reason: an explanation of the status. The explanation of the highest status becomes every
+            reason: an explanation of the status. That of the highest status becomes every
                 rank's `reason`.
 
         Raises:

@@ -99,7 +99,7 @@ class Ranks:
         """Release the other ranks; a second call does nothing.
 
         Args:
-            reason: what failed here, which is sent to them. None: all is done.
+            reason: the failure here, which is sent to them. None: all is done.
         """
         if self.group is not None:
             self.group.leave(reason)

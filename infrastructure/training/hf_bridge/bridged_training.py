@@ -137,7 +137,8 @@ class BridgedTraining:
             on_saved: called when nothing can be lost any more.
 
         Raises:
-            StorageError, OSError: this machine's disk returns an error. Committed versions are safe.
+            StorageError, OSError: this machine's disk returns an error. Committed versions are
+                safe.
             CopyNotConfirmedError: the run is finished here, but its backup is not confirmed.
             NothingLearnedError: steps no longer change any weight; the last of them is saved.
         """

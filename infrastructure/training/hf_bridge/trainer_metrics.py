@@ -34,8 +34,8 @@ class StepClock:
         """Record the end of a step.
 
         Args:
-            goes_on_at_once: the next step follows immediately, so the time in between is spent waiting
-                for data.
+            goes_on_at_once: the next step follows immediately, so the time in between is spent
+                waiting for data.
         """
         now = self.clock()
         if self._began is not None:
