@@ -63,8 +63,8 @@ class FormulatedProblem:
         The variables with the lowest linear terms are kept. The others are fixed at 0.
 
         Raises:
-            SamplerError: the model is larger and cannot be cut, because it is constrained or has spin
-                variables, or because every answer has at least `max_variables` ones.
+            SamplerError: the model is too large and cannot be cut: it is constrained or has spin
+                variables, or every answer has at least `max_variables` ones.
         """
         n = self.num_variables
         if n <= max_variables:

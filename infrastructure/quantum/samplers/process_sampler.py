@@ -87,7 +87,7 @@ class ProcessSampler(dimod.Sampler):
                 know.
 
         Raises:
-            SamplerError: the sampler raised, died, gave an invalid answer, or was ended at the deadline.
+            SamplerError: the sampler raised, died, gave an invalid answer, or missed the deadline.
         """
         deadline = Deadline(time_limit)
         with self._lock:
