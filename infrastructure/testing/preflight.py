@@ -112,8 +112,8 @@ def preflight(
     """Run the quick tier on a trainer that is about to train; the trainer is left unchanged.
 
     Args:
-        has_begun: the run has trained before. The ends of its answers were judged then, and are only
-            a warning now.
+        has_begun: the run has trained before. The ends of its answers were judged then, and
+                now give only a warning.
 
     Raises:
         PreflightError: a check failed; the text names each, and says what to do.
@@ -135,7 +135,7 @@ def _as_warning(result: CheckResult) -> CheckResult:
 
 
 def machine_check(output_dir: Path) -> CheckResult:
-    """Check for free disk space, and for enough memory to start."""
+    """Check that there is free disk space, and enough memory to start."""
     started = time.perf_counter()
     result = _from_findings("machine", list(check_machine(detect(output_dir))))
     return replace(result, seconds=time.perf_counter() - started)

@@ -98,7 +98,7 @@ class CheckPipeline:
         """Write `report.html` and `report.json`; run the checks first if there are no results yet.
 
         Args:
-            folder: the target; None: a folder with the current time in `checks/` of the output folder.
+            folder: the target; None: a folder in `checks/` of the output folder, named by the time.
 
         Returns:
             The content of report.json, and the paths of both files.

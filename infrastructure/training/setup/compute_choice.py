@@ -180,7 +180,7 @@ def _is_alone(trainer: EnhancedTrainer) -> bool:
 
 
 def _multiplies_fp32(trainer: EnhancedTrainer) -> bool:
-    """Return whether the device is a CPU and all weights are in fp32, so products can be, too."""
+    """Return whether this is a CPU and every weight is in fp32, so that products can be, too."""
     model, holds_others = trainer.model_config, trainer.training_config.holds_half_weights
     has_fp32 = model.quantization is None and model.dtype in ("auto", OTHER) and not holds_others
     return trainer.device.type == "cpu" and has_fp32
