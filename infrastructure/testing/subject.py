@@ -97,7 +97,7 @@ class Subject:
 
     @property
     def objective(self) -> MaskedObjective | None:
-        """The objective that hides tokens in this training; None: it predicts the next token."""
+        """The objective that hides tokens in this training; None for next-token prediction."""
         return getattr(self.adapter, "objective", None)
 
     def masked(self, example: TokenizedExample) -> MaskedExample:

@@ -278,8 +278,7 @@ class EnhancedTrainer:
         strategy: TrainingStrategy | None,
         own: Mapping[str, ExtensionFactory],
     ) -> None:
-        """Declare the settings of the parts, before the parts are created, because they may read
-        them."""
+        """Declare the settings of the parts before the parts, which may read them, are created."""
         config, model_config = self.training_config, self.model_config
         parts = [
             type(adapter)

@@ -95,7 +95,7 @@ class DataPipeline:
     """The data of one run.
 
     Args:
-        data_config: what to read and how.
+        data_config: the data section of the configuration.
         tokenizer: a transformers tokenizer; `data_config.chat_template` becomes its chat template,
             so that it is saved with the model.
         cache_config: where prepared data is kept, and how much of it.

@@ -273,33 +273,33 @@ class TemperCallback:
     def on_epoch_begin(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """See `TrainerEvents.epoch_begins`."""
+        """Begin an epoch (see `TrainerEvents.epoch_begins`), or stop if nothing is left to train."""
         if (events := self._events()) is not None:
             events.epoch_begins()
         elif self._training is not None:
             control.should_training_stop = True
 
     def on_step_begin(self, args: object, state: object, control: object, **parts: object) -> None:
-        """See `TrainerEvents.step_begins`."""
+        """Begin a step, and write a version if one is due; see `TrainerEvents.step_begins`."""
         if (events := self._events()) is not None:
             events.step_begins()
 
     def on_substep_end(self, args: object, state: object, control: object, **parts: object) -> None:
-        """See `TrainerEvents.micro_batch_done`."""
+        """Handle a finished micro-batch; see `TrainerEvents.micro_batch_done`."""
         if (events := self._events()) is not None:
             events.micro_batch_done()
 
     def on_pre_optimizer_step(
         self, args: object, state: object, control: object, **parts: object
     ) -> None:
-        """See `TrainerEvents.gradients_are_final`."""
+        """Handle the final gradients of a step; see `TrainerEvents.gradients_are_final`."""
         if (events := self._events()) is not None:
             events.gradients_are_final()
 
     def on_step_end(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """See `TrainerEvents.step_ends`."""
+        """Count a finished step, and decide whether to save; see `TrainerEvents.step_ends`."""
         if (events := self._events()) is not None:
             events.step_ends(control)
 
@@ -311,7 +311,7 @@ class TemperCallback:
         logs: MutableMapping[str, float] | None = None,
         **parts: object,
     ) -> None:
-        """See `TrainerEvents.logged`."""
+        """Handle a log of the Trainer; see `TrainerEvents.logged`."""
         if (events := self._events()) is not None:
             events.logged({} if logs is None else logs, control)
 
@@ -323,25 +323,25 @@ class TemperCallback:
         metrics: Mapping[str, float] | None = None,
         **parts: object,
     ) -> None:
-        """See `TrainerEvents.evaluated`."""
+        """Handle an evaluation of the Trainer; see `TrainerEvents.evaluated`."""
         if (events := self._events()) is not None:
             loader = parts.get("eval_dataloader")
             events.evaluated(metrics or {}, control, getattr(loader, "dataset", None))
 
     def on_save(self, args: object, state: object, control: object, **parts: object) -> None:
-        """See `TrainerEvents.own_checkpoint_saved`."""
+        """Request a version after a save of the Trainer; see `TrainerEvents.own_checkpoint_saved`."""
         if (events := self._events()) is not None:
             events.own_checkpoint_saved()
 
     def on_epoch_end(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """See `TrainerEvents.epoch_ends`."""
+        """Handle the end of an epoch; see `TrainerEvents.epoch_ends`."""
         if (events := self._events()) is not None:
             events.epoch_ends(control)
 
     def on_train_end(self, args: object, state: object, control: object, **parts: object) -> None:
-        """See `BridgedTraining.end`."""
+        """End the training, unless that has happened already; see `BridgedTraining.end`."""
         with self._ending:
             training, self._training = self._training, None
             self._guards.close()

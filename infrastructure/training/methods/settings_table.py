@@ -18,7 +18,7 @@ from infrastructure.run.configuration_judge import names as accepted_names
 
 
 class Use(Enum):
-    """How a setting is applied."""
+    """The way in which a setting is applied."""
 
     ARGUMENT = "an argument of TRL's configuration"
     MODEL = "how the model is loaded"

@@ -36,7 +36,7 @@ def check(model: torch.nn.Module) -> None:
     Its weights are not read, and may be on the meta device.
 
     Raises:
-        ValueError: names the layers.
+        ValueError: layers would not be rounded; the text names them.
     """
     if hasattr(getattr(model, "config", None), "vision_config"):
         raise InputError("models.qat_text_models_only", key=_NEEDED_FOR)

@@ -80,7 +80,7 @@ def save_model(
     Args:
         model: a transformers or PEFT model, compiled or not, or a registered module.
         registered_name: the name that the module is registered under. Only for registered modules.
-        processor: of a vision-language model, with that tokenizer.
+        processor: that of a vision-language model, with the same tokenizer.
 
     Raises:
         ValueError: the module is of no known kind and has no `registered_name`.
@@ -143,8 +143,8 @@ def save_whole(
     module.
 
     Args:
-        model: without wrappers around it.
-        state: by the names of the plain model, in which nothing is quantized.
+        model: the model without wrappers around it.
+        state: the weights by the names of the plain model; none is quantized.
     """
     directory = directory.resolve()
     with whole_directory(directory) as part:

@@ -189,7 +189,7 @@ class MonitorObserver(Observer):
         return reached / self._most_per_second
 
     def _measure_devices(self, state: TrainingState) -> None:
-        """Measure this device and assume that all processes have the same."""
+        """Measure this device and assume that the devices of all processes are equal."""
         of_one = measure_operations_per_second(self._device, self.precision.dtype)
         self._most_per_second = state.num_processes * of_one
 

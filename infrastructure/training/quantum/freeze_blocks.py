@@ -33,7 +33,7 @@ def phase_blocks(state: TrainingState) -> Blocks:
 
 
 def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
-    """Train only the chosen blocks of this phase and the parameters outside of blocks; None: all.
+    """Train only the chosen blocks of this phase (all if None) and parameters outside of blocks.
 
     The other blocks get no gradient. If none of the phase's blocks was chosen, all of them train.
     """

@@ -128,8 +128,8 @@ class PlanCosts:
         stacks: the spans of layers.
         parameters: numbers of the model's parameters, by part.
         cache_bytes: upper bound of cached activations on the disk; None: none are cached.
-        finished_as: how finished layers are stored (`training.quantization_type`); None: as they
-            train.
+        finished_as: the form in which finished layers are stored (`training.quantization_type`);
+            None: as they train.
     """
 
     kind: str

@@ -213,7 +213,7 @@ def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bo
 
 
 def time_steps_of(config: TrainingConfig, index: int, num_units: int) -> list[int | None]:
-    """Return the time steps of one unit's phases, in order; [None] if masks have none.
+    """Return the time steps of one unit's phases, in order; [None] without a common time step.
 
     With "depth", each unit has its own time step, from the first bin to the last. With "input" and
     a cache, each unit goes through all time steps; without a cache, each example draws its own.

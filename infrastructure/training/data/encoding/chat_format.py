@@ -67,7 +67,7 @@ CHANGED = "Zq5"  # appended to an answer to locate it
 
 
 class FormatError(Exception):
-    """A conversation that the chat template cannot write so that its answers can be found.
+    """An error for a conversation whose answers cannot be found in the template's output.
 
     Attributes:
         advice: the remedy if it is known, else "".
@@ -84,7 +84,7 @@ class FormatError(Exception):
 
 
 class HistoryError(FormatError):
-    """A chat template that writes earlier messages differently once the conversation continues."""
+    """An error for a template that changes earlier messages once a conversation continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +493,7 @@ def training_format(
 
 
 def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
-    """Return a tool, or a call of one, in the form that a template takes; None: unchanged."""
+    """Return a tool, or a call of one, wrapped or unwrapped; unchanged if `wraps` is None."""
     function: Any = one.get("function")
     if function is None:
         return {"type": "function", "function": one} if wraps else one

@@ -41,7 +41,7 @@ class PictureTokens:
         background: the color behind transparent pixels.
 
     Attributes:
-        mark, mark_id: what a chat template writes for an image.
+        mark, mark_id: the token that a chat template writes for an image, and its ID.
         token_ids: the IDs of an image's tokens. For Gemma 3 the mark is not one of them.
 
     Raises:

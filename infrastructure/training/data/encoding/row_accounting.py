@@ -55,7 +55,7 @@ class Missing:
 
     Attributes:
         kind: "system message", "reasoning", "answer", "argument", …
-        what: the same with its position in the row, such as "reasoning of message 3".
+        what: the kind with its position in the row, such as "reasoning of message 3".
         text: the whole text.
         is_learnt: it is part of an answer that is trained on.
         is_cut: a part of it is read.

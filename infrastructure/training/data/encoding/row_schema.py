@@ -101,7 +101,7 @@ CALL_ROLES = ("function_call", "tool_call")  # their text is a tool call, or a l
 
 
 class ShapeError(Exception):
-    """A row that does not fit the shape; it becomes a `BadRow`."""
+    """An error for a row that does not fit the shape; the row becomes a `BadRow`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

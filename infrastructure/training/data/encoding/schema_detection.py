@@ -79,7 +79,7 @@ Candidate = tuple[str, dict[str, str], str]
 
 @dataclass(frozen=True)
 class ShapeRequest:
-    """The settings about columns; None: to be detected."""
+    """The settings about columns; None means that a column is to be detected."""
 
     shape: str = "auto"
     prompt_column: str | None = None
@@ -94,7 +94,7 @@ class ShapeRequest:
         """Refuse settings that contradict each other.
 
         Raises:
-            ValueError: names the settings that cannot be combined.
+            ValueError: settings cannot be combined; the text names them.
         """
         if self.shape not in ("auto", *SHAPES):
             raise InputError(
@@ -218,7 +218,7 @@ def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
     """Refuse rows of well-known datasets that cannot be used as examples directly.
 
     Raises:
-        ValueError: says what they are, and what to do.
+        ValueError: the rows are of such a dataset; the text says which, and what to do.
     """
     first = rows[0].values
     if set(columns) >= MESSAGE_ROW:
@@ -236,7 +236,7 @@ def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
     """Refuse answers that are only true or false.
 
     Raises:
-        ValueError: names the column and the remedy.
+        ValueError: answers are truth values; the text names the column and the remedy.
     """
     answer = parts.get("answer")
     values = [value_of(row.values, answer) for row in rows]
@@ -253,7 +253,7 @@ def _refuse_labels(
     marks bad answers.
 
     Raises:
-        ValueError: names the possible remedies.
+        ValueError: the rows have a label; the text names the possible remedies.
     """
     name, parts, _ = candidate
     if request.shape != "auto" or request.text_column or request.prompt_column:
@@ -628,7 +628,7 @@ def _columns_of(parts: dict[str, str]) -> str:
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
-    """Return the settings to use, as advice; with column names if there is only one reading."""
+    """Return advice on the settings to use, with column names if only one reading is possible."""
     texts = [name for name in _leaves(rows, columns) if plain(name) != "id"]
     texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
     nested = (list, dict)

@@ -272,7 +272,7 @@ class Survivals:
         """Refuse to start if different answers have become equal in too many rows.
 
         Raises:
-            ValueError: names the number, and what to do.
+            ValueError: there are too many; the text has their number, and says what to do.
         """
         percent = 100 * self.num_equal / max(1, num_rows)
         if percent > max_percent:

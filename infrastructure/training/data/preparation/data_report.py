@@ -44,7 +44,7 @@ class DataReport:
             there are none.
         left_out: texts of usable rows that the model never reads, as `LeftOut.to_json` returns
             them.
-        survivals: what the tokenizer made of trained texts, as `Survivals.to_json` returns it.
+        survivals: changes of trained texts by the tokenizer, from `Survivals.to_json`.
         losses: file:line of the first rows that lose a text → the lost texts, in words.
         undetermined_rows: rows for which it cannot be determined whether a text is lost.
         unused_columns: columns that nothing reads, in words; "" if there are none.

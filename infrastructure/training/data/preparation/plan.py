@@ -126,7 +126,7 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
     If only some images are missing or broken, their rows are skipped when the data is prepared.
 
     Raises:
-        ValueError: names the first unusable image and the reason.
+        ValueError: no image is usable; the text names the first one and the reason.
     """
     schema, faults = find_shape(files, config), list[str]()
     folder = files[0].path if files[0].path.is_dir() else files[0].path.parent
@@ -183,7 +183,7 @@ def num_processes(
 
 
 def look_at_rows(files: list[DataFile], config: DataConfig) -> RowSchema:
-    """Refuse rows that cannot be interpreted, without a tokenizer.
+    """Refuse rows that cannot be interpreted; needs no tokenizer.
 
     The first rows are checked; if the files are small, all of them.
 

@@ -89,7 +89,7 @@ class Quarantine:
             cuts_prompts: data.over_length=truncate is possible.
 
         Raises:
-            ValueError: names count, share, the first rows with their positions, and the remedies.
+            ValueError: the share is too large; the text has count, share, first rows and remedies.
         """
         percent = 100 * self.total / max(1, num_rows)
         lost = Counter({reason: self.counts[reason] for reason in UNLEARNABLE & {*self.counts}})

@@ -54,7 +54,7 @@ BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
 class PictureError(Problem):
-    """An image that cannot be used; the message gives the reason."""
+    """An error for an image that cannot be used; the message gives the reason."""
 
 
 def looks_like_picture(value: object) -> bool:

@@ -245,7 +245,7 @@ def discover(
 
     Args:
         what: what the files are, for error messages.
-        encoding: of text files without a byte order mark.
+        encoding: the encoding of text files without a byte order mark.
 
     Raises:
         ValueError: there is nothing readable; says what was found and what to do.
@@ -374,7 +374,7 @@ def refuse_no_data(path: Path, advice: str) -> None:
         advice: the remedy if the file is probably not the one that was meant.
 
     Raises:
-        ValueError: says what it is, and what to do.
+        ValueError: no reader can read it; the text says what it is, and what to do.
     """
     if _is_plugin(path.suffix.lower().removeprefix(".")):
         return
