@@ -32,7 +32,7 @@ class FallbackSampler(dimod.Sampler):
 
     Attributes:
         answered_by: name of the sampler that answered the last problem; "": none did.
-        failures: the reason for which each sampler queried before it failed.
+        failures: a sentence on each sampler that failed before one answered.
 
     Raises:
         ValueError: there is no sampler.

@@ -273,7 +273,7 @@ class TemperCallback:
     def on_epoch_begin(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """Begin an epoch (see `TrainerEvents.epoch_begins`), or stop if nothing is left to train."""
+        """Begin an epoch (see `TrainerEvents.epoch_begins`); stop if nothing is left to train."""
         if (events := self._events()) is not None:
             events.epoch_begins()
         elif self._training is not None:
@@ -329,7 +329,7 @@ class TemperCallback:
             events.evaluated(metrics or {}, control, getattr(loader, "dataset", None))
 
     def on_save(self, args: object, state: object, control: object, **parts: object) -> None:
-        """Request a version after a save of the Trainer; see `TrainerEvents.own_checkpoint_saved`."""
+        """Request a version, as the Trainer saves; see `TrainerEvents.own_checkpoint_saved`."""
         if (events := self._events()) is not None:
             events.own_checkpoint_saved()
 

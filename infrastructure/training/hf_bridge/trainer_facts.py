@@ -548,8 +548,7 @@ def _why_not(name: str) -> str:
 
 
 class TrainerJudge:
-    """The decision which differences of a Trainer's training are allowed; see
-    `compatibility.Judge`.
+    """A judge of the differences in a Trainer's training; see `compatibility.Judge`.
 
     Args:
         is_whole: the Trainer was made from a configuration, so a flag accepts differences.

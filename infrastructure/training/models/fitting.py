@@ -1,4 +1,4 @@
-"""Checks that a model fits the run, which need no weights of their own."""
+"""Checks that a model fits the run, and the description of the model for its records."""
 
 import logging
 from typing import TYPE_CHECKING, cast

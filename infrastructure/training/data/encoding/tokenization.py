@@ -685,8 +685,8 @@ def num_common(ids: TokenIds, others: TokenIds) -> int:
 def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: TokenIds) -> bool:
     """Return whether an example begins with a prompt.
 
-    The tokens are compared; if the last characters of the prompt form one token with the first ones
-    of the answer, the texts.
+    Its tokens are compared, and also its text, because the last characters of the prompt may form one
+    token with the first ones of the answer.
     """
     same = num_common(ids, prompt)
     if same == len(prompt):

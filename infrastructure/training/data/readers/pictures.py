@@ -152,8 +152,8 @@ def decode(content: bytes, name: str = "", background: str = WHITE) -> "Image":
 def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image, tuple[str, ...]]":
     """Return an image's pixels as upright 8-bit RGB, and the decisions that this required.
 
-    Of several frames the first is used, transparent pixels are composited onto `background`, and
-    more than 8 bits are scaled by the range of their type.
+    The first of several frames is used, transparent pixels are composited onto `background`, and
+    values of more than 8 bits are scaled by the range of their type.
 
     Raises:
         PictureError: it cannot be decoded, has too many pixels, or has values of unknown range.
@@ -239,7 +239,7 @@ def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str
     floats from 0..1.
 
     Raises:
-        PictureError: floats that are not all between 0 and 1.
+        PictureError: the values are floats that are not all between 0 and 1.
     """
     module = require("PIL.Image", "training on pictures")
     if values.dtype.kind == "f":

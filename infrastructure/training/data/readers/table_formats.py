@@ -150,8 +150,8 @@ def _hdf5_rows_at_once(
 ) -> int:
     """Return how many rows may be read at a time.
 
-    Parts that were never written read as zeros of any length, and texts of any length may be one
-    text in the file.
+    Rows may be much larger than the file: parts that were never written read as zeros, and many
+    rows may refer to one text.
 
     Raises:
         ValueError: a single field, or the chunk that it is compressed in, is too large.
