@@ -685,8 +685,8 @@ def num_common(ids: TokenIds, others: TokenIds) -> int:
 def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: TokenIds) -> bool:
     """Return whether an example begins with a prompt.
 
-    Its tokens are compared, and also its text, because the last characters of the prompt may form one
-    token with the first ones of the answer.
+    The tokens are compared, and where they end differently the text, because the last characters of
+    the prompt may form one token with the first ones of the answer.
     """
     same = num_common(ids, prompt)
     if same == len(prompt):
