@@ -92,10 +92,11 @@ class DataSelection(Choice):
     def penalty_strength(self) -> float:
         """Return a strength as in `Choice`, by a bound that is several times smaller.
 
-        With V the sum over S, dropping one item costs, averaged over S, (-2 |V|^2 / k^2 + 2 rho t'V
-        / k) / |S| + 1 / k^2. Adding one item costs, averaged over the n - |S| others, whose sum is
-        G - V, 1 / k^2 + 2 (G - V)'(V / k - rho t) / (k (n - |S|)). The cheapest flip costs at most
-        the average. Both averages are largest if V points along t and, for adding, also along G:
+        With V the sum over S, dropping one item costs, averaged over S,
+        (-2 |V|^2 / k^2 + 2 rho t'V / k) / |S| + 1 / k^2. Adding one item costs, averaged over the
+        n - |S| others, whose sum is G - V,
+        1 / k^2 + 2 (G - V)'(V / k - rho t) / (k (n - |S|)). The cheapest flip costs at most the
+        average. Both averages are largest if V points along t and, for adding, also along G:
         rho^2 / (2 |S|), and (|G| / k + rho)^2 k / 4 - rho t'G in the scalar product.
         """
         n, k = len(self.labels), self.num_chosen

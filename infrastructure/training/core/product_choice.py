@@ -26,7 +26,7 @@ PRECISION = "training.mixed_precision"
 class ProductChoice:
     """The choice of fp32, because bf16 does not speed up a matrix product.
 
-    bf16 is used for the speed of such products; it has no other advantage on a CPU.
+    Such products are the reason to use bf16; everything else about it only costs time.
 
     Attributes:
         seconds: number format → minimum seconds of a product.

@@ -163,7 +163,8 @@ def started_by_rank_0(port: int, rank: int, size: int) -> Member:
 def others_dismissed() -> Iterator[None]:
     """Dismiss on exit the ranks that still wait for rank 0, if it has trained nothing.
 
-    For example, its run was already finished. Without a launcher this does nothing.
+    It has trained nothing if, for example, its run was already finished. Without a launcher, do
+    nothing.
     """
     yield
     launch = launched_process()

@@ -54,7 +54,7 @@ class ErrorRecovery:
         self.policy = policy
 
     def after_bad_loss(self, state: TrainingState, bad: BadStep) -> None:
-        """Go back to the newest good checkpoint, to skip the bad batch or first to find it.
+        """Go back to the newest good checkpoint, to skip the bad batch, or to find it first.
 
         Raises:
             TrainingDivergedError: going back is not allowed, or no longer possible.

@@ -1,4 +1,4 @@
-"""A table of the methods, their TRL trainers, and the modules of them in the installed TRL.
+"""A table of the methods, their TRL trainers, and the modules that contain them.
 
 | method | TRL 1.14.2 | TRL 0.29.1 (Colab) |
 | --- | --- | --- |

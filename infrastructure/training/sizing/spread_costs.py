@@ -53,7 +53,7 @@ def spread_state(
     offload: bool,
     on_gpu: bool,
 ) -> SpreadState:
-    """Return the memory that a run keeps between two micro-batches, and that one gathers.
+    """Return the memory kept between two micro-batches, and the memory gathered within one.
 
     Embeddings, last norm and head are gathered for a whole micro-batch. A block exists in the
     received and the computing copy; gloo, on a CPU, copies what it receives. A GPU prefetches: in
