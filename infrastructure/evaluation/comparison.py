@@ -18,7 +18,7 @@ Pair = tuple[MeasuredRow, MeasuredRow]
 
 @dataclass(frozen=True)
 class Difference:
-    """One measure of the second model minus that of the first, on `num_rows` rows of both.
+    """One measure of the second model minus that of the first, on the `num_rows` rows of both.
 
     Attributes:
         first, second: the measure of each model on those rows.
@@ -38,7 +38,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Which model is better, in words.
+        """The better model, in words.
 
         It is "no clear difference" if the interval contains zero or McNemar's test does not exclude
         chance.
@@ -64,7 +64,7 @@ def compare(first: ModelRows, second: ModelRows) -> dict[str, list[Difference]]:
     """Return the difference of each measure for all common rows ("all"), then for each task.
 
     Means over tokens are compared only if both models have the same number of trained tokens in
-    each row. Otherwise they are means over different things, and `unlike_tokens` returns True.
+    each row. Otherwise they are means over different tokens, and `unlike_tokens` returns True.
     """
     pairs = paired(first, second)
     groups = {ALL: pairs}

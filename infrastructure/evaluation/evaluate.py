@@ -1,4 +1,4 @@
-"""Measure a saved model on data: what `temper eval MODEL DATA` does."""
+"""The measurement of a saved model on data, as `temper eval MODEL DATA` does it."""
 
 import gc
 import json
@@ -70,8 +70,8 @@ class Evaluation(HeldOut):
 
     Attributes:
         scores: by task ("all" for all rows) and measure: value, low, high (95 %), rows.
-        against: of a second model: model, metrics, scores, and `differences` by task.
-        notes: what the user should know about how this was measured.
+        against: results of a second model: model, metrics, scores, and `differences` by task.
+        notes: sentences about how the numbers were measured.
         page, file, answers: paths of the output files: the HTML page, the numbers as JSON, and
             every row as JSON lines.
     """
@@ -85,7 +85,7 @@ class Evaluation(HeldOut):
 
 
 def measured_answers() -> Count:
-    """Return the progress counter of a measurement."""
+    """Create the progress counter of a measurement."""
     return Count("measuring the model", "answers")
 
 
@@ -107,7 +107,7 @@ def measure_model(
     run. A model without a run is measured like the other one.
 
     Args:
-        count: receives the progress, and with two models which one is being measured.
+        count: receives the progress, and with two models the one that is being measured.
 
     Returns:
         The results, and lines to show.
@@ -173,7 +173,7 @@ def _measure(
 def _notes_of(
     models: Sequence[ModelRows], num_prompts: int | None = None, lengths: Sequence[int] = ()
 ) -> list[str]:
-    """Return what the user should know about how this was measured.
+    """Return notes for the user about how the numbers were measured.
 
     Args:
         lengths: the maximum example length of each model.
@@ -323,7 +323,7 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
 
 
 def trained_on_file(config: DeploymentConfig) -> list[str]:
-    """Return such a note if a run that did not record its rows was trained on the same file."""
+    """Return a note if a run without recorded rows was trained on the measured file."""
     run = record_of_run(Path(config.model.name))
     data = config.data.path
     if run is None or data is None or not Path(data).exists():
@@ -350,7 +350,7 @@ def set_aside(config: DeploymentConfig) -> list[str]:
     """Reset the settings that a measurement does not use.
 
     Returns:
-        A note for each such setting that comes from a file or the environment, which runs share.
+        A note for each reset setting that comes from a file or the environment, which runs share.
 
     Raises:
         ConfigurationError: such a setting was given to this measurement itself.

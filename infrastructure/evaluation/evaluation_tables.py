@@ -39,8 +39,8 @@ PLAIN = (LOSS, PERPLEXITY)  # measures that are not shares
 def short_names(models: Sequence[str]) -> list[str]:
     """Return the names of models in tables: the last part of a path, without start times.
 
-    If these are not distinct, start times are kept; if that is not enough, whole names are
-    returned.
+    If the short names are not distinct, start times are kept; if that is not enough, whole names
+    are returned.
     """
     last = [last_name(model) for model in models]
     for short in ([BEGAN_AT.sub("", name) for name in last], last):

@@ -1,4 +1,4 @@
-"""Generate answers to held-out prompts, and count how many are an exact match.
+"""Generation of answers to held-out prompts, and the count of exact matches.
 
 Decoding is greedy, so the same model gives the same answers. The model needs a `generate` method.
 """
@@ -43,7 +43,7 @@ class Answer:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the answer equals the expected one, ignoring surrounding whitespace."""
+        """True if the answer equals the expected one, ignoring surrounding whitespace."""
         return self.text.strip() == self.question.expected.strip()
 
 
@@ -74,7 +74,7 @@ def generate_answers(
         poll: called between batches; may raise.
         count: called before each batch with the number of answers generated so far and the total.
         pictures: turns the images of the questions into pixels; None: the questions have none.
-        only_exact: only exact match matters. Generation of an answer stops as soon as the answer
+        only_exact: measure only exact matches. Generation of an answer stops as soon as the answer
             cannot match any more, or exceeds the expected length by the usual margin. The first
             answer is generated in full, so that it can be shown.
     """
@@ -169,7 +169,7 @@ def generate_greedily(
         more: further arguments for `generate`.
 
     Returns:
-        The result of `generate`, and how many of its columns are the prompts.
+        The result of `generate`, and the number of its columns that hold the prompts.
     """
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)
@@ -248,7 +248,7 @@ class WrongAnswers:
         self.is_over = torch.zeros(len(questions), dtype=torch.bool)
 
     def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
-        """Return which answers end, as (B,) bool."""
+        """Return a mask of the answers that end, as (B,) bool."""
         num_written = input_ids.shape[1] - self.width
         self.is_over |= self.lengths <= num_written
         if num_written % LOOKED_AT_EVERY == 0:

@@ -34,7 +34,7 @@ class HeldOut:
     """The results of one measurement.
 
     Attributes:
-        metrics: `eval_loss` and what the model's adapter adds.
+        metrics: `eval_loss` and the metrics that the model's adapter adds.
         exact_match: the share of exact answers by task, and under "all"; empty if the data has no
             prompts and answers.
         num_questions: the number of held-out prompts that were answered.
@@ -49,7 +49,7 @@ class HeldOut:
     measured_on: str | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Return JSON values; a number that is not finite is spelled as its name."""
+        """Return JSON values; a number that is not finite becomes a string."""
         return dict(spell_numbers(asdict(self)))
 
     @classmethod
@@ -141,8 +141,7 @@ def answer_questions(
 
     Args:
         poll: called between batches; may raise.
-        count: see `generate_answers`.
-        only_exact: see `generate_answers`.
+        count, only_exact: see `generate_answers`.
     """
     model, data = trainer.initialize_model(), trainer.initialize_data()
     tokenizer = trainer.adapter.tokenizer
@@ -172,7 +171,10 @@ def can_answer(trainer: EnhancedTrainer) -> bool:
 
 
 def trained_model(trainer: EnhancedTrainer) -> Trained | None:
-    """Return the model to compare the saved one with; None if it writes no text or is on disk."""
+    """Return the trained model, to be compared with the saved one.
+
+    None if the model writes no text, or is on disk.
+    """
     if trainer.adapter.on_disk or not can_answer(trainer):
         return None
     model, data = trainer.initialize_model(), trainer.initialize_data()

@@ -32,7 +32,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether both ends are on the same side of zero."""
+        """True if both ends are on the same side of zero."""
         return self.low > 0 or self.high < 0
 
 
@@ -53,7 +53,7 @@ def wilson(num_right: int, num_rows: int) -> Interval:
 def bootstrap(sums: Floats, counts: Floats) -> Interval:
     """Return the interval of the ratio Σ sums / Σ counts.
 
-    This is a mean over tokens, or, if all counts are 1, a mean over rows.
+    The ratio is a mean over tokens, or, if all counts are 1, a mean over rows.
 
     Args:
         sums, counts: (rows,).

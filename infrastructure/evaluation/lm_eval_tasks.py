@@ -89,7 +89,7 @@ def measure_tasks(
 
 
 def _known_tasks(request: TaskRequest) -> tuple[list[str], Any]:
-    """Return the tasks that the names match, and the manager that knows them; loads their data.
+    """Return the tasks that the names match, and the manager that knows them; load their data.
 
     The harness's own fifteen thousand tasks are searched only if a name is not in the folder.
     """

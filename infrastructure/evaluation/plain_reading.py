@@ -1,10 +1,10 @@
 """Verification of a saved model: plain transformers and PEFT load it, from its own files only.
 
-The loaded model answers a few prompts, and stops where its own files end an answer. Its tokens must
-be those of the trained model in memory as Temper measures it: greedy, in the same number format.
-Any difference is reported, and the run does not count as finished. If the two choose different
-tokens whose logits are equal within rounding, the tokens count as equal. A vision-language model
-gets images through the folder's own processor.
+The loaded model answers a few prompts, and stops at the end tokens of its own files. Its tokens
+must be those of the trained model in memory as Temper measures it: greedy, in the same number
+format. Any difference is reported, and the run does not count as finished. If the two choose
+different tokens whose logits are equal within rounding, the tokens count as equal. A
+vision-language model gets images through the folder's own processor.
 """
 
 import gc
@@ -94,7 +94,8 @@ def fixed_questions(
     """Return questions to use if there are no held-out ones, formatted as in training.
 
     Args:
-        pictures: of a vision-language model; its first question comes with an image.
+        pictures: the image encoder of a vision-language model; the first question then comes with
+            an image.
     """
     encoder = ConversationEncoder(tokenizer, max_length=2 * longest, pictures=pictures)
     written = [encoder.prompt_ids([Turn("user", text)])[:longest] for text in QUESTIONS]
@@ -106,7 +107,7 @@ def fixed_questions(
 
 
 def about_picture(question: str) -> Turn:
-    """Return a question with an image before it."""
+    """Return a turn with an image and a question about it."""
     parts = [{"type": PICTURE_PART}, {"type": "text", "text": question}]
     return Turn("user", question, json.dumps({"content": parts}))
 
@@ -131,7 +132,7 @@ def check_saved(folder: Path, trained: Trained) -> list[str]:
     """Compare the model in `folder`, loaded by plain transformers and PEFT, with the trained one.
 
     Returns:
-        A note with the reason if it could not be loaded for the comparison.
+        A note with the reason if the model could not be loaded for the comparison.
 
     Raises:
         CheckpointError: its answers or their ends differ, or it cannot be read; reports the
@@ -168,7 +169,8 @@ class Expected:
     Attributes:
         answers: the tokens of each answer, including the one that ends it; empty for a model that
             generates no text.
-        logits: of each answer, (tokens, vocabulary); the scores, for a model that scores texts.
+        logits: the logits of each answer, (tokens, vocabulary); the scores, for a model that scores
+            texts.
         tolerance: the largest distance between logits at which different tokens count as equal.
         loading: how to load the saved model, and the base if it is a LoRA.
     """
@@ -181,7 +183,7 @@ class Expected:
 
     @classmethod
     def of(cls, trained: Trained) -> "Expected":
-        """Query the trained model, which must be in evaluation mode."""
+        """Generate the answers of the trained model, which must be in evaluation mode."""
         model = trained.model
         weights = next(p for p in model.parameters() if p.is_floating_point())
         with trained.autocast():
@@ -194,13 +196,13 @@ class Expected:
         return cls(kept, answers, logits, tolerance, Loading.like(model))
 
     def compare(self, folder: Path, tolerance: float = 0.0) -> int:
-        """Query the model in `folder` with the same questions, and compare its answers.
+        """Ask the model in `folder` the same questions, and compare its answers.
 
         Args:
             tolerance: used instead of the default tolerance if it is larger.
 
         Returns:
-            How many answers are the same to the last token.
+            The number of answers that are the same to the last token.
 
         Raises:
             CheckpointError: its answers or their ends differ, or it cannot be read; reports the
@@ -229,7 +231,8 @@ class Expected:
     def _difference(
         self, number: int, answers: list[list[int]], logits: list[torch.Tensor], allowed: float
     ) -> str | None:
-        """Return how another model's answer differs from the trained model's, in words, or None."""
+        """Describe how another model's answer differs from the trained model's; None if it does
+        not."""
         prompt = self.trained.questions[number].prompt
         near = num_near(self.logits[number], logits[number], allowed)
         if not self.answers:
@@ -273,7 +276,7 @@ class Expected:
                 )
 
     def _seeing_of(self, folder: Path) -> PictureTokens | None:
-        """Return how the folder's own processor turns images into tokens and pixels."""
+        """Return the folder's own processor as a converter of images to tokens and pixels."""
         ours = self.trained.pictures
         if ours is None:
             return None
@@ -281,7 +284,8 @@ class Expected:
         return PictureTokens(processor, str(folder), background=ours.background)
 
     def _compare_seeing(self, folder: Path, theirs: PictureTokens) -> None:
-        """Compare the chat template of the processor, and the tokens and pixels it makes.
+        """Compare the chat template of the processor, and the tokens and pixels that it makes of an
+        image.
 
         Raises:
             CheckpointError: one of them differs.
@@ -304,8 +308,8 @@ class Expected:
 def _other_input(ours: PictureTokens, theirs: PictureTokens, image: "Image") -> str | None:
     """Return the name of the first model input that differs between two processors for an image.
 
-    Readers call the whole processor, which makes tokens and pixels at once. Image processors of PIL
-    and of torchvision may differ by rounding.
+    The whole processor is called, as users call it, which makes tokens and pixels at once. Image
+    processors of PIL and of torchvision may differ by rounding.
     """
     kinds = {type(one.processor.image_processor) for one in (ours, theirs)}
     allowed = PIXEL_TOLERANCE if len(kinds) > 1 else 0.0
@@ -329,14 +333,14 @@ def _differs(folder: Path, how: str) -> CheckpointError:
 
 
 def num_near(ours: torch.Tensor, theirs: torch.Tensor, allowed: float) -> int:
-    """Return how many tokens precede the first whose logits differ by more than rounding."""
+    """Return the number of tokens before the first whose logits differ by more than rounding."""
     pairs = zip(ours, theirs, strict=False)  # one answer may be shorter
     are_near = (distance(b[None], a[None]) <= allowed for a, b in pairs)
     return _num_first(are_near)
 
 
 def _num_first(holds: Iterable[bool]) -> int:
-    """Return how many values are true before the first false one."""
+    """Return the number of values that are true before the first false one."""
     return sum(1 for _ in itertools.takewhile(bool, holds))
 
 
@@ -383,12 +387,13 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class Loading:
-    """How to load a saved model with only transformers and PEFT, as its model card describes.
+    """The options for loading a saved model with only transformers and PEFT, as its card describes.
 
     Attributes:
         auto_class: the name of a class of transformers.
-        options: for every model.
-        of_base: further options for the base of a LoRA, whose files know nothing of the training.
+        options: arguments for every model.
+        of_base: further arguments for the base of a LoRA, whose files contain nothing about the
+            training.
     """
 
     auto_class: str

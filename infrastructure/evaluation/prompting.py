@@ -52,7 +52,10 @@ def answer_questions(
     device: str = "auto",
     system: str | None = None,
 ) -> list[str]:
-    """Answer questions with an `Answerer`; print to standard error what it did not read of them."""
+    """Answer questions with an `Answerer`, and print a note if it did not read a part of them.
+
+    Notes go to standard error.
+    """
     if not questions:
         return []
     answerer = Answerer(model, max_tokens, device)
@@ -124,7 +127,7 @@ class Answerer:
         return [answer.text.strip() for answer in self.answers(questions, system)]
 
     def answers(self, questions: Sequence[str], system: str | None = None) -> list[Answer]:
-        """Answer each question; adds the prompt format or the chat template.
+        """Answer each question, after adding the prompt format or the chat template.
 
         Args:
             system: the system prompt before each question; None: no system prompt.
@@ -163,12 +166,12 @@ class Answerer:
         return [*self._left_out.values()]
 
     def picture_notes(self) -> list[str]:
-        """Return which decisions were made about the images, in words."""
+        """Return the decisions that were made about the images, in words."""
         decided = Counter(kind for picture in self._pictures for kind in picture.decided)
         return decisions_in_words(decided, self._background, "picture")
 
     def why_cut(self, answer: Answer) -> str:
-        """Return why an answer was cut, and how to get a longer one."""
+        """Return the reason why an answer was cut, and the way to get a longer one."""
         longest = self._longest(answer.question)
         if longest < self._max_tokens:
             return phrase(
@@ -177,7 +180,10 @@ class Answerer:
         return phrase("evaluation.answer_cut_at_max_tokens", tokens=longest)
 
     def _longest(self, prompt: GenerationPrompt) -> int:
-        """Return the maximum length of an answer; beyond its positions a model generates noise."""
+        """Return the maximum length of an answer.
+
+        It is limited to the model's positions, beyond which a model generates noise.
+        """
         if self._positions is None:
             return self._max_tokens
         left = self._positions - len(prompt.prompt_ids)
@@ -208,7 +214,7 @@ def positions_of(model: Any) -> int | None:
 def _precision(model: Path, device: torch.device) -> Precision:
     """Return the number format of the model's run if it is this device's best, else the weights'.
 
-    Two likely words can change places between formats.
+    In another format two tokens of similar probability can change places.
     """
     of_run = precision_of_run(model)
     is_here = of_run is not None and of_run == best_precision(device)

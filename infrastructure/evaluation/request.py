@@ -1,4 +1,4 @@
-"""The request of an evaluation; what it cannot fulfill is refused before torch is loaded."""
+"""The request of an evaluation, which is refused before torch is loaded if it cannot be met."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ OF_LEARNING = (
 
 
 def unused_because(key: str) -> str | None:
-    """Return why a measurement does not use the setting; None if it does."""
+    """Return the reason why a measurement does not use the setting; None if it does."""
     return next((r for part, r in UNUSED.items() if f"{key}.".startswith(f"{part}.")), None)
 
 
@@ -45,7 +45,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
     """Refuse each flag or keyword that would have no effect on a measurement.
 
     Raises:
-        ConfigurationError: with a sentence for each.
+        ConfigurationError: there are such flags; the message has a sentence for each.
     """
     sentences = []
     for key, source in config.sources().items():
@@ -60,7 +60,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure in addition to the loss.
+    """A request to measure more than the loss.
 
     Attributes:
         against: a second model, measured on the same rows.
@@ -88,7 +88,7 @@ class Request:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """Which tasks to run, and how many of their rows.
+    """A request to run tasks of the harness.
 
     Attributes:
         names: tasks of the harness, or of files in `folder`; `*` is a wildcard as in file names.

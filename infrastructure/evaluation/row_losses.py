@@ -61,7 +61,7 @@ def predicts_next_token(adapter: object) -> bool:
 
 
 class _Tokens:
-    """A recorder in place of a metric: keeps its arguments, in the order of the batch's tokens."""
+    """A recorder in place of a metric, which keeps its arguments in the order of the tokens."""
 
     def __init__(self) -> None:
         self.losses: list[torch.Tensor] = []

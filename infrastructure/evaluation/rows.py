@@ -61,7 +61,7 @@ class ModelRows:
 
     Attributes:
         model: its name.
-        metrics: `eval_loss` and what the adapter adds, measured as at the end of a run.
+        metrics: `eval_loss` and the metrics of the adapter, measured as at the end of a run.
         rows: in the order of the data.
         num_questions: the number of rows that have a prompt and an answer.
         contents: a hash of each row's content, (rows,); None: unknown.
@@ -92,7 +92,7 @@ class ModelRows:
 
 @dataclass(frozen=True)
 class Questions:
-    """Which rows are answered, and how.
+    """A selection of the rows to answer, and the maximum length of the answers.
 
     Attributes:
         most: the maximum number of answers, spread evenly over the data; None: all rows.
@@ -118,7 +118,8 @@ def measure_rows(
     """Measure the loss of all held-out rows, and answer those that `which` selects.
 
     Args:
-        measures: of answers; None: those that fit the data and can be computed on this machine.
+        measures: measures of answers; None: those that fit the data and can be computed on this
+            machine.
         count: see `generate_answers`.
 
     Raises:

@@ -1,4 +1,5 @@
-"""Settings of the run that made a model, so that a measurement tokenizes rows in the same way."""
+"""Settings of the run that trained a model, so that a measurement tokenizes rows in the same
+way."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,8 +28,8 @@ COLUMNS = (
 def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
     """Apply the data settings of each model's run, unless the user set them.
 
-    A model that belongs to no run gets the other model's settings: it may be what that run began
-    with.
+    A model without a run gets the other model's settings, because the other run may have begun with
+    it.
 
     Returns:
         A note for each value that differs from the default.
@@ -80,7 +81,7 @@ def _take(config: DeploymentConfig, values: Mapping[str, object]) -> dict[str, o
 
 
 def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
-    """Return how the model's run tokenized rows; None if there is no run, or it cannot be read."""
+    """Return the data settings of the model's run; None if there is no readable run."""
     run = record_of_run(Path(config.model.name))
     if run is None:
         return None
@@ -94,7 +95,7 @@ def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
 
 
 def record_of_run(model: Path) -> JsonObject | None:
-    """Return what run.json of the model's run contains; None without a readable run."""
+    """Return the content of run.json of the model's run; None without a readable run."""
     folder = run_folder(model)
     try:
         return None if folder is None else as_object(parse_json((folder / RUN_FILE).read_text()))
@@ -116,9 +117,10 @@ def precision_of_run(model: Path) -> str | None:
 
 
 def quantization_of_run(model: Path) -> str | None:
-    """Return how the model's run quantized the base of its LoRA, if bitsandbytes is installed here.
+    """Return the quantization of a LoRA's base in the model's run, if bitsandbytes is installed
+    here.
 
-    None if it did not quantize, or if the model belongs to no run.
+    None if the base was not quantized, or if the model belongs to no run.
     """
     run = record_of_run(model)
     described = {} if run is None else run.get("model")

@@ -45,7 +45,7 @@ def final_answer(written: str, expected: str) -> float:
     """Return 1 if the result after "####" is the same, else 0.
 
     Results are compared as numbers if they are numbers (1,000 equals 1000.0), else as text. If the
-    expected answer has no such marker, all of it is the result.
+    expected answer has no such marker, the whole expected answer is the result.
     """
     was = final_answer_of(written)
     wanted = final_answer_of(expected) or expected.strip()
@@ -111,10 +111,10 @@ def scores_by_name(names: Collection[str]) -> dict[str, Score]:
 
 
 def refuse_missing_package(names: Collection[str]) -> None:
-    """Refuse measures that need torchmetrics if it is not installed; imports nothing.
+    """Refuse measures that need torchmetrics if it is not installed. Import nothing.
 
     Raises:
-        MissingPackageError: with the command that installs it.
+        MissingPackageError: torchmetrics is missing; the message has the command that installs it.
     """
     if needing := [name for name in names if name in OF_TORCHMETRICS]:
         refuse_missing("torchmetrics", f"the measure {', '.join(needing)}")

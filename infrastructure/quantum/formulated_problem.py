@@ -1,4 +1,4 @@
-"""A formulated problem: its model, its baselines, and how a sampler's answer is evaluated."""
+"""A formulated problem: its model, its baselines, and the evaluation of a sampler's answer."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -63,7 +63,7 @@ class FormulatedProblem:
         The variables with the lowest linear terms are kept. The others are fixed at 0.
 
         Raises:
-            SamplerError: the model is larger and cannot be cut: it is constrained or has spin
+            SamplerError: the model is too large and cannot be cut: it is constrained or has spin
                 variables, or every answer has at least `max_variables` ones.
         """
         n = self.num_variables

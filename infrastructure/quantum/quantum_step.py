@@ -1,4 +1,4 @@
-"""One optimization problem of a run and its solution, whatever the samplers do."""
+"""The solution of one optimization problem of a run, even if samplers fail."""
 
 import json
 import math
@@ -80,7 +80,7 @@ class Solution:
 def create_chain(config: QuantumConfig) -> FallbackSampler:
     """Create the samplers of a configuration as one sampler, the preferred one first.
 
-    If the chain is kept between problems, its processes stay warm. `close_chain` ends them.
+    Keep the chain between problems so that its processes stay warm. `close_chain` ends them.
 
     Raises:
         ValueError: a sampler name is unknown.
@@ -182,7 +182,7 @@ def _query(
     max_variables: int,
     given: Mapping[str, object],
 ) -> _Answer:
-    """Return the chain's answer, with any failures in it."""
+    """Return the chain's answer with the failures of its samplers; empty if none answered."""
     try:
         bqm = question.cut_to(max_variables)
         if deadline.is_over:
@@ -203,7 +203,7 @@ def _query(
 
 
 def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
-    """Return the answer, or the baseline that is better or replaces a missing answer.
+    """Return the answer, or a baseline if that is better or there is no answer.
 
     Raises:
         SamplerError: there is neither an answer nor a baseline.
@@ -231,7 +231,7 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
 
 
 def _plain(info: Mapping[str, object]) -> JsonObject:
-    """Return what JSON can represent of a sampler's info."""
+    """Return the part of a sampler's info that JSON can represent."""
     kept: JsonObject = {}
     for name, value in info.items():
         try:

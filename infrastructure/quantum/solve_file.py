@@ -1,4 +1,4 @@
-"""The solution of one problem from a file."""
+"""The solution of one problem that is read from a file."""
 
 from collections.abc import Hashable, Mapping
 from pathlib import Path

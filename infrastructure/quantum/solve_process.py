@@ -22,13 +22,13 @@ PROBLEM = "problem"
 
 
 def question_of(problem: QuantumProblem, config: QuantumConfig, seed: int) -> Outgoing:
-    """Return the message to this process; its reply is a `Solution` as JSON values."""
+    """Return the message to the solving process, whose reply is a `Solution` as JSON values."""
     packed = np.frombuffer(pickle.dumps(problem, protocol=5), np.uint8)
     return {"config": config.model_dump(mode="json"), "seed": seed}, {PROBLEM: packed}
 
 
 def solved(values: JsonObject, arrays: dict[str, Array]) -> Outgoing:
-    """Return the reply to a message of `question_of`."""
+    """Solve the problem in a message of `question_of`, and return the reply."""
     problem = pickle.loads(arrays[PROBLEM].data)
     settings: dict[str, Any] = as_object(values["config"])
     solution = quantum_solve(problem, QuantumConfig(**settings), seed=as_integer(values["seed"]))

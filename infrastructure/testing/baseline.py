@@ -1,8 +1,8 @@
-"""Timings of earlier checks, kept in a cache file, and whether today's timings are slower.
+"""Timings of earlier checks, kept in a cache file, and their comparison with today's timings.
 
-A measurement is compared with those of the same work on the same machine. The median of the earlier
-ones is the baseline, and their spread determines what is chance. A slow measurement is not added to
-the baseline, so that a gradual slowdown shows, too.
+A measurement is compared with earlier ones of the same work on the same machine. The median of the
+earlier ones is the baseline, and their spread determines what is chance. A slow measurement is not
+added to the baseline, so that a gradual slowdown shows, too.
 """
 
 import statistics
@@ -25,7 +25,7 @@ Numbers = dict[str, float]
 
 
 class Measurement(TypedDict):
-    """The result of one measurement; `about` is useful information for later."""
+    """The result of one measurement; `about` is further information that is not compared."""
 
     time: float
     numbers: Numbers
@@ -39,7 +39,7 @@ class Comparison:
     Attributes:
         baseline: the median of the earlier measurements.
         ratio: today's time over the baseline; above 1 is slower.
-        allowed: the ratio above which it is no longer chance.
+        allowed: the ratio above which the slowdown is no longer chance.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Baselines:
         self._kept = JsonCache(directory / FILE, "the baseline", _is_list_of_measurements)
 
     def earlier(self, key: Key) -> list[Numbers]:
-        """Return what was measured before for the work `key`, the oldest first."""
+        """Return the earlier measurements of the work `key`, the oldest first."""
         return [taken["numbers"] for taken in self._kept.get(key) or []]
 
     def keep(self, key: Key, numbers: Numbers, about: Mapping[str, object]) -> None:
@@ -90,7 +90,7 @@ def _is_list_of_measurements(value: object) -> TypeGuard[list[Measurement]]:
 
 
 def compare(earlier: list[Numbers], numbers: Numbers) -> list[Comparison]:
-    """Compare each time in `numbers` with its earlier values; times without any are left out."""
+    """Compare each time in `numbers` with its earlier values; skip times that have none."""
     comparisons = []
     for name, value in numbers.items():
         before = [taken[name] for taken in earlier if name in taken]

@@ -1,4 +1,4 @@
-"""Repeated checks while a training runs: a long run must not go wrong unnoticed."""
+"""Repeated checks while a training runs, so that errors in a long run are noticed."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class CheckObserver(Observer):
     """An observer that runs checks between two steps, at intervals.
 
-    What the checks change is undone, so the training continues as without them. A check that fails
+    Changes by the checks are undone, so the training continues as without them. A check that fails
     is reported and recorded; the training continues.
 
     Args:
@@ -44,7 +44,7 @@ class CheckObserver(Observer):
         self._due_at = clock() + interval_seconds
 
     def train_start(self, state: TrainingState) -> None:
-        """Choose the examples now: later, another thread also reads the data."""
+        """Choose the examples now, because later another thread also reads the data."""
         self._subject = Subject(self._trainer)
         self._subject.sample  # noqa: B018
         self._due_at = self._clock() + self._interval_seconds

@@ -17,7 +17,7 @@ HTML, JSON = "report.html", "report.json"
 
 
 def describe_subject(subject: Subject) -> dict[str, object]:
-    """Return what was checked: model, data, precision, device, versions."""
+    """Return a description of the subject: model, data, precision, device, versions."""
     trainer = subject.trainer
     return {
         "model": subject.adapter.describe(),
@@ -51,7 +51,7 @@ def write_check_report(
         The content of the JSON file, and the `paths` of both files.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: a file cannot be written.
     """
     report = report_of(results, about)
     folder.mkdir(parents=True, exist_ok=True)

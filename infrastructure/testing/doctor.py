@@ -1,8 +1,8 @@
-"""`temper doctor`: is this machine, with its installed packages, fit for training?
+"""The checks of `temper doctor`: whether this machine and its packages are fit for training.
 
-It compares the installed versions with the tested ones, checks memory, disk and GPUs, and knows
-combinations of packages that have failed before. It imports none of the packages that it judges and
-changes nothing. Also available as `python -m infrastructure.testing.doctor`.
+They compare the installed versions with the tested ones, check memory, disk and GPUs, and know
+combinations of packages that have failed before. They import none of the packages that they judge
+and change nothing. Also available as `python -m infrastructure.testing.doctor`.
 """
 
 import sys
@@ -58,7 +58,7 @@ UNSLOTH_LINE = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One finding; `remedy` is what to type, if that helps."""
+    """One finding; `remedy` is the command to type, if one helps."""
 
     level: Level
     subject: str
@@ -67,7 +67,7 @@ class Diagnosis:
 
 
 def examine() -> list[Diagnosis]:
-    """Run `diagnose` for this machine, this interpreter's packages and the current disk."""
+    """Run `diagnose` on this machine, this interpreter's packages and the current disk."""
     return diagnose(detect(Path.cwd()), Installation())
 
 
@@ -159,7 +159,7 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
 
 
 def _disk_wanted(free_bytes: int | None) -> str:
-    """Return what a run's checkpoints need; a run's own forecast gives the size of one."""
+    """Return a sentence on the disk space that a run's checkpoints need."""
     if _disk_level(free_bytes) == "fail":
         return phrase(
             "testing.disk_below_minimum",
@@ -317,7 +317,7 @@ def unmet_requirements(
 
 
 def main() -> int:
-    """Check this machine and print the findings."""
+    """Check this machine, print the findings, and return the exit code."""
     findings = examine()
     print(render(findings))
     return exit_code(findings)

@@ -1,6 +1,6 @@
 """The packages of an environment, read from their metadata: no package is imported.
 
-So the answers are quick, and a package that is broken, or breaks others on import, cannot spoil
+So the results are quick, and a package that is broken, or breaks others on import, cannot affect
 them. The tested versions come from Temper's own metadata, into which the build copies the
 requirement files (the extras `tested` and `colab` of pyproject.toml).
 """
@@ -24,7 +24,8 @@ class Installation:
         self._search_path = list(sys.path if search_path is None else search_path)
 
     def version(self, package: str) -> Version | None:
-        """Return the installed version; None: the package is missing or its metadata is broken."""
+        """Return the installed version; None if the package is missing or its metadata is
+        broken."""
         distribution = self._distribution(package)
         if distribution is None or "Version" not in distribution.metadata:
             return None
@@ -34,7 +35,8 @@ class Installation:
             return None
 
     def requirements(self, package: str, extra: str = "") -> list[Requirement]:
-        """Return the requirements of `package` on this platform; with `extra`, what that adds."""
+        """Return the requirements of `package` on this platform; with `extra`, those that it
+        adds."""
         distribution = self._distribution(package)
         requirements = [_parsed(line) for line in (distribution and distribution.requires) or []]
         return [
@@ -42,7 +44,8 @@ class Installation:
         ]
 
     def torch_cuda(self) -> str | None:
-        """Return the CUDA version that the installed PyTorch was built for; None: a CPU build."""
+        """Return the CUDA version that the installed PyTorch was built for; None for a CPU
+        build."""
         distribution = self._distribution("torch")
         if distribution is None:
             return None

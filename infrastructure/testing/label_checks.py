@@ -1,4 +1,4 @@
-"""Checks whether the model learns what it should. They look at tokens and run no model."""
+"""Checks of the trained tokens, which decide what the model learns. They run no model."""
 
 import contextlib
 import itertools
@@ -51,7 +51,7 @@ LONGEST_PROBE = 4096  # tokens; templates write long preambles
 
 
 def check_labels(subject: Subject) -> CheckResult:
-    """Check that every example has trained tokens, which reach the loss and the model knows."""
+    """Check that every example has trained tokens, which the loss covers and the model has."""
     if not subject.reads_text:
         return CheckResult("labels", "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
@@ -103,9 +103,10 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
 
 
 def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
-    """Return what is wrong with a masked objective's hidden tokens; empty if nothing is.
+    """Return an error about a masked objective's hidden tokens; empty if there is none.
 
-    What the model predicts must be trained, hidden from the model, and not a control token.
+    The tokens that the model predicts must be trained, hidden from the model, and not control
+    tokens.
     """
     assert subject.objective is not None
     for number, example in enumerate(examples, 1):
@@ -124,7 +125,7 @@ def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str
 def _targets(
     subject: Subject, examples: Sequence[TokenizedExample]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the tokens that the examples train, and the targets of their batch; sorted."""
+    """Return the trained tokens of the examples, and the targets of their batch; sorted."""
     wanted = np.concatenate([example.input_ids[example.supervised] for example in examples])
     batch = subject.adapter.prepare_batch(examples)
     targets = batch.get("targets")
@@ -135,7 +136,7 @@ def _targets(
 
 
 def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
-    """Return an error if all tokens train without `train_on: all`: the mask is lost."""
+    """Return an error if all tokens are trained without `train_on: all`: the mask is lost."""
     if subject.adapter.data_config.train_on == "all":
         return ""
     pipeline = subject.data
@@ -147,7 +148,8 @@ def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> s
 
 
 def check_ends(subject: Subject) -> CheckResult:
-    """Check that the model learns to stop: the last trained token is one that ends generation."""
+    """Check that the model learns to stop: the last trained token must be one that ends
+    generation."""
     if not subject.reads_text:
         return CheckResult(END_OF_ANSWERS, "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
@@ -194,7 +196,7 @@ def check_ends(subject: Subject) -> CheckResult:
 def _none_ends(subject: Subject) -> bool:
     """Return whether no answer in all the data has its end left.
 
-    Plain text, and what is trained like plain text, needs no ends.
+    Plain text, and rows that are trained like plain text, need no ends.
     """
     data = subject.data
     return (
@@ -218,7 +220,7 @@ def _all_end(num_answers: int) -> str:
 def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
     """Return whether a stop token is the last trained word.
 
-    If all tokens are trained, templates may add a few more after it.
+    If all tokens are trained, the template may add a few more tokens after the stop token.
     """
     last = ROOM_FOR_END if subject.adapter.data_config.train_on == "all" else 1
     learnt = example.input_ids[example.supervised][-ROOM_FOR_END:]
@@ -236,7 +238,7 @@ def _stop_tokens(subject: Subject) -> dict[int, str]:
 def check_answers(subject: Subject) -> CheckResult:
     """Check that only white space is trained between answers, and that each end is trained once.
 
-    An answer that was cut has no end. What belongs to an answer is found by transformers' own
+    An answer that was cut has no end. The tokens of an answer are found by transformers' own
     `return_assistant_tokens_mask`, or by the position of a known answer's text; the check does not
     use the code that made the examples.
     """
@@ -290,14 +292,14 @@ def check_answers(subject: Subject) -> CheckResult:
 
 
 class AnswerMarks:
-    """Marks of answers, found without the code that made the examples.
+    """A detector of answers that does not use the code that made the examples.
 
     Args:
         template: the chat template of the training; None: the tokenizer's.
 
     Attributes:
         names: special tokens, as text.
-        ends: special tokens inside answers: they end them.
+        ends: special tokens inside answers, which end them.
         around: special tokens around messages and in no answer.
     """
 
@@ -319,8 +321,8 @@ class AnswerMarks:
     def _answered(self, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
         """Return the tokens of a conversation, and whether each belongs to an answer.
 
-        This is found by transformers if the template marks answers, otherwise by the positions of
-        the answers' texts. Both are empty if there is no template, or if it rejects the
+        transformers finds the answers if the template marks them; otherwise the positions of their
+        texts are used. Both results are empty if there is no template, or if it rejects the
         conversation.
         """
         ids, answered = _independently(self.tokenizer, self.template, turns)
@@ -331,7 +333,7 @@ class AnswerMarks:
     def _end_of_last(self, ids: list[int], answered: list[bool]) -> int:
         """Return the special token after a last answer that contains no end, or -1.
 
-        No message follows that it could begin.
+        It must be an end, because no message follows that it could begin.
         """
         spoken = [n for n in range(len(ids)) if answered[n] and self._words([ids[n]])]
         if not spoken or ids[spoken[-1]] in self.names:
@@ -339,10 +341,10 @@ class AnswerMarks:
         return next((token for token in ids[spoken[-1] + 1 :] if token in self.names), -1)
 
     def wrong_in(self, example: TokenizedExample, name: str) -> str:
-        """Return what is wrongly trained in an example; empty if nothing is.
+        """Return an error about the trained tokens of an example; empty if there is none.
 
-        That is a token outside of answers, an end that is trained twice, or an end that is not
-        trained.
+        An error is a trained token outside of answers, an end that is trained twice, or an end that
+        is not trained.
         """
         ids = [int(token) for token in example.input_ids]
         for start, end in runs_of(example):
@@ -373,7 +375,7 @@ class AnswerMarks:
         return bool(words) and words[-1] in self.names
 
     def wrong_in_known(self, encoder: ConversationEncoder) -> str:
-        """Return what is wrong in examples made from known conversations."""
+        """Return an error in examples made from known conversations; empty if there is none."""
         for turns in PROBES:
             (encoded,) = encoder.encode([Conversation(turns)])
             if not isinstance(encoded, Encoded):
@@ -402,7 +404,7 @@ class AnswerMarks:
         return ""
 
     def _unlike_marks(self, example: TokenizedExample, turns: Sequence[Turn], name: str) -> str:
-        """Return what is trained but not marked by the template, or marked but not trained."""
+        """Return an error if an example trains other tokens than those that the template marks."""
         if not self.template or not _has_marks(self.tokenizer, self.template):
             return ""
         ids, answered = self._answered(turns)
@@ -429,7 +431,7 @@ class AnswerMarks:
         return ""
 
     def _lacking(self) -> str:
-        """Return the usual reason: marks that are special tokens of another tokenizer."""
+        """Return the usual cause: the template's marks are special tokens of another tokenizer."""
         lacking = marks_without_token(self.template or "", self.tokenizer)
         return phrase("testing.template_marks_unknown", marks=", ".join(lacking)) if lacking else ""
 
@@ -472,7 +474,7 @@ def _has_marks(tokenizer: Any, template: str) -> bool:
 
 
 def _where(tokenizer: Any, ids: list[int], text: str) -> list[bool]:
-    """Return which tokens contain the text: those without which it could not be read."""
+    """Return a mask of the tokens that contain the text, found by leaving tokens out."""
     places = range(len(ids) + 1)
     start = bisect_left(places, True, key=lambda n: text not in tokenizer.decode(ids[n:])) - 1
     end = bisect_left(places, True, key=lambda n: text in tokenizer.decode(ids[:n]))
@@ -480,7 +482,7 @@ def _where(tokenizer: Any, ids: list[int], text: str) -> list[bool]:
 
 
 def runs_of(example: TokenizedExample) -> list[tuple[int, int]]:
-    """Return where runs of trained tokens begin and end."""
+    """Return the start and the end of each run of trained tokens."""
     padded = np.concatenate([[0], example.supervised.astype(np.int8), [0]])
     edges = np.flatnonzero(np.diff(padded)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
@@ -489,8 +491,8 @@ def runs_of(example: TokenizedExample) -> list[tuple[int, int]]:
 def check_template(subject: Subject) -> CheckResult:
     """Check that the text before an answer is the same in training and at inference.
 
-    At inference means: the tokenizer's own chat template with its generation prompt; without a
-    template, what Temper's generation passes to the model.
+    At inference, this is the output of the tokenizer's own chat template with its generation
+    prompt, or without a template what Temper's generation passes to the model.
     """
     pipeline = subject.data
     if not subject.reads_text or not isinstance(pipeline, DataPipeline):
@@ -504,7 +506,7 @@ def check_template(subject: Subject) -> CheckResult:
 
 
 def _remedy_for_bos(pipeline: DataPipeline) -> str:
-    """Return the advice to remove the second BOS from where it comes from."""
+    """Return the advice to remove the second BOS at its source."""
     encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
     bos = pipeline.tokenizer.bos_token_id
     try:
@@ -531,7 +533,7 @@ def check_prompts(pipeline: DataPipeline) -> CheckResult:
 
 
 def _check_invented(pipeline: DataPipeline) -> CheckResult:
-    """Check a known conversation in the same two ways, as nothing is held out."""
+    """Check a known conversation in the same two ways, because nothing is held out."""
     turns = (Turn("user", "How much is 2 + 3?"), Turn("assistant", "5"))
     encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
     (encoded,) = encoder.encode([Conversation(turns)])
@@ -547,7 +549,7 @@ def _check_invented(pipeline: DataPipeline) -> CheckResult:
 
 
 def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> CheckResult:
-    """Return how a prompt at inference differs from the nearest training example."""
+    """Return the result that describes how an inference prompt differs from the nearest example."""
     decode, common = pipeline.tokenizer.decode, num_common(taught, ids)
     used, trained = (list(map(int, one[common : common + 5])) for one in (ids, taught))
     before = decode(list(ids[max(0, common - SHOWN_BEFORE) : common]))
@@ -610,7 +612,7 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
 def _prompt_in_use(
     pipeline: DataPipeline, messages: list[dict[str, Any]], inputs: str = ""
 ) -> list[int] | None:
-    """Return the prompt that a chat with these messages, tools and options would have.
+    """Return the prompt of a chat with these messages, tools and options.
 
     None if the tokenizer has no template, or if it requires the messages in another form.
     """

@@ -1,4 +1,4 @@
-"""Checks whether the loss is right, however a batch is made and split. No weight is changed."""
+"""Checks of the loss, however a batch is made and split. No weight is changed."""
 
 import math
 from dataclasses import replace
@@ -20,9 +20,9 @@ MAX_LOSS_FACTOR = 3.0
 def check_loss(subject: Subject) -> CheckResult:
     """Check that the loss is finite and matches the logits and labels.
 
-    The reference is the plain definition: at each trained token the cross-entropy (or what
-    `training.loss` names), in fp32, of the logits one position before it; with a masked objective,
-    at each hidden token that of the logits at its own position, with its weight.
+    The reference is the plain definition: for each trained token, the cross-entropy (or the
+    function of `training.loss`), in fp32, of the logits one position before it. With a masked
+    objective, it is for each hidden token that of the logits at its own position, times its weight.
     """
     with preserve_subject(subject), torch.no_grad():
         if subject.reads_text:
@@ -85,9 +85,10 @@ def _balances(subject: Subject) -> bool:
 
 
 def check_causality(subject: Subject) -> CheckResult:
-    """Check that no token sees later ones: changed tokens at the end keep the logits before them.
+    """Check that no token sees later ones: changed tokens at the end must not change earlier
+    logits.
 
-    With a masked objective each token must see them.
+    With a masked objective each token must see later ones.
     """
     name = "causality"
     if not subject.reads_text:
@@ -117,7 +118,7 @@ def check_causality(subject: Subject) -> CheckResult:
 
 
 def check_isolation(subject: Subject) -> CheckResult:
-    """Check that examples of a batch do not see each other: together as alone, packed or padded."""
+    """Check that examples of a batch do not see each other, packed or padded."""
     name = "isolation"
     if not subject.reads_text:
         return CheckResult(name, "skipped", phrase("testing.model_without_text"))
@@ -198,7 +199,7 @@ def _unusable(actual: Gradients) -> CheckResult | None:
 def gradient_difference(actual: Gradients, expected: Gradients) -> float:
     """Return the norm of the difference, relative to that of the expected gradient.
 
-    It is infinite if one lacks a parameter that the other has.
+    It is infinite if a parameter has only one of the two gradients.
     """
     if actual.values.keys() != expected.values.keys():
         return math.inf

@@ -1,7 +1,7 @@
 """Checks of user-defined parts before the run, which call them as the run will.
 
-An error in one is reported with its location, before there is a run directory. Whatever they do is
-undone.
+An error in a part is reported with its location, before there is a run directory. All effects of
+the calls are undone.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def check_own_metrics(subject: Subject) -> CheckResult:
 
 
 def check_own_strategy(subject: Subject) -> CheckResult:
-    """Check what the loop calls on the strategy, from its phases to the end of a step."""
+    """Check the strategy by the calls of the loop, from its phases to the end of a step."""
     model, strategy, examples = subject.model, subject.bound_strategy(), subject.sample
     total_steps = subject.trainer.check_length()
     with undone(subject):

@@ -1,4 +1,4 @@
-"""Checks whether a step changes all that should train, and nothing else. Weights are restored."""
+"""Checks that a step changes all that should train, and nothing else. Weights are restored."""
 
 import math
 from typing import Any
@@ -41,7 +41,7 @@ def check_weights(subject: Subject) -> CheckResult:
 
 
 def check_trainable(subject: Subject) -> CheckResult:
-    """Check that what trains is as configured: only LoRA and nothing of its base, or everything."""
+    """Check that the trained parameters are as configured: only LoRA without its base, or all."""
     named = dict(subject.model.named_parameters())
     trained = {name for name, parameter in named.items() if parameter.requires_grad}
     counts = count_parameters(subject.model)
@@ -66,7 +66,7 @@ def has_lora(model: torch.nn.Module) -> bool:
 
 
 def is_lora(name: str) -> bool:
-    """Return whether a parameter belongs to what PEFT adds."""
+    """Return whether a parameter is one that PEFT adds."""
     return "lora_" in name or "modules_to_save" in name
 
 
@@ -96,7 +96,7 @@ def _some(names: list[str]) -> str:
 
 
 def check_start(subject: Subject) -> CheckResult:
-    """Check that a new LoRA changes nothing until it is trained: the model begins as its base."""
+    """Check that a new LoRA has no effect until it is trained: the model begins as its base."""
     name = "start of LoRA"
     model: Any = subject.model
     if not has_lora(model) or not subject.reads_text:
@@ -124,7 +124,7 @@ def check_start(subject: Subject) -> CheckResult:
 
 
 def check_optimizer(subject: Subject) -> CheckResult:
-    """Check that the optimizer holds each parameter that trains once, and no other."""
+    """Check that the optimizer holds each trained parameter once, and no other."""
     try:
         optimizer = subject.optimizer()
     except ValueError as error:
@@ -187,7 +187,7 @@ def check_steps(subject: Subject) -> CheckResult:
 def check_learning(subject: Subject) -> CheckResult:
     """Check that a few steps on the same examples lower their loss.
 
-    Near a minimum large steps go too far, so smaller ones are tried before the check fails.
+    Near a minimum large steps overshoot, so smaller ones are tried before the check fails.
     """
     if not subject.reads_text:
         text = phrase("testing.learning_only_language_models")
@@ -232,7 +232,7 @@ def take_steps(subject: Subject, num_steps: int, learning_rate: float) -> set[st
     """Take optimizer steps on the sample by the training's strategy, at this peak learning rate.
 
     Returns:
-        The parameters that got a nonzero gradient.
+        The names of the parameters that got a nonzero gradient.
     """
     strategy, optimizer = subject.bound_strategy(), subject.optimizer()
     scaler = subject.scaler()

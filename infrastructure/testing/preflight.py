@@ -71,15 +71,16 @@ INTEGRATION: tuple[Check, ...] = (check_steps, check_learning, check_resume, che
 def run_checks(
     checks: Sequence[Check], subject: Subject, group: Group = "unit"
 ) -> list[CheckResult]:
-    """Run each check in turn, timed. One that raises has failed: the training would raise, too.
+    """Run each check in turn, and time it.
 
-    A check that runs out of memory is skipped: the training splits its batches, a check does not.
+    A check that raises has failed, because the training would raise, too. A check that runs out of
+    memory is skipped: the training splits its batches, a check does not.
     """
     return [run_check(check, subject, group) for check in checks]
 
 
 def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
-    """Run one check, timed."""
+    """Run one check, and time it."""
     name = check.__name__.removeprefix("check_").replace("_", " ")
     started = time.perf_counter()
     gives_way = False
@@ -111,11 +112,11 @@ def preflight(
     """Run the quick tier on a trainer that is about to train; the trainer is left unchanged.
 
     Args:
-        has_begun: whether the run has trained before: how its answers end was judged then, and is
-            only a warning now.
+        has_begun: the run has trained before. The ends of its answers were judged then, and
+                now give only a warning.
 
     Raises:
-        PreflightError: a check failed; the text names each, and what to do.
+        PreflightError: a check failed; the text names each, and says what to do.
     """
     subject = Subject(trainer)
     own = run_checks(own_checks(subject), subject)
@@ -134,7 +135,7 @@ def _as_warning(result: CheckResult) -> CheckResult:
 
 
 def machine_check(output_dir: Path) -> CheckResult:
-    """Check for free disk space, and for enough memory to start."""
+    """Check that there is free disk space, and enough memory to start."""
     started = time.perf_counter()
     result = _from_findings("machine", list(check_machine(detect(output_dir))))
     return replace(result, seconds=time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""Results of checks: of one, of several together, and as text."""
+"""The results of checks: one result, summaries of several, and their text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,10 +19,10 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        text: what was found, in one sentence.
+        text: the finding, in one sentence.
         remedy: what to do about it; empty if there is nothing to do.
-        numbers: what was measured, by names that end in their unit.
-        seconds: how long the check took.
+        numbers: measured values, by names that end in their unit.
+        seconds: duration of the check.
     """
 
     name: str
@@ -34,13 +34,13 @@ class CheckResult:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, object]:
-        """Return JSON values, without secrets; a number that is not finite becomes its name."""
+        """Return JSON values, without secrets; a number that is not finite becomes a string."""
         values = asdict(replace(self, text=redact(self.text), remedy=redact(self.remedy)))
         return dict(spell_numbers(values))
 
 
 def count(results: Iterable[CheckResult]) -> dict[Status, int]:
-    """Return how many passed, warned, failed and were skipped."""
+    """Return the number of checks that passed, warned, failed and were skipped."""
     statuses = [result.status for result in results]
     return {status: statuses.count(status) for status in MARKS}
 
@@ -68,13 +68,14 @@ _OTHERS: tuple[tuple[Status, str], ...] = (
 
 
 def sentence(results: Iterable[CheckResult]) -> str:
-    """Return all of them in one line, each with its remedy."""
+    """Return all results in one line, each with its remedy."""
     parts = (f"{r.name}: {r.text}" + (f" ({r.remedy})" if r.remedy else "") for r in results)
     return redact("; ".join(parts))
 
 
 def lines_of(results: Sequence[CheckResult]) -> list[str]:
-    """Return a line per check with its remedy below, grouped, and the verdict at the end."""
+    """Return the lines of the results by group, each with its remedy below, and a verdict at the
+    end."""
     lines = []
     for group in GROUPS:
         members = [result for result in results if result.group == group]

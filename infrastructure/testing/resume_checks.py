@@ -1,6 +1,6 @@
-"""Checks that a run resumes as if uninterrupted, and that its model is saved whole.
+"""Checks that a run resumes as if uninterrupted, and that its model is saved completely.
 
-Both are tried in a temporary folder, on small batches; existing files are not touched.
+Both checks work in a temporary folder, on small batches; existing files are not touched.
 """
 
 import itertools
@@ -39,7 +39,7 @@ End = tuple[dict[str, torch.Tensor], dict[str, object]]
 
 
 def check_resume(subject: Subject) -> CheckResult:
-    """Check that four steps in one go end like two, a checkpoint, a new trainer and two more.
+    """Check that four steps in a row end like two steps, a checkpoint, a new trainer and two more.
 
     The new trainer has nothing from the old one but the checkpoint, as after a kill. Weights,
     optimizer, random state, schedule and loss are compared.
@@ -132,7 +132,7 @@ def _same(actual: torch.Tensor | None, expected: torch.Tensor) -> bool:
 
 
 def check_saved_model(subject: Subject) -> CheckResult:
-    """Check that the model as the run will leave it, saved and loaded, is the trained one."""
+    """Check that the model that the run will save, once loaded again, equals the trained one."""
     with undone(subject), tempfile.TemporaryDirectory() as folder:
         take_steps(subject, 1, VISIBLE_LEARNING_RATE)  # else it might equal its source
         try:

@@ -1,4 +1,4 @@
-"""Checks of how fast this machine trains this model, and whether it was faster before."""
+"""Checks of the speed at which this machine trains this model, compared with earlier ones."""
 
 import time
 from collections.abc import Callable
@@ -25,10 +25,10 @@ MAX_MEASUREMENTS = 3
 
 
 def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
-    """Time a step, a forward pass and the data; compare with what they took before.
+    """Time a step, a forward pass and the data, and compare with earlier times.
 
-    The fastest of five counts, and what is slower than before is measured again: a busy moment is
-    not a regression.
+    The fastest of five counts, and a time that is slower than before is measured again: a busy
+    moment is not a regression.
     """
     baselines, key = Baselines(_directory(subject)), work_of(subject)
     if rebaseline:
@@ -91,7 +91,7 @@ def _num_tokens(subject: Subject) -> int:
 
 
 def work_of(subject: Subject) -> dict[str, object]:
-    """Return everything that affects the time, except the versions: they may make it slower."""
+    """Return everything that affects the time, except the versions, whose effect is checked."""
     described = subject.adapter.describe()
     keys = ("name", "num_parameters", "num_trainable", "dtype", "quantization", "packing")
     return {

@@ -84,7 +84,7 @@ class Subject:
 
     @property
     def reads_text(self) -> bool:
-        """Whether this is a language model on tokenized examples."""
+        """True if this is a language model on tokenized examples."""
         return self.adapter.tokenizer is not None and all(
             isinstance(example, TokenizedExample) for example in self.candidates
         )
@@ -97,11 +97,11 @@ class Subject:
 
     @property
     def objective(self) -> MaskedObjective | None:
-        """The objective that hides tokens in this training; None: it predicts the next token."""
+        """The objective that hides tokens in this training; None for next-token prediction."""
         return getattr(self.adapter, "objective", None)
 
     def masked(self, example: TokenizedExample) -> MaskedExample:
-        """Return an example as a masked objective passes it to the model now."""
+        """Return an example as a masked objective passes it to the model in this step."""
         assert self.objective is not None
         return self.objective.mask(example, held_out=not self.model.training)
 
@@ -136,17 +136,17 @@ class Subject:
 
     @property
     def uneven_sample(self) -> list[Any]:
-        """The same, but with different numbers of trained tokens, to reveal wrong weighting."""
+        """The sample with different numbers of trained tokens, to reveal wrong weighting."""
         if not self.reads_text:
             return self.sample
         return [unsupervised(example, index) for index, example in enumerate(self.sample)]
 
     def bound_strategy(self) -> TrainingStrategy:
-        """Return the training's strategy, with what it needs for a step."""
+        """Return the training's strategy, after giving it what it needs for a step."""
         return self.trainer.bind_strategy()
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return a new optimizer as the training creates it, over what trains now."""
+        """Return a new optimizer as the training creates it, for the parameters that train now."""
         return self.bound_strategy().create_optimizer(self.model, self.learning_rate)
 
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -176,7 +176,7 @@ class Subject:
         return [row[:length] for row, length in zip(logits, lengths, strict=True)]
 
     def gradients(self, examples: Sequence[Any], micro_batch_size: int) -> Gradients:
-        """Return the gradients of a batch in micro-batches, by the training's own step."""
+        """Return the gradients of a batch in micro-batches, computed by the training's own step."""
         strategy, optimizer = self.bound_strategy(), self.optimizer()
         scaler = self.scaler()
         self.model.zero_grad()
@@ -207,7 +207,7 @@ class Subject:
 
 
 def stride_for(sizes: Iterator[int] | Sequence[int]) -> int:
-    """Return the stride of the elements to compare, so that there are not too many."""
+    """Return the stride of the elements to compare, which limits their number."""
     return ceil_div(max(1, sum(sizes)), MAX_COMPARED)
 
 
@@ -243,7 +243,7 @@ def unsupervised(example: TokenizedExample, number: int) -> TokenizedExample:
 def undone(subject: Subject) -> Iterator[None]:
     """Restore model and random state after the block, bit for bit, whatever happens inside.
 
-    Copies what trains and every buffer. Frozen weights are not copied: see `fingerprints`.
+    Trained parameters and buffers are copied. Frozen weights are not: see `fingerprints`.
     """
     with preserve_subject(subject), preserve(subject.model, weights=True, buffers=True):
         yield
@@ -260,8 +260,8 @@ def preserve_subject(subject: Subject) -> Iterator[None]:
 def disable_randomness(subject: Subject) -> None:
     """Switch off everything that draws random numbers.
 
-    A language model is switched to evaluation; another kind of model may compute something else
-    there, so only its dropout is switched off.
+    A language model is switched to evaluation. Another kind of model may compute something else in
+    evaluation, so only its dropout is switched off.
     """
     for module in subject.model.modules():
         if subject.reads_text or isinstance(module, torch.nn.modules.dropout._DropoutNd):

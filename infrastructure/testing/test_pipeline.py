@@ -4,7 +4,7 @@
     results = pipeline.run_all_tests()
     report = pipeline.generate_test_report()
 
-Nothing is trained and no run is started: what the checks change is undone, in a separate model.
+Nothing is trained and no run is started: changes by the checks are undone, in a separate model.
 """
 
 import time
@@ -91,20 +91,20 @@ class CheckPipeline:
 
     @property
     def all_results(self) -> list[CheckResult]:
-        """The results of all groups, one after another."""
+        """The results of all groups, in one list."""
         return [result for group in self.results.values() for result in group]
 
     def generate_test_report(self, folder: Path | None = None) -> dict[str, Any]:
         """Write `report.html` and `report.json`; run the checks first if there are no results yet.
 
         Args:
-            folder: the target; None: `checks/` and the time, in the output folder.
+            folder: the target; None: a folder in `checks/` of the output folder, named by the time.
 
         Returns:
             The content of report.json, and the paths of both files.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: a file cannot be written.
         """
         if not self.results:
             self.run_all_tests()
@@ -114,7 +114,7 @@ class CheckPipeline:
         )
 
     def _subject(self, folder: Path) -> Subject:
-        """Return a trainer to check, which can create others with the same tokenizer."""
+        """Return a trainer to check, which can create other trainers with the same tokenizer."""
         trainer = TrainerFactory().for_run(self.config)
         subject = Subject(trainer, lambda: self._another(folder))
         if trainer.adapter.tokenizer is not None:
@@ -153,7 +153,7 @@ class CheckPipeline:
 
 
 def doubts_about(data: DataConfig) -> list[CheckResult]:
-    """Return one failure if the data is so small that a run would ask about it."""
+    """Return one failure if the data is so small that a run would ask for confirmation."""
     try:
         check_meant(data)
     except UnconfirmedDataError as error:
@@ -164,8 +164,8 @@ def doubts_about(data: DataConfig) -> list[CheckResult]:
 def create_test_pipeline(config: DeploymentConfig | None = None, **options: Any) -> CheckPipeline:
     """Create the checks for `config`.
 
-    None: the configuration of the configuration file and the environment, with the embedded model
-    on the sample data as the default.
+    If it is None, the configuration file and the environment are used, by default with the embedded
+    model on the sample data.
 
     Args:
         options: keywords of `CheckPipeline`.

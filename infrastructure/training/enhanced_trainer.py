@@ -172,7 +172,7 @@ class EnhancedTrainer:
         cache_config: where prepared data is cached, and how much of it.
         memory_config: memory limits for the preparation of data.
         memory_budget: the memory that `batch_size: auto` may use.
-        quantum_config: what a quantum step decides, and which sampler solves it.
+        quantum_config: the decision of the quantum steps, and the sampler that solves it.
         checkpoint_directory: where checkpoints go. None: no checkpoints are saved.
         hooks: observers and extensions in addition to `training_config.enabled_extensions`.
 
@@ -278,7 +278,7 @@ class EnhancedTrainer:
         strategy: TrainingStrategy | None,
         own: Mapping[str, ExtensionFactory],
     ) -> None:
-        """Declare the settings of the parts before the parts are created, which may read them."""
+        """Declare the settings of the parts before the parts, which may read them, are created."""
         config, model_config = self.training_config, self.model_config
         parts = [
             type(adapter)
@@ -394,7 +394,7 @@ class EnhancedTrainer:
     def _is_too_large(self) -> bool:
         """Return whether this process should read only its own part of the weights.
 
-        That is so if its memory cannot hold the whole model plus its part of the training state.
+        It should if its memory cannot hold the whole model plus its part of the training state.
         """
         if self.ranks is None or not self._may_spread():
             return False
@@ -408,7 +408,8 @@ class EnhancedTrainer:
         return PeakMemory(self.device).now() + weights + part > there
 
     def _choose_sharding(self) -> str:
-        """Decide once whether to shard the model over the ranks, and return why, as a sentence."""
+        """Decide once whether to shard the model over the ranks, and return the reason as a
+        sentence."""
         wanted, size = self.training_config.shard, self.num_processes
         if not self._may_spread():
             return ""
@@ -440,7 +441,7 @@ class EnhancedTrainer:
         )
 
     def batch_plan(self) -> BatchPlan:
-        """Return how a batch goes through the model; see `BatchPlanner.decide`."""
+        """Return the sizes in which a batch goes through the model; see `BatchPlanner.decide`."""
         return self.planner.decide()
 
     def prepare(self) -> TrainingLoop:
@@ -474,12 +475,12 @@ class EnhancedTrainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer. The training is prepared if necessary."""
+        """The optimizer, after preparing the training if necessary."""
         return self.prepare().optimizer_step.optimizer
 
     @property
     def scheduler(self) -> LambdaLR | None:
-        """The learning-rate scheduler. The training is prepared if necessary."""
+        """The learning-rate scheduler, after preparing the training if necessary."""
         return self.prepare().optimizer_step.scheduler
 
     @property
@@ -503,7 +504,7 @@ class EnhancedTrainer:
 
     @property
     def quantization(self) -> str | None:
-        """The quantization of the base weights, "4bit" or "8bit"; None: they are as loaded."""
+        """The quantization of the base weights, "4bit" or "8bit"; None if they are as loaded."""
         return self.model_config.quantization
 
     def use_precision(self, name: str) -> None:
@@ -515,8 +516,8 @@ class EnhancedTrainer:
     def keep_precision(self, name: object) -> None:
         """Keep the number format that a run began with.
 
-        This applies if no format is configured and this CPU supports both: the format was then
-        measured. Another format is refused later, in the comparison with the checkpoint.
+        It is kept if no format is configured and this CPU supports both, because the run then chose
+        it by measurement. Another format is refused later, in the comparison with the checkpoint.
         """
         is_open = self.training_config.mixed_precision is True and self.device.type == "cpu"
         if is_open and name in ("fp32", self.precision.name):
@@ -530,7 +531,7 @@ class EnhancedTrainer:
     def num_threads(self) -> int | None:
         """The number of CPU threads, which affects the last digits of the result.
 
-        None: a GPU computes, or several processes share the threads.
+        None if a GPU computes, or several processes share the threads.
         """
         is_alone = self.device.type == "cpu" and self.num_processes == 1
         return torch.get_num_threads() if is_alone else None
@@ -544,7 +545,7 @@ class EnhancedTrainer:
             self.use_num_threads(max(1, min(count, processor().num_cores)))
 
     def bind_strategy(self) -> TrainingStrategy:
-        """Return the strategy, with everything that it needs to do a step."""
+        """Return the strategy, after giving it everything that it needs to do a step."""
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
         self.strategy.added_rate = added_learning_rate_for(
@@ -599,7 +600,7 @@ class EnhancedTrainer:
         )
 
     def _join(self) -> Group:
-        """Return the group of all ranks, which have the model and the data of this training.
+        """Return the group of all ranks, once they have the model and the data of this training.
 
         Raises:
             ProcessLostError: a rank is unavailable.
@@ -768,7 +769,8 @@ class EnhancedTrainer:
         poll: Callable[[], None] = do_nothing,
         kind: Callable[..., EvaluationLoss] = EvaluationLoss,
     ) -> dict[str, float]:
-        """Return the held-out loss per supervised item, without changing the training state.
+        """Return the held-out metrics (`eval_loss` is per supervised item); the training stays
+        unchanged.
 
         The result is empty if nothing is held out.
 
@@ -835,8 +837,10 @@ class EnhancedTrainer:
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides the result, for comparison when a run resumes; see
-        `run.compatibility`."""
+        """Return the facts that decide the result, for comparison when a run resumes.
+
+        See `run.compatibility`.
+        """
         loop = self.prepare()
         if self._identity is None:
             self._identity = {
@@ -866,7 +870,7 @@ class EnhancedTrainer:
         return {**self._identity, **of_now}
 
     def held_out_identity(self) -> str | None:
-        """Return which rows are held out; None if the data source does not know."""
+        """Return a hash of the held-out rows; None if the data source has none."""
         identity: str | None = getattr(self.initialize_data(), "held_out_identity", None)
         return identity
 
@@ -891,12 +895,13 @@ class EnhancedTrainer:
         return rows if self._run_key is None else keyed(self._run_key, rows)
 
     def attention_form(self) -> str:
-        """Return how the model computes attention, as far as it affects the last digits."""
+        """Return the form of the model's attention, as far as it affects the last digits."""
         step = self.adapter.size_grid.segment_step
         return attention_form(self.initialize_model(), self.device, self.precision.dtype, step)
 
     def last_mlp_form(self) -> str:
-        """Return at which tokens the last layer's MLP is computed; this affects the last digits."""
+        """Return the tokens at which the last layer's MLP is computed, which affects the last
+        digits."""
         narrows = (
             isinstance(self.adapter, StandardModelAdapter)
             and self.sharding is None

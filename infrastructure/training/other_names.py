@@ -1,4 +1,4 @@
-"""Names that the specifications give to roles which objects with other names fill here.
+"""A table of role names in the specifications for which objects with other names exist here.
 
 Importing one of them from `infrastructure.training` raises an ImportError with its line. A class of
 that name would be a second way to do what the existing object already does.

@@ -1,4 +1,4 @@
-"""Run a rank other than 0: `python -m infrastructure.training.rank_process`.
+"""The process of a rank other than 0: `python -m infrastructure.training.rank_process`.
 
 The process runs the same loop as rank 0 over the same data. It shows nothing and stores nothing. If
 rank 0 started it, its arguments are the port of rank 0's store and its own rank. If a launcher
@@ -39,8 +39,8 @@ from infrastructure.training.trainer_factory import TrainerFactory
 def train_as(member: Member) -> int:
     """Train together with rank 0 until rank 0 stops, and return the exit code.
 
-    The code is also DONE if rank 0 never needed this process or has ended by itself: the outcome is
-    then rank 0's to report.
+    The code is also DONE if rank 0 never needed this process or has ended by itself, because rank 0
+    then reports the outcome.
     """
     _import_what_takes_long()
     call = member.called()
@@ -98,7 +98,7 @@ def trainer_of(
 ) -> EnhancedTrainer:
     """Return the same training as rank 0's, prepared on this rank's device.
 
-    It shows, saves and decides nothing.
+    The trainer shows, saves and decides nothing.
     """
     config = DeploymentConfig.from_dict(facts["configuration"])
     config.model.revision = facts["revision"] or config.model.revision
@@ -131,7 +131,10 @@ def trainer_of(
 
 
 def _stop_all_on_signals(group: JoinedGroup) -> None:
-    """Make a signal that asks this rank to stop ask all ranks, after their current step."""
+    """Install signal handlers that stop all ranks after their current step.
+
+    A signal that asks this rank to stop is passed on to all of them.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
 
@@ -148,7 +151,7 @@ def _measured_by_rank_0(*_: Any) -> Mapping[str, float]:
 
 
 def main() -> int:
-    """Run as the rank that this process was started as."""
+    """Run the rank that this process was started as, and return the exit code."""
     port, rank, size = map(int, sys.argv[1:])
     return train_as(started_by_rank_0(port, rank, size))
 

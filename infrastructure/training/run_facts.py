@@ -19,7 +19,7 @@ Facts = dict[str, Any]
 
 
 def welcome(trainer: EnhancedTrainer, group: Group) -> None:
-    """Have the other ranks build what this prepared trainer has, and wait for them.
+    """Have the other ranks build the training of this prepared trainer, and wait for them.
 
     Called on rank 0.
 
@@ -51,7 +51,7 @@ def welcome(trainer: EnhancedTrainer, group: Group) -> None:
 
 
 def facts_of_first(group: Group) -> tuple[Facts, dict[str, bytes]]:
-    """Receive what `welcome` sends: the facts, and the files of the tokenizer.
+    """Receive and return what `welcome` sends: the facts, and the files of the tokenizer.
 
     Called on ranks other than 0.
     """
@@ -70,7 +70,7 @@ def compare(group: Group, trainer: EnhancedTrainer) -> None:
 
     Raises:
         ValueError: this rank has other weights or data.
-        ProcessLostError: another rank has.
+        ProcessLostError: another rank has other weights or data.
     """
     assert trainer.model is not None
     assert trainer.data is not None

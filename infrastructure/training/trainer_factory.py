@@ -1,4 +1,4 @@
-"""Build the right trainer with the right parts from the configuration."""
+"""A factory that builds the right trainer with the right parts from the configuration."""
 
 import logging
 import os
@@ -70,7 +70,8 @@ class TrainerFactory:
     def for_one_process(
         self, config: DeploymentConfig, backend: Backend = "transformers", **options: object
     ) -> EnhancedTrainer:
-        """Return the same trainer without the other processes that the configuration may ask for.
+        """Return the trainer of `for_run`, but without the other processes that the configuration
+        asks for.
 
         Args:
             backend: the library that loads the model if `model.backend` is `auto`.
@@ -98,7 +99,7 @@ class TrainerFactory:
     def _ranks(
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
     ) -> Ranks | None:
-        """Return the ranks that the configuration or a launcher asks for; None: one process."""
+        """Return the ranks that the configuration or a launcher asks for; None for one process."""
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
@@ -146,7 +147,7 @@ class TrainerFactory:
 def num_processes_for(
     config: DeploymentConfig, device: torch.device, launch: LaunchedProcess | None = None
 ) -> int:
-    """Return how many processes train: as many as a launcher started, or `num_processes`.
+    """Return the number of processes that train: as many as a launcher started, or `num_processes`.
 
     Raises:
         ConfigurationError: there are fewer GPUs than that, or the launcher started another number.
@@ -193,5 +194,6 @@ def _set_visible(devices: str | None) -> None:
 
 
 def _num_gpus() -> int:
-    """Return the number of GPUs that CUDA sees; `torch.cuda.device_count` trusts the variable."""
+    """Return the number of GPUs that CUDA sees; `torch.cuda.device_count` trusts the
+    environment."""
     return int(torch._C._cuda_getDeviceCount()) if torch.cuda.is_available() else 0

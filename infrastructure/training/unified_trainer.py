@@ -76,7 +76,7 @@ class UnifiedTrainer:
         hooks: observers and extensions.
 
     Attributes:
-        trainer: the trainer of the last training; None before the first.
+        trainer: the trainer of the last call of `train_all_layers`; None before the first.
 
     Raises:
         ValueError: the configuration has a setting that takes effect when a model is loaded, or
@@ -169,7 +169,7 @@ class UnifiedTrainer:
             return self._train(trainer)
 
     def _train(self, trainer: EnhancedTrainer) -> TrainingState:
-        """Train from the beginning, or from where an earlier call was interrupted."""
+        """Train from the beginning, or from the step at which an earlier call was interrupted."""
         if self.output_dir is not None:
             trainer.add_hooks(stack_observers(trainer, self.output_dir))
         if trainer.checkpoints is not None and trainer.checkpoints.checkpoints():
@@ -236,7 +236,7 @@ class TokenRows:
     """The rows of a loader's batches, as examples for a language model. All of them are kept.
 
     Attributes:
-        longest: tokens of the longest row.
+        longest: number of tokens of the longest row.
 
     Raises:
         ValueError: the loader yields no rows of token ids, or none of their tokens is trained.
@@ -255,7 +255,7 @@ class TokenRows:
         self.seed, self.shuffles = seed, source.shuffles
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Return the tokens of each row of the first epoch: (num_examples,)."""
+        """Return the number of tokens of each row of the first epoch: (num_examples,)."""
         return np.array([len(row.input_ids) for row in self.examples[: self.num_examples]])
 
     @property
@@ -307,11 +307,12 @@ class GivenModelAdapter(StandardModelAdapter):
         return _token_of(self.model, "pad_token_id") or 0
 
     def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
-        """Return the masked objective; the last token of the vocabulary is the mask token unless
-        the model names one.
+        """Return the masked objective; None if the training masks nothing.
+
+        The mask token is the one that the model names, or else the last token of the vocabulary.
 
         Raises:
-            ValueError: that token occurs in the data.
+            ValueError: the last token is needed as the mask token, but occurs in the data.
         """
         if not self.training_config.time_step_masking:
             return None
@@ -326,8 +327,10 @@ class GivenModelAdapter(StandardModelAdapter):
         return objective_of(self.training_config, mask, size, control)
 
     def describe(self) -> JsonObject:
-        """Return the description with a hash of the weights that no checkpoint holds, such as the
-        base of a LoRA."""
+        """Return the description with a hash of the weights that no checkpoint holds.
+
+        These are weights such as the base of a LoRA.
+        """
         assert self.model is not None
         facts = {"lora": hasattr(self.model, "peft_config")}
         return {**super().describe(), **facts, "base_sha256": frozen_hash(self.model)}
@@ -347,7 +350,7 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
     """Check that the model has an embedding for each token and position.
 
     Raises:
-        ValueError: it does not. The message names the token or the length.
+        ValueError: an embedding is missing. The message names the token or the length.
     """
     size = token_embeddings(model).num_embeddings
     for row in rows.examples:
@@ -427,7 +430,7 @@ def check_runs(
     """Run the layers on the first batch and compute its loss.
 
     Raises:
-        ValueError: they fail on it, or do not return one shape. The message says what to pass.
+        ValueError: the layers fail on it, or return several shapes. The message says what to pass.
     """
     parameter = next(model.parameters(), None)
     if parameter is None:

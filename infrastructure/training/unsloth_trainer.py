@@ -1,4 +1,4 @@
-"""UnslothTrainer: the same training, with a model that Unsloth loads and patches.
+"""A trainer for models that Unsloth loads and patches.
 
 Unsloth patches transformers on import, so it must come first. Create this trainer before anything
 else imports transformers.
@@ -81,8 +81,11 @@ class UnslothTrainer(EnhancedTrainer):
 
 
 def parts_of(config: DeploymentConfig) -> dict[str, object]:
-    """Return the `EnhancedTrainer` keyword arguments that a whole configuration holds besides its
-    sections, with a checkpoint folder for a custom loop."""
+    """Return keyword arguments for `EnhancedTrainer` from a whole configuration, besides its
+    sections.
+
+    They include a checkpoint folder for a custom loop.
+    """
     return {
         "device": config.device,
         "memory_budget": MemoryBudget.of(config),

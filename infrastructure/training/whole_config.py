@@ -77,7 +77,7 @@ class ModelManager(model_manager.ModelManager):
 
     @property
     def adapters(self) -> list[str]:
-        """Names of the LoRAs in the model."""
+        """The names of the LoRAs in the model."""
         return list(getattr(self.base_model, "peft_config", {}))
 
     def take_from(self, trainer: EnhancedTrainer) -> None:
@@ -101,7 +101,7 @@ class ModelManager(model_manager.ModelManager):
                 other JSON values.
 
         Returns:
-            Its manifest, by which `load_checkpoint` finds it.
+            The path of the version's manifest, by which `load_checkpoint` finds it.
 
         Raises:
             ValueError: a value is neither a tensor nor JSON, or there is no folder to write to.
@@ -119,7 +119,7 @@ class ModelManager(model_manager.ModelManager):
         """Load the state that `save_checkpoint` wrote, and its weights into `base_model`.
 
         Raises:
-            CheckpointError: it is damaged, or belongs to another model.
+            CheckpointError: the version is damaged, or belongs to another model.
         """
         snapshot = load_checkpoint(Path(path))
         state = {**snapshot.values, MODEL: snapshot.tensors.get(MODEL, {})}
@@ -169,7 +169,7 @@ class DataPipeline(data_pipeline.DataPipeline):
 
     @property
     def dataset(self) -> TokenStore:
-        """The prepared examples. They are prepared on first access."""
+        """The prepared examples, which are prepared on first access."""
         return self.store
 
     @property
@@ -179,7 +179,8 @@ class DataPipeline(data_pipeline.DataPipeline):
 
     @property
     def dataloader(self) -> Generator[list[TokenizedExample], None, None]:
-        """A new iterator over the batches of the first epoch; a run asks for each epoch's."""
+        """A new iterator over the batches of the first epoch; a run requests each epoch's
+        batches."""
         return self.train_batches(0, 0, self.batch_size)
 
     def __iter__(self) -> Iterator[list[TokenizedExample]]:

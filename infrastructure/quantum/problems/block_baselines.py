@@ -1,4 +1,4 @@
-"""Baselines that choose which k of n blocks train without a sampler.
+"""Baselines that choose k of n blocks to train, without a sampler.
 
 Blocks are numbered from the input up. Measured on tiny models: the gradient norm and the predicted
 decrease beat random and cyclic choices by 0.05 to 0.17 nats at the same number of steps. Training

@@ -11,7 +11,7 @@ Measured on tiny models: the effect of one step is predicted very well (correlat
 which blocks train best until the next decision. The quadratic term is 2 to 10 % of the linear one,
 so the optimum is nearly always the k largest decreases. It is as good as the k largest gradient
 norms, which need no second backward pass. The problem exists for comparison, not because it is
-better. A cost budget was also tried, in which each block that the backward pass reaches costs,
+better. A cost budget was also tried, which charges for every block that the backward pass reaches,
 chosen or not. With the best ratio as its objective it chose nearly all blocks, at a cost 23 % above
 training all blocks without a decision.
 """
@@ -92,9 +92,9 @@ class BlockSelection(Choice):
 def sampled_fisher(dots: Array, num_tokens: float) -> Array:
     """Return d_i' C d_j of the loss per token, (N, N).
 
-    The gradients are those of labels drawn from the model. They are uncorrelated between tokens. So
-    the expected square of a sum over tokens is the sum of the expected squares, however the tokens
-    are distributed over micro-batches.
+    The gradients are those of labels drawn from the model, which are uncorrelated between tokens.
+    So the expected square of a sum over tokens is the sum of the expected squares, however the
+    tokens are distributed over micro-batches.
 
     Args:
         dots: (B, N), the summed gradient of each micro-batch (or example) times each d_i. For

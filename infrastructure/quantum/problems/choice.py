@@ -80,9 +80,9 @@ class Choice(QuantumProblem):
     def penalty_strength(self) -> float:
         """Return a strength larger than the cost of the cheapest flip towards k at any wrong count.
 
-        With a wrong count there is then always a flip towards k that lowers the energy: it gains at
-        least the strength and costs less. This bound uses the worst row; a subclass may have a
-        tighter one. The smaller the strength, the lower the barriers between good answers.
+        At a wrong count some flip towards k then lowers the energy: it gains at least the strength
+        and costs less. This bound uses the worst row; a subclass may have a tighter one. The
+        smaller the strength, the lower the barriers between good answers.
         """
         positive, negative = self._row_sums()
         adding = float((self.linear + positive).max())
@@ -91,7 +91,7 @@ class Choice(QuantumProblem):
         return MARGIN * max(adding, removing, 1e-3 * largest) or 1.0
 
     def energy_of(self, chosen: Array) -> float:
-        """Return the objective (without penalty) in float64 for these indices, of any number."""
+        """Return the objective (without penalty) of any number of chosen indices, in float64."""
         block = self.pairs[np.ix_(chosen, chosen)].astype(np.float64)
         both = (block.sum() - np.trace(block)) / 2
         return float(self.offset + self.linear[chosen].sum() + self.pair_scale * both)
@@ -106,7 +106,7 @@ class Choice(QuantumProblem):
         return {label: int(i in ones) for i, label in enumerate(self.labels)}
 
     def repair(self, sample: Sample) -> Sample:
-        """Correct a wrong count by adding or dropping items one at a time, the cheapest first."""
+        """Add or drop items one at a time, the cheapest first, until the count is right."""
         chosen = self.indices(sample)
         if len(chosen) == self.num_chosen:
             return sample
@@ -139,7 +139,7 @@ class Choice(QuantumProblem):
     def _row_sums(self) -> tuple[Array, Array]:
         """Return each row's sums of the positive and the negative scaled off-diagonal pairs.
 
-        When an item is added, at most k - 1 others are chosen. So only the k - 1 largest positive
+        When an item is added, at most k - 1 others are chosen, so only the k - 1 largest positive
         pairs of a row count.
         """
         n, others = len(self.labels), max(1, self.num_chosen - 1)

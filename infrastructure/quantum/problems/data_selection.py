@@ -96,7 +96,7 @@ class DataSelection(Choice):
         (-2 |V|^2 / k^2 + 2 rho t'V / k) / |S| + 1 / k^2. Adding one item costs, averaged over the
         n - |S| others, whose sum is G - V,
         1 / k^2 + 2 (G - V)'(V / k - rho t) / (k (n - |S|)). The cheapest flip costs at most the
-        average. Both are largest if V points along t and, for adding, also along G:
+        average. Both averages are largest if V points along t and, for adding, also along G:
         rho^2 / (2 |S|), and (|G| / k + rho)^2 k / 4 - rho t'G in the scalar product.
         """
         n, k = len(self.labels), self.num_chosen
@@ -113,7 +113,7 @@ class DataSelection(Choice):
     def alternatives(self) -> dict[str, Sample]:
         """Return the baselines: greedy with and without exchanges, top relevance, random.
 
-        Top relevance is there with and without near-duplicates.
+        Top relevance is included with and without near-duplicates.
         """
         k, numbers = self.num_chosen, (self.pairs, self.relevance, self.rho)
         greedy = greedy_matching(*numbers, k)

@@ -20,7 +20,7 @@ QuadraticModel = dimod.BinaryQuadraticModel | dimod.ConstrainedQuadraticModel
 
 
 class Training(Protocol):
-    """The actions that a decision can take on a run, which implements those it supports."""
+    """The actions that decisions can take on a run. A run implements those that it supports."""
 
     def select_examples(self, ids: Sequence[int]) -> None:
         """Train on these examples (ids in the training data) from the next epoch on."""
@@ -54,8 +54,8 @@ class QuantumProblem(ABC):
     def decode(self, sample: Sample) -> object:
         """Return the decision that `sample` stands for, as JSON values.
 
-        Any assignment of zeros and ones to all variables can be decoded. One that breaks a rule of
-        the problem (for example, a wrong number of ones) is repaired first.
+        Any assignment of zeros and ones to all variables can be decoded. An assignment that breaks
+        a rule of the problem (for example, a wrong number of ones) is repaired first.
         """
 
     @abstractmethod
@@ -73,10 +73,10 @@ class QuantumProblem(ABC):
     def alternatives(self) -> dict[str, Sample]:
         """Return baseline answers to the same problem, by name, found without a sampler.
 
-        The first one is used if no sampler answers. All are feasible and deterministic.
+        The first baseline is used if no sampler answers. All are feasible and deterministic.
         """
         return {}
 
     def facts(self) -> JsonObject:
-        """Return facts about the problem for reports, as JSON values: sizes, what was left out."""
+        """Return facts about the problem for reports, as JSON values, such as its sizes."""
         return {}

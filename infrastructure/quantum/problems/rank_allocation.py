@@ -22,7 +22,7 @@ from infrastructure.quantum.problems.problem import Sample, Training
 
 
 class RankAllocation(Choice):
-    """The problem of choosing which `num_kept` of all components stay.
+    """The problem of choosing the `num_kept` of all components that stay.
 
     Args:
         ranks: number of components of each LoRA module, by name. n is their sum, and gates are in
@@ -90,5 +90,5 @@ class RankAllocation(Choice):
 
 
 def largest(worth: Array, num_kept: int) -> Array:
-    """Return the indices of the largest values; of equal values, the first."""
+    """Return the indices of the largest values; the first ones among equal values."""
     return np.argsort(-worth, kind="stable")[:num_kept]

@@ -12,10 +12,10 @@ LEAST_GAIN = 1e-6  # least gain of an exchange, in cosines: above float32 roundi
 
 
 def greedy_matching(similarity: Array, relevance: Array, scale: float, num_chosen: int) -> Array:
-    """Add, one at a time, the example that brings the mean nearest to the target.
+    """Choose examples one at a time, each time the one that brings the mean nearest to the target.
 
-    Each step is exact for the number chosen so far, as in herding (Welling 2009). GRAD-MATCH
-    (arXiv 2103.00123) is similar, with weights.
+    Each step is exact for the number chosen so far, as in herding (Welling 2009). GRAD-MATCH (arXiv
+    2103.00123) is similar, with weights.
 
     Args:
         similarity: (n, n) cosines between candidates, the diagonal 1.
@@ -72,8 +72,8 @@ def exchanged(
 def top_relevance(relevance: Array, num_chosen: int) -> Array:
     """Return the examples most similar to the target, as LESS (arXiv 2402.04333) does.
 
-    This also selects the duplicates of a good example: if a pool has near-duplicates, it measured
-    far below a random choice.
+    The duplicates of a good example are chosen, too: on a pool with near-duplicates this choice
+    measured far below a random one.
     """
     return np.argsort(-relevance, kind="stable")[:num_chosen]
 
@@ -83,7 +83,8 @@ def deduplicated_top_relevance(
 ) -> Array:
     """Return the most relevant examples without near-duplicates, then the rest by relevance.
 
-    It measured best at a budget of a third in one of three pools, and near random otherwise.
+    At a budget of a third this choice measured best in one of three pools, and near random
+    otherwise.
     """
     order = np.argsort(-relevance, kind="stable")
     is_near = np.zeros(len(order), dtype=np.bool_)
@@ -101,5 +102,5 @@ def deduplicated_top_relevance(
 
 
 def random_choice(num_candidates: int, num_chosen: int, seed: int) -> Array:
-    """Draw k of n at random: the baseline that every other method has to beat."""
+    """Return k of n indices at random, the baseline that every other method has to beat."""
     return np.random.default_rng(seed).permutation(num_candidates)[:num_chosen]

@@ -49,7 +49,7 @@ class AutoSampler(dimod.Sampler):
         num_ones: int | None = None,
         **parameters: object,
     ) -> dimod.SampleSet:
-        """Choose a sampler and query it. Parameters that it does not know are dropped."""
+        """Choose a sampler and query it, without the parameters that it does not know."""
         began = time.monotonic()
         name, reason = choose(bqm, time_limit, num_ones)
         if name not in self.samplers:
@@ -106,9 +106,10 @@ def _may_be_tree(bqm: dimod.BinaryQuadraticModel) -> bool:
 
 
 def treewidth_at_most(bqm: dimod.BinaryQuadraticModel, limit: int) -> int | None:
-    """Return an upper bound of the treewidth by minimum-degree elimination; None: above `limit`.
+    """Return an upper bound of the treewidth by minimum-degree elimination; None if above `limit`.
 
-    Bodlaender & Koster 2010 ("Treewidth computations I. Upper bounds"), heuristic minimum degree.
+    Source: Bodlaender & Koster 2010 ("Treewidth computations I. Upper bounds"), heuristic minimum
+    degree.
     """
     neighbours = _neighbours(bqm)
     by_degree: list[set[int]] = [set() for _ in range(limit + 1)]

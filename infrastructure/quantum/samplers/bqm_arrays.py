@@ -44,7 +44,7 @@ def coefficient_sum(vectors: Vectors) -> float:
 
 
 def as_arrays(bqm: dimod.BinaryQuadraticModel) -> Outgoing:
-    """Return the message for another process.
+    """Return a model as the message for another process.
 
     Vartype and offset are JSON values, the coefficients are arrays.
     """
@@ -60,7 +60,7 @@ def as_arrays(bqm: dimod.BinaryQuadraticModel) -> Outgoing:
 
 
 def from_arrays(values: JsonObject, arrays: dict[str, Array]) -> dimod.BinaryQuadraticModel:
-    """Rebuild the model of `as_arrays`, with numbers from 0 as labels."""
+    """Rebuild a model from the result of `as_arrays`, with numbers from 0 as labels."""
     return dimod.BinaryQuadraticModel.from_numpy_vectors(
         arrays["linear"],
         (arrays["rows"], arrays["columns"], arrays["biases"]),

@@ -82,7 +82,8 @@ class QuantumAnnealer(dimod.Sampler):
     def sample(
         self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int | None = None, **unknown: object
     ) -> dimod.SampleSet:
-        """Take shots; `chain_break_fraction` is a field of the answer, and its mean is in `info`.
+        """Take shots, and return them with `chain_break_fraction` as a field and its mean in
+        `info`.
 
         Raises:
             ValueError: no embedding was found.

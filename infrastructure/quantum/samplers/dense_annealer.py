@@ -119,7 +119,7 @@ def _search_info(search: Search[Any]) -> dict[str, object]:
 
 
 def _spare_seconds(bqm: dimod.BinaryQuadraticModel, time_limit: float | None) -> float:
-    """Return the time reserved for the answers' energies, a limited share of the time limit."""
+    """Return the seconds to reserve for the answers' energies, a limited share of the limit."""
     needed = SECONDS_PER_TERM * bqm.num_interactions
     return 0.0 if time_limit is None else min(needed, MOST_SPARE_SHARE * time_limit)
 

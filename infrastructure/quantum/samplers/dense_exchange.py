@@ -43,8 +43,8 @@ class ExchangeSearch(Search[SwapState]):
     def read(self, given: Sequence[Bits]) -> None:
         """Do one walk.
 
-        The first starts from the best of the greedy choice and the given assignments, the others
-        from a random assignment.
+        The first walk starts from the best of the greedy choice and the given assignments, the
+        others from a random assignment.
         """
         start = self._anywhere() if self.read_energies else self._best_of(given)
         best = self._walked(start)
@@ -84,7 +84,7 @@ class ExchangeSearch(Search[SwapState]):
             raise TimeIsUp
 
     def _is_better(self, state: SwapState, other: SwapState) -> bool:
-        """Return whether `state` is lower by more than rounding.
+        """Return whether `state` is lower than `other` by more than rounding.
 
         If it seems lower, its energy is summed again without rounding errors and compared again.
         """
@@ -96,7 +96,7 @@ class ExchangeSearch(Search[SwapState]):
     def _best_of(self, given: Sequence[Bits]) -> SwapState:
         """Return the best of the greedy choice and the given assignments.
 
-        All are changed to have the right number of ones first.
+        Assignments with another number of ones are changed to the right number first.
         """
         nothing = np.zeros(self.problem.num_variables, np.int8)
         states = (with_ones(self.problem, bits, self.num_ones) for bits in [*given, nothing])

@@ -44,8 +44,8 @@ class DenseProblem:
         """Return the typical effect of the other variables on one.
 
         It is the root of the mean, over variables, of the sum of squared entries. Temperatures are
-        multiples of it. For a model without interactions it is the root mean square of the linear
-        terms, and for a model of zeros 1.
+        multiples of it. Without interactions, it is the root mean square of the linear terms; for a
+        model of zeros, 1.
         """
         squares = np.einsum("ij,ij->i", self.matrix, self.matrix, dtype=np.float64)
         squares = squares if squares.any() else np.square(self.linear, dtype=np.float64)
@@ -55,10 +55,10 @@ class DenseProblem:
     def of(cls, bqm: dimod.BinaryQuadraticModel, num_ones: int | None = None) -> "DenseProblem":
         """Convert a model of either vartype by its coefficient vectors.
 
-        Holds the vectors and the matrix at once: 24 bytes per interaction in addition to 4 n². If
-        the number of ones is given, the mean of all pairs and the mean of all linear terms only
-        contribute a constant. Both are subtracted before rounding to float32, so a penalty on that
-        number costs no precision.
+        The vectors and the matrix are in memory at once: 24 bytes per interaction in addition to 4
+        n². If the number of ones is given, the mean of all pairs and the mean of all linear terms
+        only contribute a constant. Both are subtracted before rounding to float32, so a penalty on
+        that number costs no precision.
 
         Raises:
             ValueError: the matrix would be too large, or a coefficient is not finite in float32.
@@ -126,7 +126,7 @@ def refuse_too_large(num_variables: int) -> None:
 def _add_transposed(matrix: Floats) -> None:
     """Make a triangular matrix symmetric in place, tile by tile.
 
-    Each interaction is on one side of the diagonal, on either one, so both sides are summed.
+    Each interaction is on only one side of the diagonal, so the sum of both sides has it once.
     """
     n = len(matrix)
     for i in range(0, n, ROWS_AT_ONCE):

@@ -1,9 +1,9 @@
 """Annealing of a small population of assignments, and recombination until no child is better.
 
-A child keeps what its parents agree on and searches over the rest, a problem so small that it fits
-into the processor's cache. This is memetic search (Merz & Freisleben 1999) with variables fixed if
-good solutions agree on them (Wang, Lü, Glover, Hao: "Effective variable fixation and scoring
-strategies for binary quadratic programming", 2011).
+A child keeps the values that its parents share and searches over the rest, a problem so small that
+it fits into the processor's cache. This is memetic search (Merz & Freisleben 1999) with variables
+fixed if good solutions agree on them (Wang, Lü, Glover, Hao: "Effective variable fixation and
+scoring strategies for binary quadratic programming", 2011).
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,8 @@ class DenseSearch(Search[FlipState]):
                 best, fruitless = child.energy, 0
 
     def _child(self, first: FlipState, second: FlipState) -> FlipState:
-        """Return a child that keeps what both parents agree on and searches over the rest."""
+        """Return a child that keeps the values that both parents share and searches over the
+        rest."""
         open_variables = _disputed(first, second)
         _, warm = self._temperatures()
         child = first.copy()
@@ -138,8 +139,8 @@ def _place_of(
 ) -> int | None:
     """Return the index that the child replaces: its twin, else the nearer or the other parent.
 
-    Only a worse assignment is replaced; None: the child is not kept. Keeping a child next to its
-    twin would remove the differences that recombination needs.
+    Only a worse assignment is replaced; None if the child is not kept. A child next to its twin
+    would remove the differences that recombination needs.
     """
     distances = [distance(child, state) for state in population]
     twin = int(np.argmin(distances))

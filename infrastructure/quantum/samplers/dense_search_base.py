@@ -1,4 +1,4 @@
-"""The base of searches over a dense problem: independent reads and an end."""
+"""The base class of searches over a dense problem: independent reads until the search ends."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class Search(ABC, Generic[State]):
 
     @property
     def is_converged(self) -> bool:
-        """Whether enough independent reads end at the lowest energy."""
+        """True if enough independent reads end at the lowest energy."""
         if self.best is None:
             return False
         rounding = SAME_ENERGY * abs(self.best.energy - self.problem.offset) + self.best.least_gain
@@ -82,7 +82,7 @@ class Search(ABC, Generic[State]):
         return sum(energy <= limit for energy in self.read_energies) >= self.converged_reads
 
     def is_over(self) -> bool:
-        """Return whether the deadline has passed, and remember it."""
+        """Return whether the deadline has passed, and record it in `is_cut_off`."""
         self.is_cut_off = self.deadline.seconds_left <= self.spare_seconds
         return self.is_cut_off
 

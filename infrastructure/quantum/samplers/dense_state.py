@@ -176,7 +176,8 @@ class SwapState(DenseState):
         return rises[np.arange(len(ones)), zeros] - self.field[ones], zeros
 
     def _exchange_if(self, one: int, zero: int, limit: float) -> bool:
-        """Exchange if `zero` is still zero and the energy rises by less than `limit`."""
+        """Exchange a one and a zero if `zero` is still zero and the energy rises by less than
+        `limit`."""
         if self.sign.item(zero) < 0:
             return False
         between = self.matrix.item(one, zero)
@@ -198,7 +199,7 @@ def with_ones(problem: DenseProblem, bits: Bits, num_ones: int) -> SwapState:
 
 
 def _energy(problem: DenseProblem, field: Floats, bits: Bits) -> float:
-    """Return the energy from the field.
+    """Return the energy of an assignment, computed from its field.
 
     Half of linear and field is summed over the ones, because each interaction is in two fields.
     """
@@ -211,8 +212,8 @@ def _energy(problem: DenseProblem, field: Floats, bits: Bits) -> float:
 def _accepted_rises(random: np.random.Generator, count: int, temperature: float) -> Floats:
     """Draw the rise of energy up to which each move is accepted, exponentially distributed.
 
-    If the temperature is zero or below, it is the limit itself: energy must fall by at least that
-    much.
+    If the temperature is zero or below, return it as the limit itself: the energy must fall by at
+    least that much.
     """
     if temperature <= 0:
         return np.full(count, temperature, np.float32)

@@ -15,7 +15,7 @@ Energies = npt.NDArray[np.float64]
 
 
 class ExactSampler(dimod.Sampler):
-    """A sampler for the assignments with the lowest energy of all.
+    """A sampler that finds the assignments with the lowest energy by enumerating all of them.
 
     `dimod.ExactSolver` returns every assignment, which takes a minute at 20 variables. This sampler
     takes a tenth of a second and returns only the requested number.

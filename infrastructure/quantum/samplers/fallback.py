@@ -1,7 +1,7 @@
 """A chain of samplers as one sampler: if one fails, the next one is queried.
 
 An answer after a failure does not depend on the problem alone. A caller that must be able to repeat
-it stores the answer itself, as a run does in its checkpoints.
+the answer has to store it, as a run does in its checkpoints.
 """
 
 import logging
@@ -32,7 +32,7 @@ class FallbackSampler(dimod.Sampler):
 
     Attributes:
         answered_by: name of the sampler that answered the last problem; "": none did.
-        failures: how the samplers queried before it failed.
+        failures: a sentence on each sampler that failed before one answered.
 
     Raises:
         ValueError: there is no sampler.
@@ -63,7 +63,7 @@ class FallbackSampler(dimod.Sampler):
 
         Raises:
             ValueError: none of the samplers knows a keyword.
-            SamplerError: all of them failed; the text gives the reason of each.
+            SamplerError: all samplers failed; the text gives the reason of each.
         """
         unknown = sorted(parameters.keys() - self.parameters.keys() - {TIME_LIMIT})
         if unknown:

@@ -82,7 +82,8 @@ class AzureEngine:
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
     ) -> Mapping[int, int]:
-        """Run one job; `seed` is ignored, because a machine's shots have none.
+        """Run one job, and return its counts; `seed` is ignored, because a machine's shots have
+        none.
 
         Raises:
             RuntimeError: the job failed at Azure Quantum.

@@ -75,7 +75,7 @@ class LibrarySampler(dimod.Sampler):
         return DEFAULT_READS
 
     def caution(self, done: int) -> float:
-        """Return how many times longer than the longest so far the next read may take."""
+        """Return the factor by which the next read may take longer than the longest so far."""
         return 1.2
 
     @abstractmethod
@@ -162,7 +162,10 @@ class SteepestDescent(LibrarySampler):
 
 
 class TreeDecomposition(dimod.Sampler):
-    """The exact minimum of a model whose interactions are nearly a tree (`dwave.samplers`)."""
+    """A sampler for the exact minimum of a model whose interactions are nearly a tree.
+
+    It is that of `dwave.samplers`.
+    """
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": []}
     properties: ClassVar[dict[str, object]] = {}

@@ -1,6 +1,7 @@
 """Minimization of a function of few numbers without derivatives (Nelder & Mead 1965).
 
-It is implemented here because Temper does not require SciPy, and six angles need nothing more.
+The method is implemented here because Temper does not require SciPy, and six angles need nothing
+more.
 """
 
 from collections.abc import Callable

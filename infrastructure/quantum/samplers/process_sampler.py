@@ -1,8 +1,9 @@
 """A wrapper that runs any dimod sampler in a separate process and ends it at the deadline.
 
-Whatever the sampler does there (hang, raise, die, return nonsense) becomes a `SamplerError` here,
-at most half a second after the deadline. The process is started fresh, not forked, because threads
-and a GPU may be in use here. It is kept for the next problem and ends with this process.
+Whatever the sampler does there (hang, raise, die, return an invalid answer) becomes a
+`SamplerError` here, at most half a second after the deadline. The process is started fresh, not
+forked, because threads and a GPU may be in use here. It is kept for the next problem and ends with
+this process.
 """
 
 import contextlib
@@ -86,7 +87,7 @@ class ProcessSampler(dimod.Sampler):
                 know.
 
         Raises:
-            SamplerError: the sampler raised, died, returned nonsense, or was ended at the deadline.
+            SamplerError: the sampler raised, died, gave an invalid answer, or missed the deadline.
         """
         deadline = Deadline(time_limit)
         with self._lock:
@@ -129,7 +130,7 @@ class ProcessSampler(dimod.Sampler):
 
 
 class Child:
-    """A Python process of Temper that ends with this one.
+    """A Python process of Temper that ends with this process.
 
     Args:
         module: the module that runs there. It gets the number of the lifeline as its argument and
@@ -161,7 +162,7 @@ class Child:
 
         Raises:
             TimeoutError: the deadline passed first.
-            EOFError, OSError, ValueError: the process ended or wrote nonsense.
+            EOFError, OSError, ValueError: the process ended or wrote an invalid message.
         """
         return self.talk(question, arrays).result(deadline)
 
@@ -196,7 +197,7 @@ class Talk:
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` returns or raises at once."""
+        """True if `result` returns or raises at once."""
         return bool(self._got)
 
     def result(self, deadline: Deadline) -> Message:

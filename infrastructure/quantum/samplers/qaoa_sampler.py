@@ -46,7 +46,9 @@ class Engine(Protocol):
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
     ) -> Mapping[int, int]:
-        """Return how often each assignment was measured; bit i of its number is variable i.
+        """Return the number of times that each assignment was measured.
+
+        Bit i of an assignment's number is variable i.
 
         Args:
             angles: phase and mixing angle of each layer; (layers, 2). A phase angle multiplies
@@ -55,7 +57,8 @@ class Engine(Protocol):
 
 
 class StateVector:
-    """An engine with all amplitudes in numpy; the phases are one product, so it needs no gates."""
+    """An engine that holds all amplitudes in numpy; phases are one product, so it needs no
+    gates."""
 
     repeats_itself = True
 
@@ -123,11 +126,11 @@ class QAOASampler(dimod.Sampler):
 
 
 def best_angles(energies: Energies, num_layers: int, deadline: Deadline) -> tuple[Angles, float]:
-    """Return the best angles found from a ramp, and their mean energy.
+    """Return the best angles that a search from a ramp finds, and their mean energy.
 
-    The ramp does what an anneal would do: phases grow while mixing fades. Mixing is negative
-    because equal amplitudes are the lowest state of -X. Phases are searched in units of the spread
-    of the energies, so their size does not depend on the scale of the model.
+    The ramp imitates an anneal: phases grow while mixing fades. Mixing is negative because equal
+    amplitudes are the lowest state of -X. Phases are searched in units of the spread of the
+    energies, so their size does not depend on the scale of the model.
     """
     spread = float(energies.std()) or 1.0
     ramp = (np.arange(num_layers) + 0.5) / num_layers

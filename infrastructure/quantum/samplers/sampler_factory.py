@@ -26,7 +26,7 @@ Make = Callable[..., dimod.Sampler]
 
 
 def _beside(name: str, *known: str) -> Make:
-    """Return a function that makes a sampler in a separate process that knows these keywords."""
+    """Return a function that creates a sampler in a separate process; the sampler knows `known`."""
 
     def make(**options: object) -> dimod.Sampler:
         return ProcessSampler(name, options, known)

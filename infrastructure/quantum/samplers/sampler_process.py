@@ -30,7 +30,7 @@ COMMON = ("num_reads", "seed", "time_limit")  # dropped if a sampler does not kn
 
 
 def main(lifeline: int) -> None:
-    """Have samplers solve problems until the input ends."""
+    """Let samplers solve the parent's problems until the input ends."""
     samplers: dict[str, dimod.Sampler] = {}
     serve(lifeline, lambda values, arrays: answer(samplers, values, arrays))
 
@@ -68,10 +68,10 @@ def end_with_parent(lifeline: int) -> None:
 def answer(
     samplers: dict[str, dimod.Sampler], values: JsonObject, arrays: dict[str, Array]
 ) -> Outgoing:
-    """Query the named sampler, reusing the one before if it is the same.
+    """Query the named sampler, reusing the previous one if it is the same, and return the reply.
 
     Raises:
-        TypeError, ValueError: it returned no sample set, or one over other variables.
+        TypeError, ValueError: the sampler returned no sample set, or one over other variables.
     """
     key = json.dumps([values["sampler"], values["options"]], sort_keys=True)
     if key not in samplers:
@@ -109,7 +109,7 @@ def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Out
 
 
 def _plain(info: Mapping[object, object]) -> dict[str, object]:
-    """Return what JSON can represent of a sampler's info."""
+    """Return the part of a sampler's info that JSON can represent."""
     kept: dict[str, object] = {}
     for name, value in dict(info).items():
         plain = value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""Samplers by name as plain objects without a deadline, as a sampler process makes them."""
+"""Samplers by name as plain objects without a deadline, as a sampler process creates them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,7 +50,7 @@ def direct_sampler(name: str, options: Mapping[str, object]) -> dimod.Sampler:
     """Create the sampler of a name, or of a custom `module:Class`.
 
     Raises:
-        ValueError: the name, module or class does not exist, or it does not take an option.
+        ValueError: the name, module or class does not exist, or does not take an option.
     """
     make = load_object("sampler", name) if ":" in name else look_up("sampler", name, DIRECT)
     try:

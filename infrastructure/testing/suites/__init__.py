@@ -1,4 +1,4 @@
-"""Conformance suites: what every part of one kind must do, built-in or user-defined.
+"""Conformance suites: the requirements of every part of one kind, built-in or user-defined.
 
 A suite is a class with `test_…` methods that pytest runs in a subclass, which defines how the part
 is created:

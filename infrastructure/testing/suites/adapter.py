@@ -1,6 +1,6 @@
 """Requirements of a model adapter.
 
-However a batch is split, the same is learned, and masked tokens are never learned.
+The gradient is the same however a batch is split, and masked tokens are never learned.
 """
 
 import json
@@ -28,8 +28,8 @@ class ModelAdapterSuite:
     """A suite for model adapters: subclass it and define `make`.
 
     Attributes:
-        learns_in_evaluation: whether the loss in evaluation mode is the one that is trained, so
-            that its gradient can be examined without dropout.
+        learns_in_evaluation: the loss in evaluation mode is the one that is trained, so that its
+            gradient can be examined without dropout.
     """
 
     learns_in_evaluation = True
@@ -39,7 +39,7 @@ class ModelAdapterSuite:
         raise NotImplementedError
 
     def unsupervised(self, example: object) -> Any:
-        """Return the same example without trained tokens; None: there is no such example."""
+        """Return the same example without trained tokens; None if there is no such example."""
         supervised = getattr(example, "supervised", None)
         if not is_dataclass(example) or not isinstance(supervised, np.ndarray):
             return None

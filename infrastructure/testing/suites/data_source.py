@@ -1,6 +1,7 @@
 """Requirements of a source of examples.
 
-A run that resumes reads from the middle of an epoch, and must get what it would have got.
+A run that resumes reads from the middle of an epoch, and must get the same examples as an
+uninterrupted run.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -26,9 +27,9 @@ class DataSourceSuite:
     """A suite for data sources: subclass it and define `open`, with at least twelve examples.
 
     Attributes:
-        shuffles: whether another epoch, and another seed, has another order.
-        repeats: whether each epoch contains the same examples.
-        holds_out: whether there are examples for evaluation.
+        shuffles: another epoch, and another seed, has another order.
+        repeats: each epoch contains the same examples.
+        holds_out: there are examples for evaluation.
     """
 
     shuffles = True
@@ -40,7 +41,7 @@ class DataSourceSuite:
         raise NotImplementedError
 
     def key(self, example: Any) -> Any:
-        """Return what distinguishes an example from others; by default everything in it."""
+        """Return a value that distinguishes an example from others; by default all its content."""
         return plain(example)
 
     def test_the_order_is_that_of_seed_and_epoch_alone(self, tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ class DataSourceSuite:
 
 
 def read_by_pipeline(path: Path, data_format: str, seed: int) -> DataPipeline:
-    """Return what a run reads from a file of this format; a share of it is held out."""
+    """Return the source of a run that reads a file of this format; a share of it is held out."""
     data = DataConfig(path=str(path), format=data_format, max_length=64, num_workers=0)
     cache = CacheConfig(directory=str(path.parent / "cache"))
     tokenizer = train_tokenizer([path.read_text()], vocab_size=300)
@@ -154,7 +155,7 @@ def read_by_pipeline(path: Path, data_format: str, seed: int) -> DataPipeline:
 
 
 def plain(value: object) -> Any:
-    """Convert everything that a value contains, such that equal values are equal."""
+    """Convert a value and its content to plain values, so that equal values compare equal."""
     if isinstance(value, torch.Tensor):
         return plain(value.detach().cpu().numpy())
     if isinstance(value, np.ndarray):

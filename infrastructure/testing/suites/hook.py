@@ -1,6 +1,6 @@
 """Requirements of an extension or an observer.
 
-Its state is saved in every checkpoint, and a run that resumes must get the same hook back.
+Every checkpoint holds the hook's state, and a run that resumes must restore the same hook.
 """
 
 import json
@@ -36,7 +36,7 @@ class HookSuite:
         return state
 
     def step(self, hook: Hook, state: TrainingState) -> None:
-        """Take one optimizer step, with an evaluation, calling the hook as the loop does."""
+        """Take one optimizer step with an evaluation, and call the hook as the loop does."""
         hook.step_start(state)
         model, optimizer = state.model, state.optimizer
         assert optimizer is not None
@@ -92,7 +92,7 @@ class HookSuite:
         assert _weights_equal(other, state), "after going on the weights are others"
 
     def test_what_was_saved_stays_as_it_was(self, tmp_path: Path) -> None:
-        """Check that saved state stays unchanged: training continues while it is written."""
+        """Check that a saved state does not change while the training continues."""
         with self._trained(tmp_path / "one", 2) as (hook, state):
             saved = hook.state_dict()
             then = json.dumps(saved)
@@ -139,7 +139,7 @@ class HookSuite:
 
 
 class _Watched:
-    """A wrapper that passes each event to an observer, and checks what it changed."""
+    """A wrapper that passes each event to an observer, and checks that it changes nothing."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
@@ -165,7 +165,7 @@ def _weights_equal(one: TrainingState, other: TrainingState) -> bool:
 
 
 def _traces(state: TrainingState) -> dict[str, object]:
-    """Return what an observer must not change, in a form that can be compared."""
+    """Return everything that an observer must not change, in a form that can be compared."""
     tensors = {n: t.detach().numpy().tobytes() for n, t in state.model.state_dict().items()}
     modes = [module.training for module in state.model.modules()]
     trained = [parameter.requires_grad for parameter in state.model.parameters()]

@@ -1,4 +1,4 @@
-"""Another process's look at a backup destination, for its suite: `… FILE MODULE CLASS FOLDER PATH`.
+"""A process that reads a backup destination for its suite: `… FILE MODULE CLASS FOLDER PATH`.
 
 The suite's own class opens the destination, so its module is imported, by its name or from its
 file. A class that only keeps the content in memory fails here.
@@ -31,7 +31,7 @@ def load_class(file: str, module: str, name: str) -> Any:
 
 
 def main() -> None:
-    """Read what the first process wrote, write something next to it, and print what was read."""
+    """Read what the first process wrote, write a file next to it, and print the content."""
     file, module, name, folder, relative = sys.argv[1:]
     place, path = load_class(file, module, name)().open(Path(folder)), Path(relative)
     read = b"".join(place.read(path))

@@ -1,4 +1,4 @@
-"""Requirements of a metrics sink: the line before a kill is the one that users look for."""
+"""Requirements of a metrics sink, above all that the last line before a kill is written."""
 
 import importlib
 import math
@@ -19,11 +19,11 @@ NUM_RECORDS = 5
 class SinkSuite:
     """A suite for metrics sinks: subclass it and define `make` and, if possible, `read`.
 
-    The kill is a real one, in a process that imports the subclass: define it in a module.
+    A process that imports the subclass is really killed, so define the subclass in a module.
 
     Attributes:
-        can_forget: whether `truncate_after` removes later records; a screen cannot.
-        survives_kill: whether a record that `write` has returned from exists after a kill.
+        can_forget: `truncate_after` removes later records; a screen cannot.
+        survives_kill: a record is there after a kill if `write` has returned.
     """
 
     can_forget = True
@@ -102,19 +102,19 @@ class SinkSuite:
 
 
 def record(step: int, **further: Any) -> dict[str, Any]:
-    """Return a record as the training passes it on."""
+    """Return a record as the training passes it to a sink."""
     return {"step": step, "epoch": 0, "loss": step / 2, **further}
 
 
 def write_records(suite: SinkSuite, directory: Path, count: int) -> None:
-    """Write `count` records, and close nothing: the process is about to be killed."""
+    """Write `count` records and close nothing, because the process is about to be killed."""
     sink = suite.make(directory)
     for step in range(1, count + 1):
         sink.write(record(step))
 
 
 def suite_at(address: str) -> SinkSuite:
-    """Return the suite of an address."""
+    """Return the suite at an address."""
     module, _, name = address.partition(":")
     made: SinkSuite = getattr(importlib.import_module(module), name)()
     return made

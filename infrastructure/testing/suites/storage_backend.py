@@ -1,7 +1,7 @@
 """Requirements of a backup destination.
 
-The copier prunes what it believes to be confirmed, so a destination that confirms more than it
-knows loses work.
+The backup process prunes files that it believes to be confirmed, so a destination that confirms too
+much loses work.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ LARGE_BYTES = 5 * 1024**2 + 7  # more than one piece of any reader
 class StorageBackendSuite:
     """A suite for backup destinations: subclass it at the top of a module, and define `open`.
 
-    Others see what a destination has written at the latest when it was closed: it may gather names.
-    Another process also creates an object of the subclass and opens the destination: what `open`
-    needs besides its folder comes from the environment.
+    Other processes must see a written file at the latest when the destination is closed, because it
+    may collect names until then. Another process also creates an object of the subclass and opens
+    the destination: anything that `open` needs besides its folder comes from the environment.
 
     Attributes:
-        confirm_seconds: how long the destination may report "not yet" for what was written.
+        confirm_seconds: how long the destination may report "not yet" for a written file.
         writes_in_place: it cannot rename, and writes a file directly under its own name, where half
             of it may be visible for a while (FORMAT.md, "A store at another place", rule 1). Half a
             file must then never be confirmed; no other destination may show one.
@@ -54,12 +54,12 @@ class StorageBackendSuite:
     def open(self, folder: Path) -> Place:
         """Open the destination that belongs to `folder`.
 
-        Each call is another process's first look at the same files.
+        Each call stands for another process that sees the same files for the first time.
         """
         raise NotImplementedError
 
     def look(self, folder: Path) -> Place:
-        """Open the destination; an error that none may raise fails with a sentence."""
+        """Open the destination; fail with a sentence on an error that no destination may raise."""
         return held_to_contract(self.open(folder), AssertionError)
 
     def test_what_is_written_is_read(self, tmp_path: Path) -> None:
@@ -126,7 +126,8 @@ class StorageBackendSuite:
         assert place.size(FILE) == len(content), "after a second write it has the size of the first"
 
     def test_what_is_there_is_not_created_again(self, tmp_path: Path) -> None:
-        """Check that of two that write at the same instant, one sees that the other did."""
+        """Check that a second `create` of the same file returns False and keeps the first
+        content."""
         path = FILE.with_name("claim")
         if self.look(tmp_path).create(path, b"one") is None:
             return  # it does not support that
@@ -135,7 +136,7 @@ class StorageBackendSuite:
         assert content == b"one", f"a file that was created as b'one' holds {content!r}"
 
     def test_neighbours_stay_as_they_are(self, tmp_path: Path) -> None:
-        """Check names that begin with one another, in folders that do, too."""
+        """Check that writing and removing a file leaves files with similar names unchanged."""
         place = self.look(tmp_path)
         near = [FILE, FILE.with_name("abcde"), Path("run-1/objects/abc/abcd"), Path("run-10/x")]
         for path in near:
@@ -171,7 +172,7 @@ class StorageBackendSuite:
             time.sleep(0.05)
 
     def test_another_process_sees_what_was_written(self, tmp_path: Path) -> None:
-        """Check a read by another process: a backup is read by a process on another machine."""
+        """Check that another process, as on another machine, reads the written files."""
         place = self.look(tmp_path)
         identity = place.identify()
         place.write(FILE, HELLO)
@@ -185,7 +186,7 @@ class StorageBackendSuite:
         assert back == WRITTEN_BACK, f"of what another process has written {back!r} is read"
 
     def test_another_place_confirms_nothing(self, tmp_path: Path) -> None:
-        """Check a lost mount: below it is a folder that happens to contain the same bytes."""
+        """Check that without its marker, as below a lost mount, a destination confirms nothing."""
         place = self.look(tmp_path)
         content = Content.of(HELLO, place.hashes)
         identity = place.identify()
@@ -205,7 +206,7 @@ class StorageBackendSuite:
         _require_refusal(place, content, "that has another place's marker")
 
     def test_half_a_file_is_never_seen(self, tmp_path: Path) -> None:
-        """Check interrupted writes: a process may be killed at any instant of a write."""
+        """Check that an interrupted write, as by a kill, never shows half a file."""
         for old in (None, b"a damaged copy"):
             place, folder = self.look(tmp_path), FILE.with_name(f"half-{old is None}")
             if old is not None:
@@ -368,10 +369,10 @@ def _require_refusal(place: Place, content: Content, which: str) -> None:
 
 
 def _other_process(suite: type, folder: Path) -> dict[str, Any]:
-    """Return what the other process has read.
+    """Return the content that the other process has read.
 
     Raises:
-        AssertionError: it could not read; says why.
+        AssertionError: the other process could not read; the text says why.
     """
     if "<" in suite.__qualname__:
         raise AssertionError(f"{suite.__name__} is made in a function: write it at a module's top")

@@ -1,7 +1,7 @@
 """Requirements of a training strategy.
 
-It trains what its phases name and nothing else, and resumes from a checkpoint as if it had never
-stopped. Each method trains a tiny Llama for a few steps.
+A strategy trains the parameters that its phases name and nothing else, and resumes from a
+checkpoint as if it had never stopped. Each method trains a tiny Llama for a few steps.
 """
 
 import json
@@ -40,7 +40,7 @@ class TrainingStrategySuite:
 
     Attributes:
         settings: settings of the training section, if the strategy needs some.
-        trains_all_it_names: whether every parameter that a phase names changes in it.
+        trains_all_it_names: every parameter that a phase names changes in it.
     """
 
     settings: Mapping[str, Any] = {}
@@ -223,7 +223,7 @@ def tiny_trainer(
 
 
 class WhatTrains(Observer):
-    """An observer that remembers what changed in each phase.
+    """An observer that records the parameters that change in each phase.
 
     Attributes:
         trained: names of the parameters that the optimizer holds.

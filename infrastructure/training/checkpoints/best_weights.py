@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def take_best(model: torch.nn.Module, checkpoints: Path, last_step: int) -> int:
-    """Give `model` the weights of the best checkpoint, unless that is its last step.
+    """Give `model` the weights of the best checkpoint, unless that is the one of its last step.
 
     Args:
         checkpoints: the run's checkpoint folder.

@@ -1,7 +1,7 @@
 """The checkpoints of a run: versions in the store of its directory. See backup/FORMAT.md.
 
-The path of its manifest identifies a checkpoint. Reading verifies. A damaged checkpoint is skipped
-with a warning, and the one before it is used.
+A checkpoint is identified by the path of its manifest. Reading verifies it. A damaged checkpoint is
+skipped with a warning, and the one before it is used.
 """
 
 import logging
@@ -90,12 +90,12 @@ class CheckpointManager:
         return self.store.manifest_path(name)
 
     def begin(self, snapshot: Snapshot, **facts: Unpack[VersionFacts]) -> None:
-        """Save as `save` does, but only copy a large checkpoint now and write it in the background.
+        """Save like `save`, but only copy a large checkpoint now and write it in the background.
 
-        `collect` returns it once it is committed.
+        `collect` returns the checkpoint once it is committed.
 
         Raises:
-            StorageError: as in `save`, or the one before this could not be written.
+            StorageError: as in `save`, or the previous checkpoint could not be written.
         """
         self._take_in(wait=True)
         state = self._state(snapshot)
@@ -129,10 +129,10 @@ class CheckpointManager:
         return PartwiseCheckpoint(self, values, facts)
 
     def collect(self, wait: bool = False) -> list[Path]:
-        """Return the begun checkpoints that have been committed since the last call.
+        """Return the checkpoints that were begun and have been committed since the last call.
 
         Raises:
-            StorageError: one could not be written. Earlier checkpoints are untouched.
+            StorageError: a checkpoint could not be written. Earlier ones are untouched.
         """
         self._take_in(wait)
         committed, self._committed = self._committed, []
@@ -147,8 +147,7 @@ class CheckpointManager:
     def only_writer(self) -> AbstractContextManager[None]:
         """Return a context in which nothing else writes.
 
-        The store's lock belongs to the helper process while there is one, and to this process
-        through it.
+        While there is a helper process, it holds the store's lock for this process.
         """
         return nullcontext() if self._writer is not None else only_writer(self.store.root)
 
@@ -188,7 +187,7 @@ class CheckpointManager:
     def newest(self) -> Path:
         """Return the newest healthy checkpoint that verifies; warn about damaged newer ones.
 
-        This waits for the helper process of a killed training to finish writing.
+        Wait first until the helper process of a killed training has finished writing.
 
         Raises:
             CheckpointError: there is none.
@@ -247,7 +246,7 @@ class PartwiseCheckpoint:
         }
 
     def commit(self) -> None:
-        """Make it a version, which the manager's `collect` returns.
+        """Commit the written parts as a version, which the manager's `collect` returns.
 
         Raises:
             StorageError: the disk returned an error for a part. No version was made.
@@ -293,7 +292,7 @@ def load_checkpoint(checkpoint: Path) -> Snapshot:
     """Read a checkpoint and verify each part before use; tensors are on the CPU.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     store = store_of(checkpoint)
     manifest = store.read(checkpoint.stem)

@@ -51,9 +51,9 @@ class Piece:
     """A tensor of a version, or a chunk of one.
 
     Attributes:
-        group: of the state: "model", "optimizer", …
-        size: of the whole tensor.
-        chunk: which part of the tensor `content` is.
+        group: the group in the state: "model", "optimizer", …
+        size: size of the whole tensor.
+        chunk: the part of the tensor that `content` holds.
     """
 
     group: str
@@ -99,7 +99,7 @@ def tensors_of(store: Store, manifest: Manifest) -> dict[str, dict[str, torch.Te
     """Return all tensors of a version, assembled on the CPU, by group and name.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the version is damaged.
     """
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for piece in pieces_of(store, manifest):
@@ -119,7 +119,7 @@ def load_whole(store: Store, manifest: Manifest) -> dict[str, object]:
     They are keyed by their full names ("model.layer.weight").
 
     Raises:
-        CheckpointError: it is damaged, or was not written by several ranks.
+        CheckpointError: the version is damaged, or was not written by several ranks.
     """
     described_values(manifest)
     values: dict[str, object] = {
@@ -140,10 +140,10 @@ def chunk_name(key: str, offsets: tuple[int, ...]) -> str:
 
 
 def described_values(manifest: Manifest) -> Any:
-    """Return the description of a version that the ranks wrote.
+    """Return the description of a version that several ranks wrote.
 
     Raises:
-        CheckpointError: it was not written by several ranks.
+        CheckpointError: the version was not written by several ranks.
     """
     if not is_chunked(manifest):
         raise CheckpointError("run.checkpoint_not_sharded")
@@ -169,7 +169,7 @@ def decode_value(data: bytes) -> object:
     """Decode a value that is not a tensor. The data is untrusted input.
 
     Raises:
-        CheckpointError: it is not JSON.
+        CheckpointError: the data is not JSON.
     """
     try:
         return from_json(parse_json(data), TUPLE)

@@ -1,6 +1,6 @@
-"""When a checkpoint is due besides the configured steps and epochs: by time or on request.
+"""A schedule of checkpoints besides the configured steps and epochs: by time or on request.
 
-It also says how long before a deadline the training must stop.
+The schedule also says how long before a deadline the training must stop.
 """
 
 import math
@@ -23,7 +23,7 @@ NUM_REMEMBERED = 50
 
 
 class SaveSchedule:
-    """The times of saves, asked between two steps and inside long work between them.
+    """The times of saves, queried between two steps and inside long work between them.
 
     `auto` is Young's interval √(2·cost·mean time between failures), with the cost measured: J. W.
     Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
@@ -71,7 +71,7 @@ class SaveSchedule:
 
     @property
     def current_interval_seconds(self) -> float:
-        """The time between two saves; infinite without saves by time."""
+        """The time between two saves in seconds; infinite without saves by time."""
         if self.interval_seconds is None:
             return math.inf
         if self.interval_seconds != "auto":
@@ -89,7 +89,7 @@ class SaveSchedule:
 
     @property
     def deadline_is_near(self) -> bool:
-        """Whether one more step and a save may not fit before the deadline."""
+        """True if one more step and a save may not fit before the deadline."""
         if self.deadline_seconds is None:
             return False
         margin = min(DEADLINE_SHARE * self.deadline_seconds, DEADLINE_SECONDS)
@@ -98,13 +98,13 @@ class SaveSchedule:
 
     @property
     def seconds_left(self) -> float:
-        """The time until the deadline; infinite without one."""
+        """The seconds until the deadline; infinite without one."""
         if self.deadline_seconds is None:
             return math.inf
         return self._began + self.deadline_seconds - self.clock()
 
     def seconds_to_copy(self, reason: StopReason | None, patience_seconds: float) -> float:
-        """Return how long a stopped training waits for its backup.
+        """Return the seconds that a stopped training may wait for its backup.
 
         The sender of a signal may not wait long. Before a deadline, all of the remaining time is
         available.

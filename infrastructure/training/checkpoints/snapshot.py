@@ -1,6 +1,7 @@
-"""Everything needed to resume a run, as named tensors and JSON values.
+"""A snapshot of everything needed to resume a run, as named tensors and JSON values.
 
-No pickle: tensors go to safetensors, the rest to JSON. It is taken between two optimizer steps.
+There is no pickle: tensors go to safetensors, the rest to JSON. A snapshot is taken between two
+optimizer steps.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from infrastructure.training.models.trainable_state import load_trainable_state,
 
 @dataclass
 class Snapshot:
-    """`tensors` by group ("model", "optimizer", "random") and JSON `values`."""
+    """The state of a run: `tensors` by group ("model", "optimizer", "random"), and JSON
+    `values`."""
 
     tensors: dict[str, Tensors]
     values: dict[str, Any]
@@ -58,7 +60,10 @@ class Participants(Protocol):
 
 
 def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
-    """Return the whole state, sharing memory with the live tensors: write it before training on."""
+    """Return the whole state, sharing memory with the live tensors.
+
+    Write the snapshot before training continues, because training changes these tensors.
+    """
     optimizer_tensors, optimizer_values = split_optimizer(parts.optimizer.state_dict())
     tensors = {
         "model": trainable_state(state.model),
@@ -142,7 +147,7 @@ def _restore_one(what: str, living: Any, saved: Mapping[str, object] | None) -> 
 
 
 def _rows_fixed(saved: dict[str, Any]) -> dict[str, Any]:
-    """Convert the rows to a tuple, which JSON does not have."""
+    """Convert the saved list of rows to a tuple, which JSON does not have."""
     return {**saved, "rows": tuple(saved["rows"])}
 
 

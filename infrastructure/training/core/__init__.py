@@ -1,1 +1,1 @@
-"""Shared by all parts of a run: its state, precision, metric sums and kinds of errors."""
+"""The basis of all parts of a run: its state, precision, metric sums and kinds of errors."""

@@ -20,8 +20,9 @@ _NO_THREAD = "can't start new thread"
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an allocation failed: CUDA's own error, or the CPU allocator's RuntimeError.
 
-    If the kernel limits this process's memory, a thread that cannot be started lacks memory for its
-    stack. Without such a limit there are too many threads, which smaller pieces do not change.
+    A thread that cannot be started counts if the kernel limits this process's memory: then memory
+    for its stack is missing. Without a limit there are too many threads, and smaller pieces do not
+    help.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

@@ -1,6 +1,6 @@
-"""The arithmetic of a run, and how much of it this device could do.
+"""The floating-point operations of a run, and the share of the device's capacity that they use.
 
-Their ratio is the model FLOPs utilization (MFU) of the PaLM paper (Chowdhery et al., 2022, appendix
+The share is the model FLOPs utilization (MFU) of the PaLM paper (Chowdhery et al., 2022, appendix
 B): recomputed activations and padding do not count. The capacity of the device is measured with a
 large matrix product in the training's number format, so the measurement works on every device. It
 is slightly below the manufacturer's figure.
@@ -25,8 +25,8 @@ class FlopsEstimate:
     """Floating-point operations of a run.
 
     Attributes:
-        per_token: of one token, forward and backward, without attention.
-        per_token_and_position: of attention, for each position that the token can attend to.
+        per_token: operations per token, forward and backward, without attention.
+        per_token_and_position: operations of attention, per token and attended position.
     """
 
     per_token: float
@@ -42,9 +42,9 @@ def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
     """Return the operations of training `model` in its current form.
 
     The forward pass takes two operations per weight. The backward pass takes two for the gradient
-    of the activations and two for the gradient of each trained weight. An embedding table is only
-    looked up, which is not arithmetic, unless it is also the output layer. A token passes through
-    only a few of the experts of a layer.
+    of the activations and two for the gradient of each trained weight. Looking up an embedding
+    takes none, unless the table is also the output layer. A token passes through only a few of the
+    experts of a layer.
     """
     config = getattr(model, "config", None)
     weights = {id(p): (p, _share_used(name, p, config)) for name, p in model.named_parameters()}

@@ -17,7 +17,7 @@ class MetricAccumulator:
         num_items: supervised items.
         num_tokens: tokens, supervised or not.
         num_steps: optimizer steps.
-        grad_norm: of the last step, before clipping.
+        grad_norm: gradient norm of the last step, before clipping.
         learning_rate: used in the last step.
         seconds: duration of the steps.
     """
@@ -47,12 +47,12 @@ class MetricAccumulator:
         """Return whether loss and gradient norm are finite. Synchronizes with the device.
 
         With a loss scaler the gradient norm is ignored: the scaler handles overflows of the
-        gradients, and one that it misses shows in the loss.
+        gradients, and an overflow that it misses shows in the loss.
         """
         return math.isfinite(self.loss) and (has_scaler or math.isfinite(float(self.grad_norm)))
 
     def state_dict(self) -> dict[str, object]:
-        """Return exact JSON values; a float32 is also a float64.
+        """Return the sums as JSON values, which are exact because a float32 is also a float64.
 
         A loss that is not finite is refused before anything is saved.
         """

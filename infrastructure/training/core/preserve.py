@@ -1,4 +1,4 @@
-"""Try something on a model during training, and leave the training as it was.
+"""A context that restores a model after something was tried on it during training.
 
     with preserve(model, random=device, modes=True):
         model.eval()
@@ -30,15 +30,15 @@ def preserve(
     weights: bool = False,
     attributes: bool = False,
 ) -> Iterator[None]:
-    """Restore what is named here on exit, bit for bit, whatever happens inside.
+    """Restore what the arguments name on exit, bit for bit, whatever happens inside.
 
     After a failure of the device itself, nothing on the device is touched.
 
     Args:
         model: may be left out if only `random` is restored.
         random: the random state of Python, NumPy and torch, and of all GPUs if this device is one.
-        modes: whether each module is in training or evaluation mode.
-        requires_grad: which parameters train.
+        modes: training or evaluation mode of each module.
+        requires_grad: the flag of each parameter that makes it train.
         gradients: the existing gradients. Inside there are none to begin with. They are kept, not
             copied, and use their memory in the meantime.
         buffers: their values, copied in the meantime, and which tensor is which buffer.
@@ -139,7 +139,10 @@ def _weights(model: torch.nn.Module) -> Restore:
 
 
 def _attributes(model: torch.nn.Module) -> Restore:
-    """Tables of hooks, parameters and modules stay the same objects, since others refer to them."""
+    """Return what restores the attributes of all modules.
+
+    Tables of hooks, parameters and modules stay the same objects, since others refer to them.
+    """
     kept = [(vars(module), dict(vars(module))) for module in model.modules()]
     tables = [
         (value, value.copy())

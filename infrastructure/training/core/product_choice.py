@@ -26,10 +26,10 @@ PRECISION = "training.mixed_precision"
 class ProductChoice:
     """The choice of fp32, because bf16 does not speed up a matrix product.
 
-    That product is what bf16 is for; everything else about it only costs time.
+    Such products are the reason to use bf16; everything else about it only costs time.
 
     Attributes:
-        seconds: of a product by format, the minimum.
+        seconds: number format → minimum seconds of a product.
     """
 
     seconds: Mapping[str, float]
@@ -55,7 +55,7 @@ class ProductChoice:
 
 
 def measured_choice() -> ProductChoice | None:
-    """Return fp32 if this CPU multiplies clearly more slowly in bf16; None: nothing is decided."""
+    """Return fp32 if this CPU multiplies clearly more slowly in bf16; None: no choice is made."""
     seconds = product_seconds()
     if seconds[OTHER] < (1 - LEAST_GAIN) * seconds[USUAL]:
         return ProductChoice(seconds)
@@ -63,7 +63,10 @@ def measured_choice() -> ProductChoice | None:
 
 
 def product_seconds() -> dict[str, float]:
-    """Return the seconds of a matrix product by format, with one thread; the formats alternate."""
+    """Measure a matrix product with one thread, in both formats by turns.
+
+    Return number format → minimum seconds.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in (USUAL, OTHER)}
     with threads_restored():
         torch.set_num_threads(1)

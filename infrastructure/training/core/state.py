@@ -35,7 +35,7 @@ class Phase:
         name: shown to the user.
         num_epochs: passes over the data in this phase.
         parameters: names of the parameters that train. None: all that the optimizer knows.
-        begins_anew: the losses are those of another model, and are not compared with earlier ones.
+        begins_anew: another model is trained, so its losses are not compared with earlier ones.
     """
 
     name: str = "train"
@@ -97,7 +97,7 @@ class SkippedBatch:
 
 
 class StopReason(StrEnum):
-    """Why a run ends at a step that is not its last."""
+    """The reason why a run ends at a step that is not its last."""
 
     REQUESTED = "requested"  # a hook, such as early stopping, or the program around it
     SIGNAL = "signal"
@@ -129,10 +129,10 @@ class TrainingState:
         step: optimizer steps done.
         total_steps: optimizer steps of the whole training, all phases.
         loss: mean loss per supervised item of the last finished step; NaN is shown as NaN.
-        grad_norm: of the last step; exactly 0 if all of its gradients are 0. None: unknown, or the
-            batch was skipped.
+        grad_norm: gradient norm of the last step; exactly 0 if all gradients are 0. None: unknown,
+            or the batch was skipped.
         learning_rate: used in the last step.
-        rewards: of the last step. None: this training has no rewards.
+        rewards: results of the last step. None: this training has no rewards.
         metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
         evaluation: the last evaluation's numbers.
         best_metric: the metric that selects the best checkpoint; best_is_greater: its direction.
@@ -151,7 +151,7 @@ class TrainingState:
             next opportunity, so that a resumed run repeats the decision.
         stop_reason: why training is to end at the next step boundary, or None.
         stop_message: the reason as a text for the user; nothing depends on it.
-        is_interrupted: whether the reason came from outside, so that steps are left to train.
+        is_interrupted: the reason came from outside, so that steps are left to train.
         stop_signal: the name of the signal, if a signal was the reason.
     """
 
@@ -209,9 +209,9 @@ class TrainingState:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether a stop from outside leaves steps to train.
+        """True if a stop from outside leaves steps to train.
 
-        One that comes with the last step does not.
+        A stop that comes with the last step does not.
         """
         return self.is_interrupted and self.step < self.total_steps
 
@@ -229,10 +229,10 @@ class TrainingState:
 
     @property
     def score(self) -> float | None:
-        """The best metric of exactly these weights, as lower-is-better: negated if greater is
+        """The best metric of exactly these weights, where lower is better: negated if greater is
         better.
 
-        None: it was not measured.
+        None if it was not measured.
         """
         value = self.evaluation.get(self.best_metric) if self.evaluated_step == self.step else None
         if value is None or not math.isfinite(value):
@@ -240,5 +240,5 @@ class TrainingState:
         return -value if self.best_is_greater else value
 
     def every(self, num_steps: int | None) -> bool:
-        """Return whether this step is a multiple of `num_steps` (None or 0: never)."""
+        """Return whether this step is a multiple of `num_steps` (None or 0: always False)."""
         return bool(num_steps) and self.step > 0 and self.step % int(num_steps or 1) == 0

@@ -1,1 +1,1 @@
-"""Which examples each stage of a curriculum trains on."""
+"""Curriculum learning: the choice of the examples that each stage trains on."""

@@ -1,9 +1,9 @@
-"""Selection of the current stage's examples in the data source.
+"""The selection of the current stage's examples in the data source.
 
 An epoch is equally long in every stage: if examples wait for a later stage, those of the current
 one are repeated in their places. So steps, schedule and forecast equal those of a run without
-stages, and the order remains a function of (seed, epoch, stages). Stages by loss are measured once,
-with the initial weights, and checkpoints hold them.
+stages, and the order remains a function of (seed, epoch, stages). For stages by loss, losses are
+measured once, with the initial weights, and checkpoints hold the stages.
 """
 
 import logging
@@ -80,7 +80,7 @@ class CurriculumExtension(Extension):
         """Check the data before the training.
 
         Raises:
-            ValueError: examples cannot be selected from it, or do not form such stages.
+            ValueError: examples cannot be selected from the data, or do not form such stages.
         """
         data = self.trainer.data
         if not isinstance(data, DataPipeline):
@@ -108,9 +108,9 @@ class CurriculumExtension(Extension):
             )
 
     def lengths(self) -> list[Indices] | None:
-        """Return the tokens of the examples of one epoch of each stage, in its order.
+        """Return the numbers of tokens of the examples of one epoch of each stage, in its order.
 
-        None: the stages are not known before the training.
+        None if the stages are not known before the training.
         """
         if self.stages is None:
             return None
@@ -121,7 +121,7 @@ class CurriculumExtension(Extension):
         return epochs
 
     def measuring_seconds(self) -> float:
-        """Return an estimate of the time to measure the losses, from a few of them.
+        """Return an estimate of the seconds to measure the losses, from a few examples.
 
         It is 0 if there is nothing to measure.
         """
@@ -152,7 +152,7 @@ class CurriculumExtension(Extension):
 
     @torch.no_grad()
     def _losses(self, ids: range, poll: Callable[[], None] = do_nothing) -> npt.NDArray[np.float64]:
-        """Return the losses, float64 (N,).
+        """Return the mean loss of each example, float64 (N,).
 
         Each example is measured by itself, so that none depends on its neighbors. An example
         without supervised items gets NaN and counts as the hardest.

@@ -19,7 +19,7 @@ MOST_STAGES = 100
 
 
 def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
-    """Return the stage of each example, uint8 (N,), with equally many in each (± one).
+    """Return the stage of each example, uint8 (N,), with equally many examples in each (± one).
 
     The first stage has the lowest `hardness`; NaN comes last.
 
@@ -64,7 +64,7 @@ def by_task(tasks: Sequence[str], order: Sequence[str]) -> Stages:
 def ids_of(stages: Stages, stage: int, *, keeps_easier: bool) -> Indices:
     """Return the ids of a stage's examples, ascending.
 
-    If `keeps_easier`, those of earlier stages are included.
+    With `keeps_easier`, the examples of earlier stages are included.
     """
     chosen = stages <= stage if keeps_easier else stages == stage
     return np.flatnonzero(chosen).astype(np.int64)

@@ -95,7 +95,7 @@ class DataPipeline:
     """The data of one run.
 
     Args:
-        data_config: what to read and how.
+        data_config: the data section of the configuration.
         tokenizer: a transformers tokenizer; `data_config.chat_template` becomes its chat template,
             so that it is saved with the model.
         cache_config: where prepared data is kept, and how much of it.
@@ -130,7 +130,9 @@ class DataPipeline:
             tokenizer.chat_template = read_chat_template(data_config.chat_template)
 
     def prepare(self) -> DataReport:
-        """Read, check and tokenize the data, or open it if that is done; a second call is a no-op.
+        """Read, check and tokenize the data, or open it if it has been prepared before.
+
+        A second call is a no-op.
 
         Raises:
             ValueError: the data is missing or ambiguous, or too much of it cannot be used.
@@ -162,7 +164,7 @@ class DataPipeline:
 
     @property
     def store(self) -> TokenStore:
-        """The prepared examples (of a stream, the held-out ones); prepares them if necessary."""
+        """The prepared examples; for a stream, the held-out ones. Prepares them if necessary."""
         return self._ready().entry.store
 
     @property
@@ -174,7 +176,8 @@ class DataPipeline:
     def fingerprint(self) -> str:
         """A hash of the training examples, in the order of the files, and of how they are drawn.
 
-        Of a selection it includes only the size: its members are chosen during training.
+        If only some examples are selected, it depends on their number, not on which they are:
+        training chooses them.
         """
         limit = [] if self._num_selected is None else [self._num_selected]
         changes = [self.config.balance_by, self.config.augmentation, *limit]
@@ -213,7 +216,7 @@ class DataPipeline:
         return self._order().selected
 
     def limit_to(self, num_examples: int) -> None:
-        """Train on this many examples from now on: random ones until `select` chooses them.
+        """Train on `num_examples` examples from now on: random ones, until `select` chooses them.
 
         Raises:
             ValueError: there are fewer, or the data is a stream, whose examples cannot be selected.
@@ -240,17 +243,17 @@ class DataPipeline:
     def select(self, ids: Sequence[int] | Indices) -> None:
         """Train on these examples in epochs that begin from now on.
 
-        With a limit from `limit_to`, their number must be that limit. Without one it can be any
-        number; some of them then repeat in the places of the others, so that an epoch keeps its
-        length.
+        With a limit from `limit_to`, their number must be that limit. Without one, any number is
+        allowed, and an epoch keeps its length: selected examples repeat in the positions of the
+        examples that are not selected.
 
         Raises:
-            ValueError: the ids are not that many different ones.
+            ValueError: an id is unknown or repeated, or the number of ids is not the limit.
         """
         self._order().select(self.check_selection(ids), is_filled=self._num_selected is None)
 
     def check_selection(self, ids: Sequence[int] | Indices) -> Indices:
-        """Return the ids as `select` uses them, ascending; raises what `select` raises."""
+        """Check ids as `select` does, and return them ascending; raises what `select` raises."""
         chosen = np.unique(np.asarray(ids, dtype=np.int64))
         is_known = len(chosen) == 0 or (chosen[0] >= 0 and chosen[-1] < self.num_candidates)
         wanted = self._num_selected or max(1, len(chosen))
@@ -283,7 +286,7 @@ class DataPipeline:
         return [self.store.task(int(row)) for row in self._order().all_rows]
 
     def lengths_of_selection(self, ids: Indices, epoch: int) -> Indices:
-        """Return the number of tokens of an epoch's examples, in order, as if these ids were
+        """Return the number of tokens of each example of an epoch, in order, if these ids were
         selected; before augmentation."""
         now = self._order()
         order = Order(now.all_rows, now.seed, now.all_groups)
@@ -306,8 +309,8 @@ class DataPipeline:
     ) -> Generator[list[TokenizedExample], None, None]:
         """Yield the batches of one epoch from `start_example` on; the last one may be smaller.
 
-        The next `prefetch_factor` batches are built ahead in a thread; close the generator to end
-        it.
+        A thread builds the next `prefetch_factor` batches ahead. Close the generator to end the
+        thread.
         """
         prepared = self._ready()
         examples = prepared.source.iterate(epoch, start_example)
@@ -378,7 +381,7 @@ class DataPipeline:
     def questions(self, max_questions: int | None = None) -> list[GenerationPrompt]:
         """Return the prompts of held-out rows for generation, tokenized as in training.
 
-        With `over_length: keep_start`, prompts that alone are as long as an example may be are left
+        With `over_length: keep_start`, prompts that fill the maximum length on their own are left
         out.
         """
         return self._questions(self._held_out(max_questions))
@@ -407,7 +410,9 @@ class DataPipeline:
         return [q for q in questions if len(q.prompt_ids) < encoder.max_length]
 
     def release_memory(self, unused_seconds: float = 0.0) -> int:
-        """Read prepared data from disk from now on if it has not been used for `unused_seconds`.
+        """Stop holding prepared data in memory if it has not been used for `unused_seconds`.
+
+        From then on it is read from disk.
 
         Returns:
             Bytes of main memory that this frees.
@@ -486,15 +491,17 @@ class DataPipeline:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """An example for display, and the texts of its row that the model never reads, in words."""
+    """An example for display, with descriptions of the texts of its row that are never read."""
 
     example: TokenizedExample
     left_out: tuple[str, ...] = ()
 
 
 def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
-    """Return different training examples for display: the first of the data, or of a stream those
-    that are trained on first."""
+    """Return at most `count` different training examples for display.
+
+    They are the first examples of the data; for a stream, the first that are trained on.
+    """
     if data.is_stored:
         ids = range(min(LOOKED_THROUGH, data.num_candidates))
         looked_at, places = data.examples(ids), data.places_of(ids)
@@ -511,7 +518,8 @@ def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
 
 
 def _is_question(conversation: Conversation) -> bool:
-    """Return whether the last answer can be asked for: it has a prompt, is text, calls no tool."""
+    """Return whether the last answer can be generated from a prompt: the row has a prompt, and the
+    answer is text without tool calls."""
     answer = conversation.answer
     return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
 
@@ -530,7 +538,7 @@ def _places(store: TokenStore, rows: list[int]) -> list[str]:
 def _batches(
     examples: Iterable[TokenizedExample], batch_size: int, _entry: CacheEntry
 ) -> Iterator[list[TokenizedExample]]:
-    """Yield batches; holds the entry, and with it the lock that keeps it from being swept."""
+    """Yield batches, and hold the cache entry meanwhile, whose lock keeps it from being swept."""
     iterator = iter(examples)
     while batch := list(itertools.islice(iterator, batch_size)):
         yield batch

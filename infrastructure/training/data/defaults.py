@@ -1,4 +1,4 @@
-"""Completion of a configuration before a run; every entry point calls it, so all get the same.
+"""Completion of a configuration before a run; every entry point uses it, so results are the same.
 
 Loads no torch.
 """
@@ -30,7 +30,7 @@ def make_ready(config: DeploymentConfig) -> None:
     plug-ins keep the meaning that they had when the run began. A second call changes nothing.
 
     Raises:
-        ConfigurationError: a sentence for each setting that cannot be carried out.
+        ConfigurationError: settings cannot be carried out; the message has a sentence for each.
     """
     use_sample_data(config)
     _find_models_of_runs(config)

@@ -1,7 +1,7 @@
 """One run on several processes: every rank runs the same loop, and rank 0 decides.
 
-Rank 0 is the run: only it owns the directory, the clocks and signals, and what is saved and shown.
-The others run the same loop over the same data, take their share of each batch, and hold the same
+Only rank 0 owns the run's directory, handles clocks and signals, and saves and shows results. The
+other ranks run the same loop over the same data, take their share of each batch, and hold the same
 weights and optimizer.
 
 `group`: how ranks agree, decide and sum. `launch`: the agent that starts them; `members`: how they

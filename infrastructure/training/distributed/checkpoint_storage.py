@@ -92,12 +92,12 @@ def save_distributed(
         root: the store's directory, the same for all.
         state_dict: nested; tensors, DTensors (shards are saved as they are, replicas once), and
             JSON values.
-        values: of the manifest, as in `Store.commit`; rank 0's are used.
+        values: values of the manifest, as in `Store.commit`; rank 0's are used.
         retention: which versions rotation keeps. None: all.
-        files: of the run, which the version also holds; rank 0's are used.
+        files: files of the run, which the version also holds; rank 0's are used.
         compress: as in `Store`.
         apart: where this process copies its part instead of `root`; never set on rank 0.
-        hash_name: of all objects. None: the best that each process has.
+        hash_name: the hash of all objects. None: the best that each process has.
         facts: `kind`, `healthy`, `score` as in `Store.commit`.
 
     Returns:
@@ -132,7 +132,7 @@ def save_together(
 
     Args:
         manager: rank 0's; None on the others.
-        snapshot: of each rank, with its parts of the tensors; rank 0's values are used.
+        snapshot: this rank's snapshot, with its parts of the tensors; rank 0's values are used.
         model: its size determines what counts as a small state, such as a LoRA.
 
     Raises:
@@ -183,7 +183,7 @@ def save_together(
 
 
 def is_gathered(state_bytes: int, model: torch.nn.Module) -> bool:
-    """Return whether a state of `model` is so small as a whole that rank 0 writes it by itself."""
+    """Return whether a state is so small, relative to `model`, that rank 0 writes it alone."""
     model_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return state_bytes <= max(GATHERED_BYTES, GATHERED_SHARE * model_bytes)
 
@@ -219,7 +219,7 @@ def way_apart(
 ) -> tuple[RemoteSession | None, bool]:
     """Return this rank's connection to the backup destination if it needs one.
 
-    Also return whether all ranks that need one have it.
+    Also return whether all ranks that need a connection have one.
     """
 
     def describe() -> JsonObject | None:
@@ -271,7 +271,7 @@ def load_together(
         checkpoint: rank 0's; None on the others.
 
     Raises:
-        CheckpointError: it is damaged, or holds another state; raised on all ranks.
+        CheckpointError: the checkpoint is damaged, or holds another state; raised on all ranks.
     """
     store = manifest = None
     failed = ""
@@ -298,7 +298,7 @@ def load_together(
 
 
 def size_bytes(snapshot: Snapshot) -> int:
-    """Return the size of all tensors as a whole."""
+    """Return the size in bytes of all tensors, each counted as a whole."""
     groups = snapshot.tensors.values()
     return sum(t.numel() * t.element_size() for members in groups for t in members.values())
 
@@ -342,7 +342,7 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tens
 def _room_for(
     piece: Piece, like: torch.Tensor | None, optimizer: torch.optim.Optimizer
 ) -> torch.Tensor:
-    """Return memory for a rank's part of a tensor, sharded like the tensor that it belongs to."""
+    """Return memory for this rank's part of a tensor, sharded like the tensor it belongs to."""
     if piece.group == "optimizer":  # tensors with a weight's shape are sharded like the weight
         like = _optimizer_tensors(optimizer).get(piece.name.partition("/")[0])
     if isinstance(like, DTensor) and tuple(like.shape) == piece.size:
@@ -377,7 +377,7 @@ def own_chunk(tensor: DTensor) -> Chunk:
     """Return this rank's part of a tensor that is cut along its first axis as by `torch.chunk`.
 
     Raises:
-        ValueError: it is cut in another way.
+        ValueError: the tensor is cut in another way.
     """
     size = tuple(tensor.shape)
     [placement] = tensor.placements
@@ -391,7 +391,7 @@ def own_chunk(tensor: DTensor) -> Chunk:
 
 
 class JsonSavePlanner(DefaultSavePlanner):
-    """A variant of torch's planner that writes JSON; the original pickles all but tensors."""
+    """A variant of torch's planner that writes JSON, where torch's pickles all but tensors."""
 
     def transform_object(self, write_item: WriteItem, object: object) -> object:
         if write_item.type == WriteItemType.BYTE_IO:
@@ -406,7 +406,7 @@ class StoreWriter(StorageWriter):
     On rank 0 it also commits the version.
 
     Attributes:
-        name: the version's, once it is committed.
+        name: the version's name, once it is committed.
     """
 
     def __init__(
@@ -431,7 +431,7 @@ class StoreWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         """Prepare the store, as the coordinator, which has the lock.
 
-        The others write only when they have its plan, so after this.
+        The other ranks begin to write after this, because they wait for the coordinator's plan.
         """
         if is_coordinator:
             self.store.sweep()
@@ -467,7 +467,7 @@ class StoreWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit the version: all ranks have written their parts and read them back."""
+        """Commit the version, after all ranks have written their parts and read them back."""
         written = [result.storage_data for of_rank in results for result in of_rank]
         packs: dict[Pack, int] = {}
         tensors = {

@@ -51,7 +51,7 @@ PATIENCE_WITH_FIRST = 1.5
 
 
 class Status(IntEnum):
-    """The status of a rank; the highest of all ranks counts."""
+    """The status of a rank; the highest status of all ranks counts."""
 
     FINE = 0
     SAVE = 1
@@ -69,7 +69,7 @@ class Group:
         size: number of processes.
         local_rank: number of this process on its machine: its GPU.
         reason: text of the rank with the highest status in the last agreement; "": none.
-        moved_bytes: of tensors that were exchanged.
+        moved_bytes: bytes of the tensors that were exchanged.
     """
 
     rank = 0
@@ -80,15 +80,15 @@ class Group:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which decides."""
+        """True if this is rank 0, which decides."""
         return self.rank == 0
 
     def agree(self, status: Status, reason: str = "") -> Status:
         """Return the highest status of all ranks.
 
         Args:
-            reason: why the status is so, in words. That of the highest status becomes every rank's
-                `reason`.
+            reason: an explanation of the status. That of the highest status becomes every
+                rank's `reason`.
 
         Raises:
             ProcessLostError: a rank failed, is gone, or makes no progress. The message names it.
@@ -127,7 +127,7 @@ class Group:
     def busy(self) -> AbstractContextManager[None]:
         """Return a context for work without countable steps, such as loading a model.
 
-        The others wait several times as long for this rank.
+        The other ranks wait several times as long for this rank inside the context.
         """
         return nullcontext()
 
@@ -143,7 +143,7 @@ class Group:
         """Raise this rank's status to at least STOP from now on; safe in a signal handler."""
 
     def leave(self, reason: str | None = None) -> None:
-        """Notify the others that this rank leaves; a second call does nothing.
+        """Notify the other ranks that this rank leaves; a second call does nothing.
 
         Args:
             reason: why this rank fails, which the others report. None: it has done its part.
@@ -161,9 +161,9 @@ class JoinedGroup(Group):
 
     Args:
         store: read and written by all ranks; nothing else writes below its prefix.
-        device: on which this rank computes.
+        device: the device on which this rank computes.
         limit_seconds: a rank that the others wait for is lost if it shows no progress for that
-            long. A silent one is lost after half a minute at most.
+            long. A silent rank is lost after half a minute at most.
         watch: raises if a process is already known to be gone; called while waiting.
         on_orphaned: called in another thread when the store is gone, together with the process that
             started the training.
@@ -300,7 +300,7 @@ class JoinedGroup(Group):
         *,
         with_values: bool,
     ) -> None:
-        """Exchange buckets, a few at a time.
+        """Exchange tensors in buckets, a few at a time.
 
         Args:
             with_values: the bits are numbers; otherwise they are bytes.
@@ -329,7 +329,8 @@ class JoinedGroup(Group):
     def _wait_for(self, work: dist.Work) -> None:
         """Wait for an exchange, and check on the other ranks once it has taken a while.
 
-        Not earlier: a rank that has done its part of the last exchange may leave at once.
+        The check does not come earlier, because a rank may leave as soon as it has done its part of
+        the last exchange.
         """
         watch: _Watch | None = None
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -382,7 +383,7 @@ class JoinedGroup(Group):
             whose: the ranks that set them, in that order; one rank for one key.
 
         Raises:
-            ProcessLostError: one of them is lost.
+            ProcessLostError: one of the ranks is lost.
         """
         started = time.monotonic()
         watch, looked = None, started
@@ -407,13 +408,13 @@ class JoinedGroup(Group):
         return self._are_set([key])
 
     def has_ended(self, rank: int) -> bool:
-        """Return whether a rank has announced its end; False if that cannot be known any more."""
+        """Return whether a rank has announced its end; False if that can no longer be known."""
         with suppress(RuntimeError):
             return self.reason_of(rank) is not None
         return False
 
     def reason_of(self, rank: int) -> str | None:
-        """Return why a rank has left, "" if it gave no reason; None: it has not left."""
+        """Return the reason why a rank has left, "" if it gave none; None if it has not left."""
         key = f"left/{rank}"
         if not self._store.check([key]):
             return None
@@ -434,7 +435,7 @@ class JoinedGroup(Group):
 
 @dataclass(frozen=True)
 class Pulse:
-    """Counts of a rank's signs of life and of its progress; `is_busy`: see `busy`."""
+    """The counts of a rank's signs of life and of its progress; `is_busy`: see `busy`."""
 
     beats: int
     progress: int
@@ -442,7 +443,7 @@ class Pulse:
 
 
 class _NamedErrors:
-    """A context that turns torch.distributed's errors about a lost process into its name."""
+    """A context that replaces torch.distributed's errors by one that names the lost process."""
 
     def __init__(self, group: JoinedGroup) -> None:
         self.group = group
@@ -458,8 +459,8 @@ class _NamedErrors:
 def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
     """Return an error that names the rank whose end broke an exchange.
 
-    One end also breaks the exchanges of others. The error names the rank that gave a reason,
-    otherwise the one that is silent from now on, otherwise one that has left.
+    The end of one rank also breaks the exchanges of others. The error names the rank that gave a
+    reason, otherwise the one that is silent from now on, otherwise one that has left.
     """
     others = [rank for rank in range(group.size) if rank != group.rank]
     began = time.monotonic()
@@ -491,7 +492,7 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
 
 @dataclass
 class _Seen:
-    """What one wait has seen of a rank: its counts, and when each last changed."""
+    """The observations of one wait about a rank: its counts, and when each last changed."""
 
     beats: int
     progress: int

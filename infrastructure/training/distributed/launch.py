@@ -1,11 +1,11 @@
-"""`temper train` on several processes: this process is the agent, which starts and restarts them.
+"""The agent of `temper train` on several processes, which starts and restarts them.
 
 Each process is the same command in its own Python, as torchrun would start it, and finds rank, size
-and store in its environment. torch's elastic agent starts and watches them, and ends the rest when
-one has ended. It restarts regardless of the reason, so it gets only one attempt each time, and this
-module decides what comes next: either rank 0 has reported how it ended (`core/agent.py`), or a
-process is lost. Signals go only to rank 0, which takes the time it needs to save, and the others
-end with it.
+and store in its environment. torch's elastic agent starts and watches the processes, and ends the
+rest when one has ended. It restarts regardless of the reason, so it gets only one attempt each
+time, and this module decides what comes next: either rank 0 has reported how it ended
+(`core/agent.py`), or a process is lost. Signals go only to rank 0, which takes the time it needs to
+save, and the others end with it.
 """
 
 import logging
@@ -58,7 +58,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class _Ending:
-    """How an attempt ended: with rank 0's exit code, or with the loss of a process."""
+    """The end of an attempt: rank 0's exit code, or the loss of a process."""
 
     code: int
     loss: str | None = None
@@ -185,7 +185,7 @@ class Agent:
     def _judged(
         self, folder: AgentFolder, failures: Mapping[int, ProcessFailure], logs: Path
     ) -> _Ending:
-        """Return how the attempt ended: as rank 0 reported, unless another rank died earlier."""
+        """Return the end of the attempt as rank 0 reported it, unless another rank died earlier."""
         code, own = folder.exit_code, failures.get(0)
         if code is None and own is not None and own.exitcode > 0:
             code = own.exitcode
@@ -206,9 +206,9 @@ class Agent:
         logs: Path,
         cause: ProcessFailure | None,
     ) -> str:
-        """Return which rank is lost, and why.
+        """Return an ending that names the lost rank and the reason.
 
-        It is the one that ended by itself, or the one that the others have lost.
+        The lost rank is the one that ended by itself, or the one that the others have lost.
         """
         if cause is not None:
             return self._fate(cause, logs)
@@ -304,7 +304,7 @@ def _newest_version(folder: AgentFolder) -> str:
 
 
 def _words(logs: Path, rank: int) -> bytes:
-    """Return the end of a rank's standard error in an attempt; rank 0's goes to the screen."""
+    """Return the end of a rank's standard error in an attempt; rank 0's is shown on the screen."""
     for path in logs.glob(f"*/attempt_*/{rank}/stderr.log"):
         with suppress(OSError), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - KEPT_BYTES))

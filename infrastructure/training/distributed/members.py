@@ -1,6 +1,6 @@
-"""How the ranks of one training find each other: started by a launcher, or by rank 0 itself.
+"""The ways in which the ranks of one training find each other: by a launcher, or by rank 0 itself.
 
-A rank that was started by another process waits until rank 0 needs it. They meet in a store of
+A rank that was started by another process waits until rank 0 needs it. The ranks meet in a store of
 `torch.distributed`: the launcher's, or one that rank 0 holds for this machine only.
 """
 
@@ -33,11 +33,11 @@ RANK_0_WITHIN = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Member:
-    """This process among those of one training.
+    """This process as a member of one training.
 
     Attributes:
         local_rank: its number on this machine: its GPU.
-        store: read and written by all of them.
+        store: read and written by all members.
     """
 
     rank: int
@@ -50,9 +50,10 @@ class Member:
         self.store.set(CALL, f"{device_type} {limit_seconds}")
 
     def called(self) -> tuple[str, float] | None:
-        """Wait until rank 0 needs this process, and return what it has called with.
+        """Wait until rank 0 needs this process, and return the device type and the limit in
+        seconds.
 
-        None: it never will, or is gone.
+        None if rank 0 will never need it, or is gone.
         """
         try:
             while not self.store.check([CALL]):
@@ -67,7 +68,7 @@ class Member:
 
 
 def by_launcher(launch: LaunchedProcess) -> Member:
-    """Return the member that a launcher started.
+    """Return the member for a process that a launcher started.
 
     Raises:
         ProcessLostError: the launcher is gone, or rank 0 has not come.
@@ -85,8 +86,8 @@ def by_launcher(launch: LaunchedProcess) -> Member:
 def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
     """Return the store that rank 0 opens when it needs the others.
 
-    This waits for it in short rounds: in torch's own wait no signal would be handled, and rank 0
-    would also wait for the others there.
+    The store is awaited in short rounds: torch's own wait would handle no signal, and in it rank 0
+    would also wait for the others.
     """
     address, port = launch.address, int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + RANK_0_WITHIN.total_seconds()
@@ -116,8 +117,8 @@ class StartedRanks:
     """The processes of the ranks from 1 on, which this process starts on its machine.
 
     Args:
-        size: ranks, this process included.
-        num_threads: for each. None: their own default.
+        size: number of ranks, this process included.
+        num_threads: threads of each process. None: its own default.
 
     Attributes:
         member: rank 0.
@@ -147,7 +148,8 @@ class StartedRanks:
         }
 
     def end(self, patience_seconds: float) -> None:
-        """Wait for processes that have done their part; kill those that do not end."""
+        """Wait for the processes to end, since they have done their part; kill those that do
+        not."""
         end_all([*self.processes.values()], patience_seconds)
 
 
@@ -159,9 +161,10 @@ def started_by_rank_0(port: int, rank: int, size: int) -> Member:
 
 @contextmanager
 def others_dismissed() -> Iterator[None]:
-    """Dismiss ranks on exit that still wait for a rank 0 which has trained nothing.
+    """Dismiss on exit the ranks that still wait for rank 0, if it has trained nothing.
 
-    For example, its run was already finished. Without a launcher this does nothing.
+    It has trained nothing if, for example, its run was already finished. Without a launcher, do
+    nothing.
     """
     yield
     launch = launched_process()

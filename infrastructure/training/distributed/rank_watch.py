@@ -1,6 +1,6 @@
 """The agent's check for ranks that are stopped, or that remain after rank 0 has ended.
 
-torch's agent would wait for them forever. The ranks check on each other while they train
+torch's agent would wait for such ranks forever. The ranks check on each other while they train
 (`group.py`). Before and after that, one may wait for another that a signal, a debugger or a job
 scheduler has stopped and forgotten, and a stopped process does not notice a request to end.
 """
@@ -25,7 +25,7 @@ LONG_PAUSE_SECONDS = 5.0  # between two checks
 
 
 def living_ranks() -> dict[int, psutil.Process]:
-    """Return the processes that this one has started as ranks, by rank."""
+    """Return the processes that this process has started as ranks, by rank."""
     ranks: dict[int, psutil.Process] = {}
     for child in psutil.Process().children():
         with suppress(psutil.Error):
@@ -49,7 +49,7 @@ class RankWatch:
         size: number of ranks.
 
     Attributes:
-        reasons: by pid, why a rank was killed, which its exit code does not show.
+        reasons: pid → why the rank was killed, which its exit code does not show.
     """
 
     size: int
@@ -62,7 +62,7 @@ class RankWatch:
         """Check all ranks.
 
         Args:
-            seconds: since the last check.
+            seconds: time since the last check.
         """
         if seconds > LONG_PAUSE_SECONDS:  # this process was itself stopped, perhaps with the others
             return

@@ -1,4 +1,4 @@
-"""Rank 0's side of a group: when the other ranks start, join and end."""
+"""Rank 0's side of a group: the start, joining and end of the other ranks."""
 
 from collections.abc import Callable
 
@@ -19,17 +19,17 @@ class Ranks:
     """The ranks of one training. They exist from `join` until `close`.
 
     Args:
-        config: of the whole run; the others build their model and data from it.
-        size: ranks, this process included.
-        device: on which rank 0 computes.
+        config: configuration of the whole run; the others build their model and data from it.
+        size: number of ranks, this process included.
+        device: the device on which rank 0 computes.
         launched_as: facts from the launcher that has started the others. None: they are started
             here.
         limit_seconds: see `JoinedGroup`.
 
     Attributes:
         welcome: called with the group when all ranks have joined; sends them what they train.
-        group: of the current training.
-        moved_bytes: of tensors that rank 0 has exchanged in finished runs.
+        group: the group of the current training.
+        moved_bytes: bytes of the tensors that rank 0 has exchanged in finished runs.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Ranks:
         return [p.pid for p in self._started.processes.values()] if self._started else []
 
     def launch(self) -> None:
-        """Start the others, which takes a while; they then wait for `join`."""
+        """Start the other ranks, which takes a while; they then wait for `join`."""
         if self._member is not None:
             return
         if self.launched_as is not None:
@@ -99,7 +99,7 @@ class Ranks:
         """Release the other ranks; a second call does nothing.
 
         Args:
-            reason: what failed here, which is sent to them. None: all is done.
+            reason: the failure here, which is sent to them. None: all is done.
         """
         if self.group is not None:
             self.group.leave(reason)
@@ -115,7 +115,7 @@ class Ranks:
 
     @property
     def _shares_cores(self) -> bool:
-        """Whether all ranks share this machine's cores; a launcher already divides them."""
+        """True if all ranks share this machine's cores; a launcher already divides them."""
         return self.device.type == "cpu" and self.launched_as is None
 
     @property

@@ -1,4 +1,4 @@
-"""Mode *replicate*: every rank holds the whole model and computes the gradients of its share.
+"""The mode *replicate*: every rank holds the whole model and computes the gradients of its share.
 
 Frozen weights are on each rank from the start. The gradients of trained weights are summed in flat
 buckets once all ranks have theirs, so that a batch can be repeated if one rank lacks memory for it.
@@ -36,7 +36,7 @@ class GroupOutOfMemoryError(torch.OutOfMemoryError):
 def shares_of(examples: Sequence[Any], size: int) -> list[Sequence[Any]]:
     """Return consecutive shares for `size` ranks, whose lengths differ by at most one example.
 
-    The first ones are the longer ones, and the last may be empty.
+    The first shares are the longer ones, and the last may be empty.
     """
     length, longer = divmod(len(examples), size)
     ends = [length * (rank + 1) + min(rank + 1, longer) for rank in range(size)]
@@ -46,8 +46,8 @@ def shares_of(examples: Sequence[Any], size: int) -> list[Sequence[Any]]:
 def share_seed(seed: int, step: int, rank: int) -> int:
     """Return the seed of a rank's random numbers in one step.
 
-    The same number of ranks then draws the same numbers again. Rank 0 continues with the training's
-    own random state.
+    A run on the same number of ranks therefore draws the same numbers again. Rank 0 has no such
+    seed: it continues with the training's own random state.
     """
     digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
@@ -106,7 +106,7 @@ def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
 
 
 def _mirror_values(group: Group, state: TrainingState, parts: Participants) -> None:
-    """Mirror everything but tensors, of which each rank has its own parts."""
+    """Give every rank rank 0's values except tensors, of which each rank has its own parts."""
     own = take_snapshot(state, parts)
     values = group.decide(lambda: own.values)
     if not group.is_first:

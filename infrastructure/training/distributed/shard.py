@@ -57,7 +57,7 @@ SMALL_MODEL_BYTES = 64 * MIB
 
 
 class Sharding(StrEnum):
-    """How a model is sharded over the ranks, with the values of `training.shard`."""
+    """The ways of sharding a model over the ranks, with the values of `training.shard`."""
 
     SHARD = "yes"
     OFFLOAD = "offload"  # waiting parts are in main memory
@@ -66,8 +66,8 @@ class Sharding(StrEnum):
 def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Shard `model` over the ranks of `mesh`, in place; all ranks call this together.
 
-    Each rank keeps its part of each weight, by the first dimension. It takes it from its whole
-    model, or reads it from disk if the model is there (`weights_on_disk`).
+    Each rank keeps its part of each weight, by the first dimension. The part comes from the rank's
+    whole model, or from disk if the weights are there (`weights_on_disk`).
 
     Args:
         offload: the parts wait in main memory, where the optimizer also computes.
@@ -108,7 +108,10 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
 def has_blocks_to_give_back(
     model: torch.nn.Module, device_type: str, *, offload: bool = False
 ) -> bool:
-    """Return whether large blocks come and go in main memory, which must not keep freed ones."""
+    """Return whether large blocks are allocated and freed in main memory.
+
+    The allocator must then return freed memory to the system instead of keeping it.
+    """
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     return (offload or device_type == "cpu") and num_bytes >= SMALL_MODEL_BYTES
 
@@ -116,7 +119,7 @@ def has_blocks_to_give_back(
 def _hold_no_other_block(module: FSDPModule) -> None:
     """Turn off FSDP's prefetching, which without concurrent communication only costs memory.
 
-    FSDP fetches a block ahead in the backward pass, and keeps what was received of the last one.
+    Otherwise FSDP fetches a block ahead in the backward pass, and keeps the last one it received.
     """
     module.set_modules_to_backward_prefetch([module])  # which is already there
     module._set_unshard_async_op(True)  # waited for at once, which frees what was received
@@ -167,8 +170,8 @@ def accumulate_together(
 ) -> MetricAccumulator:
     """Accumulate gradients of this rank's share of a batch, all ranks together.
 
-    It works like `accumulate_gradients`, with the same number of micro-batches on each rank. A rank
-    with fewer of them processes an example of another share without effect.
+    The result is that of `accumulate_gradients`, with the same number of micro-batches on each
+    rank. A rank with fewer of them processes an example of another share without effect.
 
     Returns:
         Loss and items of all shares.
@@ -222,9 +225,10 @@ def sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
 
 
 def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
-    """Set whether the gradients of the next micro-batch are summed over all ranks after it.
+    """Set whether gradients are summed over all ranks after the next micro-batch.
 
-    Otherwise, if they are few, they are kept until the last one of the step.
+    They are after the last micro-batch of a step. Before it, few gradients are kept until then, and
+    many are summed each time.
     """
     assert isinstance(model, FSDPModule)
     parameters = list(model.parameters())
@@ -234,7 +238,7 @@ def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
 
 
 def _compute_inside(module: torch.nn.Module) -> None:
-    """Give the module a way to compute with its weights outside of its own forward."""
+    """Give the module a method that computes with its weights outside of its own forward."""
 
     def compute_here(compute: Callable[..., object], *arguments: object) -> object:
         return compute(*arguments)
@@ -246,7 +250,7 @@ def _compute_inside(module: torch.nn.Module) -> None:
 def _take_apart_behind(model: torch.nn.Module) -> None:
     """Free all gathered parts after a forward pass without gradients.
 
-    With gradients, the backward pass frees what the forward pass leaves.
+    With gradients, the backward pass frees the parts that the forward pass leaves gathered.
     """
 
     def take_apart(*_: object) -> None:

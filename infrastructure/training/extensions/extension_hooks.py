@@ -111,13 +111,13 @@ class Extension(Hook):
     """A hook that may change the training state and add weights to the model.
 
     It is created with its trainer. `attach` is called once the model is loaded, before there is an
-    optimizer, and then the events of the training. `detach` removes from the model what `attach`
-    has added.
+    optimizer. The events of the training follow. `detach` removes from the model what `attach` has
+    added.
 
     Attributes:
         requires: names of extensions that must be enabled with it, and are called before it.
         after: names of extensions that are called before it if they are enabled.
-        adds_weights: whether `attach` adds weights. See `models.added_modules`.
+        adds_weights: True if `attach` adds weights. See `models.added_modules`.
         is_of_first_rank: with several processes, only rank 0 has it, and its changes (the size of
             micro-batches, compiling) are sent to the others.
     """
@@ -131,19 +131,20 @@ class Extension(Hook):
         """Add weights to `model`, or adopt those that it was loaded with.
 
         Raises:
-            ValueError: this model cannot have them. The message says why.
+            ValueError: the model cannot have these weights. The message says why.
         """
 
     def detach(self, model: torch.nn.Module) -> None:
         """Remove from `model` what `attach` has added."""
 
     def gradients_forgotten(self) -> None:
-        """Handle a lack of memory in the middle of a step, which starts again in smaller pieces."""
+        """Handle a lack of memory in the middle of a step, before the step is repeated in
+        pieces."""
 
     def weights_updated(self) -> None:
         """Apply changes other than by gradients, right after the optimizer has stepped.
 
-        A checkpoint then never holds one without the other.
+        A checkpoint therefore always holds both, the step and these changes.
         """
 
 
@@ -185,7 +186,7 @@ class HookRunner:
 
         Raises:
             Exception: the first that a hook raised, after all were called. If an error is already
-                on its way out, the failure becomes a note on that error instead.
+                on its way out, the hook's exception becomes a note on that error instead.
         """
         failures: list[Exception] = []
         for hook in self.hooks:

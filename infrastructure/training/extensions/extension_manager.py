@@ -32,7 +32,7 @@ def register_extension(name: str, factory: ExtensionFactory) -> None:
     """Make `training.enabled_extensions: [name]` use the result of `factory(trainer)`.
 
     The result is an extension or an observer. It takes precedence over a built-in one of that name,
-    including future ones.
+    including those of future versions.
 
     Raises:
         ValueError: another user-defined extension has the name, or `factory` lacks a method.
@@ -47,11 +47,11 @@ def create_extensions(
 
     Args:
         trainer: the trainer that they extend.
-        own: those that this trainer provides.
+        own: factories of the extensions that this trainer provides, by name.
 
     Raises:
-        ValueError: a name is unknown (the message suggests the nearest one), it cannot be used, it
-            needs one that is not enabled, or some would each have to come before the other.
+        ValueError: a name is unknown (the message suggests the nearest one), an extension cannot be
+            used or needs one that is not enabled, or the required order is circular.
     """
     made = {
         name: own[name](trainer)
@@ -63,7 +63,7 @@ def create_extensions(
 
 
 def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
-    """Return the extensions that are called before this one.
+    """Return the extensions that are called before the extension `name`.
 
     Raises:
         ValueError: a required one is not enabled.
@@ -81,10 +81,10 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
     """Return the names so that each comes after those in `before`, otherwise in the given order.
 
     Args:
-        before: for each name, those that come before it.
+        before: for each name, the names that come before it.
 
     Raises:
-        ValueError: the order is circular. The message names those in the cycle.
+        ValueError: the order is circular. The message names the cycle.
     """
     try:
         TopologicalSorter(before).prepare()
@@ -101,7 +101,7 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def own_extensions(names: Iterable[str], own: Collection[str]) -> list[ExtensionFactory]:
-    """Return the factories of the extensions that the trainer does not provide.
+    """Return the factories of the extensions that the trainer does not provide itself.
 
     Raises:
         ValueError: as in `create_extensions`.
@@ -141,6 +141,6 @@ class ExtensionManager(HookRunner):
             train_added_alone(model)
 
     def detach(self, model: torch.nn.Module) -> None:
-        """Remove from the model what they have added, the last one first."""
+        """Remove from the model what the extensions have added, the last one first."""
         for extension in reversed(self.extensions):
             extension.detach(model)

@@ -1,7 +1,8 @@
 """The extension `memory`: gives the model a key-value memory, and fills its store during training.
 
-Entries of a step are read before the step and stored with the step's weights. So a batch never
-reads itself, however it is split, and a checkpoint has both or neither.
+A step reads the entries as they were before it. Its own entries are stored together with its
+weights. So a batch never reads itself, however it is split, and a checkpoint has both the entries
+and the weights of a step, or neither.
 """
 
 from typing import Any

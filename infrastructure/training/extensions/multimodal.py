@@ -59,7 +59,7 @@ class MultimodalExtension(Extension):
         """Refuse a run that ends before anything but the projector is trained.
 
         Raises:
-            ValueError: it does.
+            ValueError: the run is too short.
         """
         if self.num_steps and total_steps <= self.num_steps:
             raise InputError(
@@ -75,9 +75,9 @@ class MultimodalExtension(Extension):
         """Return the learning-rate scheduler of both stretches.
 
         Args:
-            peak: the peak learning rate of the first one.
-            first: the factor at each step of the first one.
-            later: the schedule of the second one, as if nothing came before it.
+            peak: the peak learning rate of the first stretch.
+            first: the factor at each step of the first stretch.
+            later: the schedule of the second stretch, as if nothing came before it.
         """
 
         def of_group(rate: float, factor: RateFactor) -> RateFactor:

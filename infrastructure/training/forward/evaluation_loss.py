@@ -26,11 +26,11 @@ class EvaluationLoss:
     """Sums over held-out examples.
 
     Attributes:
-        may_halve: whether to use smaller pieces after running out of memory.
+        may_halve: use smaller pieces after running out of memory.
         on_smaller: called with the size of the pieces, and the reason, when they get smaller.
-        most: number of examples that are measured together. None: as they come.
-        further: sums, and their counts, of the results of the adapter's `compute_metrics` (over
-            examples) and `sum_metrics` (over items).
+        most: number of examples that are measured together. None: as the data source yields them.
+        further: sums and counts of the results of the adapter's `compute_metrics` (over examples)
+            and `sum_metrics` (over items).
     """
 
     model: torch.nn.Module
@@ -66,7 +66,8 @@ class EvaluationLoss:
                 free_memory(self.adapter.device)
 
     def _add_piece(self, examples: Sequence[object]) -> bool:
-        """Return whether the piece fit into memory; if not, halve the size of the next ones."""
+        """Add a piece and return True; if it does not fit into memory, halve later ones; return
+        False."""
         try:
             loss_sum, num_items, metrics = self._measure_one(examples)
         except Exception as error:
@@ -110,6 +111,6 @@ def with_polling(batches: Iterator[object], poll: Callable[[], None]) -> Iterato
 
 
 def holds_out(data: DataSource) -> bool:
-    """Return whether there is anything to evaluate on."""
+    """Return whether the data source has examples to evaluate on."""
     with closing(data.evaluation_batches(1)) as batches:
         return next(batches, None) is not None

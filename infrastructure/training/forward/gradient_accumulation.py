@@ -1,4 +1,4 @@
-"""Forward and backward of examples in pieces: the part of a batch that one process computes."""
+"""Forward and backward passes over examples in pieces: the part of a batch of one process."""
 
 from collections.abc import Callable, Iterator, Sequence
 

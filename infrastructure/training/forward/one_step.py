@@ -1,4 +1,4 @@
-"""Forward and backward of one micro-batch, for the loop and for measurements and checks."""
+"""Forward and backward pass of one micro-batch, for the loop and for measurements and checks."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def one_step(
     Args:
         scaler: scales the loss, so that the gradients are scaled. None: no scaling.
         total_items: supervised items of the whole optimizer batch, by which the loss is divided.
-            None: those of `examples`, which are then the whole batch. With infinitely many the
+            None: the items of `examples`, which are then the whole batch. If it is infinite, the
             gradients are zero.
         update_gradients: also step the optimizer, but no schedule.
     """

@@ -22,7 +22,7 @@ def best_files(folder: str | None) -> Tensors:
     """Return the bytes of the weights in the Trainer's folder of its best model, by relative path.
 
     Args:
-        folder: `TrainerState.best_model_checkpoint`.
+        folder: `TrainerState.best_model_checkpoint`; None: there is no best model yet.
     """
     if folder is None:
         return {}
@@ -39,7 +39,7 @@ def _bytes_of(path: Path) -> torch.Tensor:
 
 
 def write_best(files: Tensors, folder: Path) -> None:
-    """Write what `best_files` read.
+    """Write the files that `best_files` returned to `folder`.
 
     Raises:
         OSError: the disk returns an error.

@@ -78,7 +78,8 @@ class ResumeRequest:
         checkpoint: the version that the Trainer received. None: the training begins.
         accepted: names of things that may differ although they change the result.
         is_another_try: the same call tries again, with the optimizer state of the first try.
-        before: what the Trainer was made with, before it loaded. None: unknown.
+        before: the user's optimizer and schedule before the Trainer loaded a checkpoint into them.
+            None: unknown.
     """
 
     checkpoint: Path | None
@@ -94,7 +95,7 @@ class BridgedTraining:
         parts: the objects that the Trainer passes.
         state: the training as its hooks see it.
         saves: its versions.
-        events: the Trainer's events, converted to those of this training.
+        events: converts the Trainer's events to those of this training.
         stack: holds the run's lock; closed at the end.
     """
 
@@ -123,7 +124,7 @@ class BridgedTraining:
 
     @property
     def may_break_off(self) -> bool:
-        """Whether an exception now loses no finished step, because all of them are in a version.
+        """True if an exception now loses no finished step, because all of them are in a version.
 
         A Trainer's part of a step cannot be undone, so no other moment is safe for saving.
         """
@@ -136,8 +137,8 @@ class BridgedTraining:
             on_saved: called when nothing can be lost any more.
 
         Raises:
-            StorageError, OSError: this machine's disk returns an error. What was committed before
-                is safe.
+            StorageError, OSError: this machine's disk returns an error. Committed versions are
+                safe.
             CopyNotConfirmedError: the run is finished here, but its backup is not confirmed.
             NothingLearnedError: steps no longer change any weight; the last of them is saved.
         """
@@ -183,7 +184,7 @@ class BridgedTraining:
             run.report(run.copies_line())
 
     def break_off(self, error: BaseException) -> None:
-        """Record that an exception has ended the training; what was committed before is safe."""
+        """Record that an exception has ended the training. Versions committed before are safe."""
         self.state.error = error
         self.hooks.fire_to_all(Event.ERROR, self.state)
         try:
@@ -195,7 +196,7 @@ class BridgedTraining:
             self._release()
 
     def _close(self, *, is_finished: bool = False, error: BaseException | None = None) -> str:
-        """Record how the training ended, end the hooks, and return the status."""
+        """Record the outcome of the training, end the hooks, and return the status."""
         state, files = self.state, self.run.files
         seconds = self.events.carried.seconds
         summary: Summary = {
@@ -230,7 +231,7 @@ def begin_training(
     """Begin a training run, resume it, or recognize that it is already finished.
 
     Args:
-        trainer: None: unknown.
+        trainer: the Trainer. None: unknown.
         loader: the Trainer's data loader.
         processing_class: the Trainer's tokenizer, kept with the run; or None.
         others: hooks of the user.
@@ -297,7 +298,7 @@ def _restore_carried(
     """Restore the state of the Trainer and its callbacks.
 
     Raises:
-        CheckpointError: no version contains a part of it.
+        CheckpointError: some of that state is in no version, or cannot be restored.
     """
     if snapshot.values["step"] and (lost := lost_state(trainer)):
         raise CheckpointError("trainer.cannot_resume_lost_state", run=run.name, lost=lost)
@@ -310,7 +311,7 @@ def _restore_carried(
 def _beginning(run: TrainerRun) -> str | None:
     """Return a line about the backup destination, and about the run directory of a user's Trainer.
 
-    A whole training of Temper reports the latter itself.
+    A whole training of Temper reports its run directory itself.
     """
     place = run.copies.backup.options.place
     copies = None if place is None else f"copies go to {redact_urls(place)}"
@@ -332,9 +333,9 @@ def _restored(
     resumed: ResumeRequest,
     snapshot: Snapshot | None,
 ) -> tuple[Mapping[str, Any], History]:
-    """Restore what a version holds besides what the Trainer has loaded from its folder.
+    """Restore the state in a version that the Trainer has not loaded from its folder.
 
-    This includes the weights, since a Trainer loads only those that it knows.
+    The weights are restored too, since a Trainer loads only those that it knows.
 
     Returns:
         The values of the version, empty if the training begins; and its history of changes.
@@ -388,7 +389,7 @@ def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]
 
 
 def _named_as_accepted(difference: Difference, run: TrainerRun) -> Difference:
-    """Return a difference under the name that accepts it; its own name stays in the text."""
+    """Return a difference under the name that accepts it; the original name stays in the text."""
     name = run.name_to_accept(difference.name)
     return (
         difference

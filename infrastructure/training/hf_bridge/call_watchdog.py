@@ -1,6 +1,6 @@
 """Detection of the end of a call of `Trainer.train`, and signals while it runs.
 
-A callback is not notified when an exception ends the training. So a thread looks whether the frame
+A callback is not notified when an exception ends the training. So a thread checks whether the frame
 that called the callback is still on the stack of its thread, where it stays as long as the training
 runs.
 """
@@ -33,18 +33,18 @@ class TrainCall:
         self._around = None if frame is None else frame.f_back
 
     def is_tried_again(self) -> bool:
-        """Return whether this is the same call of `Trainer.train`, in a later try.
+        """Return whether the current call is the same call of `Trainer.train`, in a later try.
 
         With `auto_find_batch_size` a Trainer begins again in smaller batches.
         """
         return self._is_under(sys._getframe(), self._around)
 
     def is_running(self) -> bool:
-        """Return whether the call has not ended in any way."""
+        """Return whether the call is still running, neither returned nor ended by an exception."""
         return self.is_around(sys._current_frames().get(self.thread))
 
     def is_around(self, frame: FrameType | None) -> bool:
-        """Return whether `frame` belongs to a call inside it."""
+        """Return whether `frame` belongs to a call made inside this one."""
         return self._is_under(frame, self._frame)
 
     @staticmethod
@@ -82,8 +82,8 @@ class CallWatchdog(threading.Thread):
 class StopSignals:
     """Handlers of Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP that pass them to a `Stopper`.
 
-    They do so while the call runs, and otherwise pass them to the earlier handlers. They work only
-    in the main thread, where signals are handled.
+    While the call runs, signals go to the `Stopper`; otherwise they go to the earlier handlers. The
+    handlers work only in the main thread, where signals are handled.
     """
 
     def __init__(self, call: TrainCall, stopper: Stopper) -> None:
@@ -102,7 +102,7 @@ class StopSignals:
     def remove(self) -> None:
         """Restore the earlier handlers, if this is the main thread.
 
-        In another thread, the first signal after the training does that.
+        In another thread nothing is restored; the first signal after the training restores them.
         """
         self.stopper.close()
         if threading.current_thread() is not threading.main_thread():

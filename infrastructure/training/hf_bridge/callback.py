@@ -73,8 +73,8 @@ class TemperCallback:
     is read. Only single-process training is supported.
 
     Args:
-        name: of the training: its folder in `output_dir` and at `backup.place`, by which it is
-            found again.
+        name: the training's name, by which it is found again: its folder in `output_dir` and at
+            `backup.place`.
         config: locations and intervals. None: the configuration file and the environment. It does
             not affect the model, the data or the arithmetic.
         accept: names of things that may differ when the training resumes although they change the
@@ -116,7 +116,7 @@ class TemperCallback:
     def resume_from(self) -> str | None:
         """Return the argument for `trainer.train(resume_from_checkpoint=...)`.
 
-        It is a folder with the newest version that verifies, from this machine or from
+        The argument is a folder with the newest version that verifies, from this machine or from
         `backup.place`. None: the training begins.
 
         Raises:
@@ -142,12 +142,13 @@ class TemperCallback:
             return str(folder)
 
     def look_before_loading(self, trainer: Any) -> None:
-        """Compare what a Trainer loads into, and remember what loading overwrites.
+        """Compare the Trainer's LoRA with the version's, and keep a record of what loading
+        overwrites.
 
         `resume_from` calls this if the callback was already added to the Trainer.
 
         Raises:
-            CheckpointError: its LoRA has another shape.
+            CheckpointError: the LoRA has another shape.
         """
         if self._resumed is None:
             return
@@ -159,7 +160,8 @@ class TemperCallback:
     def on_train_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
     ) -> None:
-        """Begin the training. All of its parts exist, and a version to resume from is loaded."""
+        """Begin the training, once the Trainer has made all its parts and loaded the version to
+        resume."""
         self._break_off(RuntimeError("the Trainer has begun again"))
         call = TrainCall()
         its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
@@ -190,8 +192,8 @@ class TemperCallback:
     def _is_replaced(self, trainer: Any) -> bool:
         """Return whether the Trainer has another callback of this run that was added later.
 
-        This happens if a notebook cell that creates and adds one runs again. If this one was added
-        again, its duplicates are removed.
+        That happens if a notebook cell that creates and adds one runs again. If this very callback
+        was added again, its duplicates are removed.
         """
         if trainer is None:
             return False
@@ -209,7 +211,8 @@ class TemperCallback:
         return callback.run.directory == self.run.directory
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
-        """Watch how the call ends until `_guards` closes; handle signals until `_signals` does."""
+        """Watch how the call ends until `_guards` closes; handle signals until `_signals`
+        closes."""
         watchdog = CallWatchdog(call, self._is_gone)
         watchdog.start()
         self._guards.callback(watchdog.end)
@@ -223,7 +226,7 @@ class TemperCallback:
     def _begun_with(self) -> Path | None:
         """Return the version that the previous try began with.
 
-        This try begins with weights that are already trained, and at that version's step.
+        The current try begins with weights that are already trained, and at that version's step.
         """
         if self._first is not None and not self._first.is_file():
             raise InputError("trainer.start_checkpoint_rotated")
@@ -253,7 +256,7 @@ class TemperCallback:
     def ended_by(self, error: BaseException) -> None:
         """Record that `error` has ended the training, for callers of `Trainer.train` that catch it.
 
-        What was committed before is safe. Nothing happens if the end is already known.
+        Versions committed before are safe. Nothing happens if the end is already known.
         """
         self._break_off(error)
 
@@ -270,33 +273,33 @@ class TemperCallback:
     def on_epoch_begin(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """See `TrainerEvents.epoch_begins`."""
+        """Begin an epoch (see `TrainerEvents.epoch_begins`); stop if nothing is left to train."""
         if (events := self._events()) is not None:
             events.epoch_begins()
         elif self._training is not None:
             control.should_training_stop = True
 
     def on_step_begin(self, args: object, state: object, control: object, **parts: object) -> None:
-        """See `TrainerEvents.step_begins`."""
+        """Begin a step, and write a version if one is due; see `TrainerEvents.step_begins`."""
         if (events := self._events()) is not None:
             events.step_begins()
 
     def on_substep_end(self, args: object, state: object, control: object, **parts: object) -> None:
-        """See `TrainerEvents.micro_batch_done`."""
+        """Handle a finished micro-batch; see `TrainerEvents.micro_batch_done`."""
         if (events := self._events()) is not None:
             events.micro_batch_done()
 
     def on_pre_optimizer_step(
         self, args: object, state: object, control: object, **parts: object
     ) -> None:
-        """See `TrainerEvents.gradients_are_final`."""
+        """Handle the final gradients of a step; see `TrainerEvents.gradients_are_final`."""
         if (events := self._events()) is not None:
             events.gradients_are_final()
 
     def on_step_end(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """See `TrainerEvents.step_ends`."""
+        """Count a finished step, and decide whether to save; see `TrainerEvents.step_ends`."""
         if (events := self._events()) is not None:
             events.step_ends(control)
 
@@ -308,7 +311,7 @@ class TemperCallback:
         logs: MutableMapping[str, float] | None = None,
         **parts: object,
     ) -> None:
-        """See `TrainerEvents.logged`."""
+        """Handle a log of the Trainer; see `TrainerEvents.logged`."""
         if (events := self._events()) is not None:
             events.logged({} if logs is None else logs, control)
 
@@ -320,25 +323,25 @@ class TemperCallback:
         metrics: Mapping[str, float] | None = None,
         **parts: object,
     ) -> None:
-        """See `TrainerEvents.evaluated`."""
+        """Handle an evaluation of the Trainer; see `TrainerEvents.evaluated`."""
         if (events := self._events()) is not None:
             loader = parts.get("eval_dataloader")
             events.evaluated(metrics or {}, control, getattr(loader, "dataset", None))
 
     def on_save(self, args: object, state: object, control: object, **parts: object) -> None:
-        """See `TrainerEvents.own_checkpoint_saved`."""
+        """Request a version, as the Trainer saves; see `TrainerEvents.own_checkpoint_saved`."""
         if (events := self._events()) is not None:
             events.own_checkpoint_saved()
 
     def on_epoch_end(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """See `TrainerEvents.epoch_ends`."""
+        """Handle the end of an epoch; see `TrainerEvents.epoch_ends`."""
         if (events := self._events()) is not None:
             events.epoch_ends(control)
 
     def on_train_end(self, args: object, state: object, control: object, **parts: object) -> None:
-        """See `BridgedTraining.end`."""
+        """End the training, unless that has happened already; see `BridgedTraining.end`."""
         with self._ending:
             training, self._training = self._training, None
             self._guards.close()

@@ -1,8 +1,8 @@
 """State of a Trainer and its callbacks besides model, optimizer and schedule.
 
-A Trainer that resumes starts again with the sum of its losses, what TRL has counted since its last
-log, generated answers that later steps learn from, and the patience of early stopping. A version
-holds everything of it that has changed since the Trainer was made, and resuming restores it.
+A new Trainer would begin without the sum of its losses, TRL's counts since its last log, generated
+answers that later steps learn from, and the patience of early stopping. A version holds all such
+state that has changed since the Trainer was made, and resuming restores it.
 """
 
 import json
@@ -54,7 +54,7 @@ class _Plain:
     """A plain value as JSON and tensors: numbers, texts, tensors, generators, containers.
 
     Raises:
-        ValueError: the value is something else.
+        ValueError: the value is not plain.
     """
 
     def __init__(self, value: object, *, keeps_copies: bool = False) -> None:
@@ -98,9 +98,9 @@ class CarriedState:
     """The state of one Trainer in its versions, besides what every Trainer saves.
 
     Args:
-        trainer: None: unknown; then only what its events show is carried.
-        loader: of its training rows.
-        device: on which it trains.
+        trainer: the Trainer. None: unknown; then only what its events show is carried.
+        loader: the loader of its training rows.
+        device: the device on which it trains.
 
     Attributes:
         awaits_evaluation: the evaluation of the last step is due and not done.
@@ -119,7 +119,7 @@ class CarriedState:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, over all processes."""
+        """The seconds of training, over all processes of the run."""
         return self.seconds_before + time.monotonic() - self._began
 
     def epoch_begins(self) -> None:
@@ -134,12 +134,12 @@ class CarriedState:
         self._epoch = {**capture_random(self.device), **states}
 
     def steps_end(self, awaits_evaluation: bool) -> None:
-        """Record the loss sum of the steps; the Trainer changes it when it sums up from here on."""
+        """Record the loss sum once the steps are done, before the Trainer changes it at its end."""
         self._loss_sum = getattr(self.trainer, LOSS_SUM, None)
         self.awaits_evaluation = awaits_evaluation
 
     def take(self) -> tuple[dict[str, Tensors], JsonObject]:
-        """Return the tensors by group, and the values."""
+        """Return the state as tensors by group, and as JSON values."""
         tensors: Tensors = {}
         values: dict[str, JsonValue] = {}
         made = {} if self.trainer is None else _made[self.trainer]
@@ -161,7 +161,7 @@ class CarriedState:
         """Restore what `take` returned; reset everything else to its state at the Trainer's start.
 
         Raises:
-            CheckpointError: a part of the Trainer that has counted is missing.
+            CheckpointError: the version has state of a part that the Trainer lacks.
         """
         self.seconds_before = values["seconds"]
         self._epoch_to_restore = tensors.get("epoch", {})
@@ -271,7 +271,7 @@ def _generators(loader: object) -> Iterator[tuple[str, torch.Generator]]:
 def callback_states(trainer: Any) -> dict[str, JsonValue] | None:
     """Return the states of stateful callbacks, in the format of a `TrainerState`.
 
-    None: the Trainer is unknown.
+    None if the Trainer is unknown.
 
     Raises:
         ValueError: a state does not consist of JSON values.
@@ -330,7 +330,7 @@ def _stateful(trainer: Any) -> list[Any]:
 
 
 def lost_state(trainer: Any) -> str:
-    """Return, as text, the state of the Trainer's callbacks that no version holds; empty: none."""
+    """Return a description of the callbacks' state that no version holds; "" if there is none."""
     callbacks = [] if trainer is None else trainer.callback_handler.callbacks
     lost = {type(one).__name__ for one in callbacks} & LOST.keys()
     return " and ".join(f"{LOST[name]} ({name})" for name in sorted(lost))

@@ -1,6 +1,6 @@
 """A checkpoint folder for `Trainer.train(resume_from_checkpoint=...)`, made from a version.
 
-The Trainer reads it with `weights_only`. Temper never unpickles anything of it.
+The Trainer reads the folder with `weights_only`. Temper never unpickles anything in it.
 """
 
 import json

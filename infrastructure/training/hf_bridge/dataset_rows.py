@@ -1,4 +1,4 @@
-"""The rows that a Trainer trains on or evaluates on, as one keyed hash of all rows in order.
+"""A keyed hash of all rows, in order, that a Trainer trains on or evaluates on.
 
 Tables of `datasets` are read by columns, other datasets row by row for at most `MOST_SECONDS`. The
 number of rows that were read is kept, and as many are compared. A stream, and a dataset that
@@ -36,17 +36,17 @@ class RowsFacts(TypedDict):
 
 
 class UnseenValueError(InputError):
-    """A row holds something whose content cannot be determined."""
+    """An error for a row with a value whose content cannot be determined."""
 
 
 def rows_facts(
     dataset: Any, key: str, device: torch.device, num_hashed: int | None = None
 ) -> RowsFacts:
-    """Return what is known of the rows of a dataset.
+    """Return the number of rows of a dataset and a hash of them, as far as they can be known.
 
     Args:
-        key: of the run.
-        device: its random state is preserved.
+        key: the run's key for hashes.
+        device: the device whose random state is preserved.
         num_hashed: rows that were hashed when the run began. None: as many as time allows.
     """
     try:

@@ -17,7 +17,7 @@ class EvaluatedRows:
     """Identities of the datasets that a Trainer evaluates on, from their rows; each is read once.
 
     Args:
-        device: of the training; its random state is preserved.
+        device: the device of the training, whose random state is preserved.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,8 +28,8 @@ class EvaluatedRows:
     def identity_of(self, dataset: Any) -> str | None:
         """Return a hash of all rows in order.
 
-        None: it cannot be known, as for a stream, or a dataset that returns a row differently each
-        time.
+        None if it cannot be known, as for a stream, or a dataset that returns a row differently
+        each time.
         """
         if dataset is not None and dataset is not self._dataset:
             with preserve(random=self.device):

@@ -21,7 +21,7 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 
 
 class FinishedTraining:
-    """A training run whose process may have been killed after its last version.
+    """A finished training run whose process may have been killed after its last version.
 
     Its report or the rest of its backup may be missing.
 
@@ -36,17 +36,17 @@ class FinishedTraining:
         self.run, self.parts, self.first, self.stack = run, parts, first, stack
 
     def metrics(self) -> dict[str, float]:
-        """Return the final metrics that the Trainer logged then; empty if it never did."""
+        """Return the final metrics that the Trainer logged at its end; empty if it logged none."""
         logs = reversed(self.parts.state.log_history)
         last = next((entry for entry in logs if "train_runtime" in entry), {})
         return {name: value for name, value in last.items() if name != "step"}
 
     def end(self) -> None:
-        """Write what is missing, and have the backup destination confirm everything.
+        """Write missing outputs, and have the backup destination confirm everything.
 
         Raises:
             OSError: this machine's disk returns an error.
-            CopyNotConfirmedError: its backup is not confirmed.
+            CopyNotConfirmedError: the backup is not confirmed.
         """
         run, steps = self.run, self.parts.state
         try:
@@ -80,8 +80,8 @@ class FinishedTraining:
 class NothingToTrain:
     """A patch that lets a call of `Trainer.train` end without a step, an evaluation or a log.
 
-    A Trainer that resumes from its last step would otherwise do one step too many, and report its
-    numbers.
+    A Trainer that resumes from its last step would otherwise do one step too many, and report the
+    numbers of that step.
 
     Args:
         metrics: the final metrics of the training, which the call returns again.
@@ -104,7 +104,7 @@ class NothingToTrain:
                 delattr(self.trainer, name)
 
     def _log(self, metrics: dict[str, float], *_: object, **__: object) -> None:
-        """Replace the Trainer's numbers for this call, which belong to no training."""
+        """Replace the numbers that the Trainer logs for this call, because it trained nothing."""
         metrics.clear()
         metrics.update(self.metrics)
 

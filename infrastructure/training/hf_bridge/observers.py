@@ -47,7 +47,7 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     """Return the hooks of a training run, in order.
 
     Args:
-        others: of the user, in addition to `training.enabled_extensions`.
+        others: hooks of the user, in addition to `training.enabled_extensions`.
 
     Raises:
         ValueError: an extension, a sink or an alert's webhook does not exist.

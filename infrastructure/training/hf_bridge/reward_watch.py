@@ -18,7 +18,7 @@ from infrastructure.training.core.state import StepRewards
 
 
 class RewardWatch:
-    """A count of the steps without any reward, and of those whose groups are all tied.
+    """A count of the steps without any reward, and of steps in which all groups are tied.
 
     Args:
         trainer: has `reward_funcs`, and `args.num_generations` answers to each prompt.
@@ -48,7 +48,7 @@ class RewardWatch:
     def end_step(self) -> StepRewards:
         """Return the rewards known after this step.
 
-        A step that reuses earlier answers has their rewards.
+        If the step reuses earlier answers, the rewards are those of the earlier answers.
         """
         if not self._given or self.has_model:
             return self._newest

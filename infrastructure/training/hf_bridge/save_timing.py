@@ -1,4 +1,4 @@
-"""When a Trainer's training is saved, and what happens if a disk fails."""
+"""Timing of the saves of a Trainer's training, and the tolerance of failing disks."""
 
 import time
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class SaveTiming:
 
     @property
     def kept_step(self) -> int:
-        """The step of the newest committed version; 0: there is none, -1: it cannot be read."""
+        """The step of the newest committed version; 0 if there is none, -1 if it cannot be read."""
         try:
             return 0 if self._newest is None else step_of(self._newest)
         except (CheckpointError, OSError):
@@ -70,7 +70,7 @@ class SaveTiming:
         """Write the version that is due, if any; a large one in the background.
 
         Raises:
-            TrainingDivergedError: the weights are no longer finite. This version is kept as
+            TrainingDivergedError: the weights are no longer finite. The version is kept as
                 evidence, and no resume chooses it.
             StorageError: the disk has failed too often.
         """
@@ -94,7 +94,10 @@ class SaveTiming:
         )
 
     def collect(self, state: TrainingState, wait: bool = False) -> None:
-        """Announce versions that were committed since; the call that began them proves nothing."""
+        """Announce versions that were committed since the last call.
+
+        A version is not announced when its write begins, because the write may still fail.
+        """
         committed: list[Path] = []
         with self.failures.tolerated(state):
             committed = self.versions.collect(wait)

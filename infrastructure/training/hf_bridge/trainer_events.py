@@ -1,4 +1,5 @@
-"""The events of a Trainer as those of a Temper training, and when its versions are written.
+"""The events of a Trainer as those of a Temper training, and the moments at which versions are
+written.
 
 A Trainer notifies its callbacks of the end of a step before it logs, evaluates and saves. So a due
 version is saved at the next event after that: when the next step begins and its data is there (a
@@ -51,7 +52,7 @@ class TrainerEvents:
         rewards: results of its reward functions. None: it has none.
 
     Attributes:
-        has_logged: whether at least one step was logged.
+        has_logged: at least one step was logged.
         is_updating: the weights of a step are changing, and the step does not count yet.
     """
 
@@ -78,7 +79,7 @@ class TrainerEvents:
         self._evaluated_rows = EvaluatedRows(parts.device)
 
     def epoch_begins(self) -> None:
-        """Begin an epoch whose order is not drawn yet."""
+        """Begin an epoch, before its order is drawn."""
         self.carried.epoch_begins()
         self._save()
         state, steps = self.state, self._steps_per_epoch()
@@ -90,7 +91,7 @@ class TrainerEvents:
         self._fire(Event.EPOCH_START)
 
     def step_begins(self) -> None:
-        """Begin a step: its data is there, and the step before is completely done."""
+        """Begin a step: its data is there, and the previous step is completely done."""
         self._close_step()
         self._save()
         self.state.batch = range(self.parts.global_batch_size)  # all that a Trainer shows
@@ -104,7 +105,8 @@ class TrainerEvents:
         self._fire(Event.AFTER_LOSS)
 
     def gradients_are_final(self) -> None:
-        """Handle the final gradients, with the last micro-batch's; they are already clipped."""
+        """Handle the final gradients of a step, after its last micro-batch; they are already
+        clipped."""
         self.is_updating = True
         self.state.learning_rate = float(self.parts.optimizer.param_groups[0]["lr"])
         self.state.grad_norm = _largest_gradient(self.parts.optimizer)
@@ -170,8 +172,8 @@ class TrainerEvents:
     def _training_is_over(self, logs: MutableMapping[str, float]) -> None:
         """Save the last version at the end of the training.
 
-        The last step is completely done, including its evaluation and the choice of the best model,
-        which is not loaded yet.
+        At this moment the last step is completely done, including its evaluation and the choice of
+        the best model, which is not loaded yet.
         """
         of_the_run = over_all_processes(logs, self.carried.seconds_before)
         logs.update(of_the_run)
@@ -240,12 +242,12 @@ class TrainerEvents:
             self._save()
 
     def end(self) -> None:
-        """End the training; its last version is then on disk."""
+        """End the training, and save its last version unless it was saved before."""
         self._close_step()
         self._save_last()
 
     def _save_last(self) -> None:
-        """Save what no version holds yet, before the best model replaces the last one."""
+        """Save the last state if no version holds it, before the best model replaces it."""
         if self._is_over:
             return
         self._is_over = self.saves.is_ending = True
@@ -280,9 +282,9 @@ class TrainerEvents:
 
 
 def _largest_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    """Return the largest component of all gradients, whose zero clipping preserves.
+    """Return the largest component of all gradients, which clipping leaves 0 if it is 0.
 
-    None: there are none, because the optimizer consumed them during the backward pass.
+    None if there are no gradients, because the optimizer consumed them during the backward pass.
     """
     held = (p.grad for group in optimizer.param_groups for p in group["params"])
     gradients = [gradient for gradient in held if gradient is not None]

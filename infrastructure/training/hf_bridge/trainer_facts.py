@@ -1,4 +1,4 @@
-"""What a Trainer's training consists of, as JSON values kept in versions and compared on resume.
+"""The settings and parts of a Trainer's training, as JSON values in versions, compared on resume.
 
 An argument decides the result unless it is listed here as harmless or as one that only affects
 rounding. The same holds for every model, function or collator that the Trainer has.
@@ -168,14 +168,14 @@ WATCHING_CLASSES = ("DefaultFlowCallback", "ProgressCallback", "PrinterCallback"
 
 
 class TrainerFacts(MachineFacts):
-    """What decides the result of a Trainer's training.
+    """The facts that decide the result of a Trainer's training.
 
     Attributes:
-        key: of the hashes of rows.
+        key: the key of the hashes of rows.
         arguments: by name, without the harmless ones.
-        given: names of those that are not at their default.
+        given: names of the arguments that are not at their default.
         parts: see `identity.PART_NAMES`.
-        unseen: what cannot be compared.
+        unseen: names of what cannot be compared.
     """
 
     key: str
@@ -206,7 +206,7 @@ def trainer_of(callback: object) -> Any:
 
 
 def before_loading(trainer: Any) -> BeforeLoading:
-    """Return what loading a checkpoint will overwrite in the user's own optimizer and schedule."""
+    """Return the settings of the user's optimizer and schedule that loading will overwrite."""
     optimizer, scheduler = vars(trainer).get("optimizer"), vars(trainer).get("lr_scheduler")
     return {
         "optimizer": None if optimizer is None else _groups(optimizer),
@@ -215,18 +215,19 @@ def before_loading(trainer: Any) -> BeforeLoading:
 
 
 def lora_of(facts: Facts) -> Facts:
-    """Return the facts that must be compared before PEFT loads a LoRA of another shape."""
+    """Return the facts that must be compared before PEFT loads a LoRA, since its shape may
+    differ."""
     lora = facts["parts"].get(LORA)
     return {**facts, "arguments": {}, "parts": {} if lora is None else {LORA: lora}}
 
 
 def facts_before_loading(trainer: Any, was: Facts) -> Facts:
-    """Return the same facts for a Trainer, with everything else as it was."""
+    """Return the LoRA facts of a Trainer now, and all other facts as they were."""
     return lora_of({**was, "versions": {}, "parts": {LORA: _lora(trainer.model)}})
 
 
 class FactsReader:
-    """A reader of what decides the result of one Trainer's training.
+    """A reader of the facts that decide the result of one Trainer's training.
 
     Args:
         trainer: None: only what it passes to its callbacks is known.
@@ -250,7 +251,7 @@ class FactsReader:
     def read(
         self, dataset: object, processing_class: object, others: Iterable[Hook]
     ) -> TrainerFacts:
-        """Return the facts.
+        """Return the facts that decide the result of the training.
 
         Args:
             dataset: the training dataset, as the Trainer's data loader has it.
@@ -366,7 +367,7 @@ class FactsReader:
         return parts
 
     def _of_trainer(self) -> dict[str, JsonValue]:
-        """Return every model, function or collator that the Trainer has."""
+        """Return every model, function and collator that the Trainer has, as comparable values."""
         trainer = self.trainer
         if trainer is None:
             self.reader.unseen.append(phrase("trainer.trainer_parts"))
@@ -388,7 +389,8 @@ class FactsReader:
         return parts
 
     def _callback(self, callback: object) -> JsonValue:
-        """Return the code and settings of a callback, without what it counts during training."""
+        """Return the code and settings of a callback, without the values that it counts in
+        training."""
         code = self.reader.code_of(type(callback), "callbacks")
         settings = {
             name: value
@@ -505,12 +507,15 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def known_names() -> list[str]:
-    """Return the names of everything that is compared; of arguments, those of loaded classes."""
+    """Return the names of everything that is compared.
+
+    The arguments among them are those of the argument classes that are loaded.
+    """
     return [*PART_NAMES, *MACHINE_NAMES, *PACKAGE_NAMES, *argument_names()]
 
 
 def checked_names(accept: Collection[str]) -> frozenset[str]:
-    """Return the names of what may differ although it changes the result.
+    """Return `accept` as a set of names that may differ although they change the result.
 
     Raises:
         ValueError: a name belongs to nothing that is compared and may differ. The message suggests
@@ -543,7 +548,7 @@ def _why_not(name: str) -> str:
 
 
 class TrainerJudge:
-    """The judge of what may change in a Trainer's training; see `compatibility.Judge`.
+    """A judge of the differences in a Trainer's training; see `compatibility.Judge`.
 
     Args:
         is_whole: the Trainer was made from a configuration, so a flag accepts differences.
@@ -605,13 +610,13 @@ class TrainerJudge:
         return f"TemperCallback(..., accept={list(names)!r})"
 
     def why_never(self, names: Sequence[str]) -> str:
-        """Return why the differences cannot be accepted: without effect, or of another shape."""
+        """Return the reason why the differences cannot be accepted."""
         fixed = [name for name in names if name in FIXED]
         other = [phrase("trainer.shape_is_fixed", name=name) for name in names if name not in FIXED]
         return "; ".join([*map(_why_not, fixed), *other])
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """Return the remedy of starting another run next to this one."""
+        """Return the remedy: to start another run next to this one."""
         if self.is_whole:
             return [phrase("trainer.start_another_run")]
         return [phrase("trainer.use_another_name")]

@@ -9,7 +9,8 @@ NOT_NUMBERS_OF_A_STEP = ("epoch", "step", "total_flos")
 
 
 class StepClock:
-    """Seconds of steps and of the wait for their data, without evaluating and saving.
+    """A clock for the seconds of steps and of the wait for their data, without evaluating and
+    saving.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -23,7 +24,7 @@ class StepClock:
         self._ended: float | None = None
 
     def begin(self) -> None:
-        """Record the start of a step, whose data is there."""
+        """Record the start of a step, once its data is there."""
         self._began = self.clock()
         if self._ended is not None:
             self.waited_seconds += self._began - self._ended
@@ -33,8 +34,8 @@ class StepClock:
         """Record the end of a step.
 
         Args:
-            goes_on_at_once: the next step follows immediately, so that time in between is a wait
-                for data.
+            goes_on_at_once: the next step follows immediately, so the time in between is spent
+                waiting for data.
         """
         now = self.clock()
         if self._began is not None:
@@ -64,7 +65,7 @@ def evaluation_of(metrics: Mapping[str, JsonValue]) -> dict[str, float]:
 
 
 def over_all_processes(logs: Mapping[str, float], seconds_before: float) -> dict[str, float]:
-    """Return the speed that a Trainer logs at the end, over earlier processes, too.
+    """Return the speed that a Trainer logs at the end, corrected to include earlier processes.
 
     Args:
         seconds_before: training time of the earlier processes.

@@ -88,9 +88,10 @@ class TrainerRun:
         more_of_summary: returns further entries of summary.json, when the training has ended.
         before_saving: receives the trained model before it is written.
         check_saved: receives the trained model and where it was saved, and raises if they differ.
-        how_to_begin_anew: text after the step from which the run resumes.
+        how_to_begin_anew: text after the message about the step from which the run resumes, which
+            says how to start a new run.
         name_to_accept: returns the flag's name for an argument of the Trainer that may differ.
-        decided: what was measured and chosen before the training, by key.
+        decided: settings that were measured and chosen before the training, by key.
 
     Raises:
         ValueError: the name is not valid for a folder, or `backup.place` is not a valid
@@ -148,11 +149,11 @@ class TrainerRun:
     def enter(self, stack: ExitStack) -> None:
         """Lock the run until `stack` closes, so that nothing else trains it.
 
-        This waits for a run of this process that an exception has just ended, which is noticed
-        in less than a second.
+        If an exception has just ended this run in the same process, wait until that is noticed,
+        which takes less than a second.
 
         Raises:
-            ValueError: a live process trains it. The message says which.
+            ValueError: a live process trains the run. The message says which.
         """
         make_directory(self.directory)
         deadline = time.monotonic() + 4 * LOOK_SECONDS
@@ -171,8 +172,9 @@ class TrainerRun:
         """Check the backup destination once, before anything is trained.
 
         Raises:
-            StorageError: it cannot be used. The message says what to do.
-            CopyNotConfirmedError: the same for a finished run, whose backup then stays unconfirmed.
+            StorageError: the destination cannot be used. The message says what to do.
+            CopyNotConfirmedError: the run is finished, and its backup stays unconfirmed because the
+                destination cannot be used.
         """
         if self._is_place_checked:
             return
@@ -187,7 +189,7 @@ class TrainerRun:
         self.copies.backup.remember_place(self.copies.backup.place_id)
 
     def newest(self) -> Path | None:
-        """Return the newest healthy version that verifies; None: nothing was saved yet.
+        """Return the newest healthy version that verifies; None if nothing was saved yet.
 
         If this machine has none, the run is restored from the backup destination.
 
@@ -211,13 +213,14 @@ class TrainerRun:
         return checkpoint
 
     def copies_line(self) -> str:
-        """Return the state of the backup; for a user's own Trainer it names the Python setting."""
+        """Return a line on the state of the backup; for a user's Trainer it names the Python
+        setting."""
         line = self.copies.line()
         return line if self.is_whole else line.replace("backup.place", PLACE_IN_PYTHON)
 
     def _lies_at_place(self) -> bool:
-        """Return whether the backup destination has a version of this run; False if it is
-        missing."""
+        """Return whether the backup destination has a version of this run; False if there is no
+        destination."""
         if not self.copies.has_place or self.copies.backup.is_missing:
             return False
         return self.name in runs_at_place(place_options(self.config))
@@ -244,7 +247,7 @@ class TrainerRun:
     def _settings(self) -> dict[str, tuple[object, str]]:
         """Return the settings that have an effect, each with where it was set.
 
-        For a whole training these are all settings.
+        For a whole training all settings are returned.
         """
         return {
             key: (self.config.value(key), source.place)
@@ -255,11 +258,11 @@ class TrainerRun:
     def save_model(self, model: torch.nn.Module) -> None:
         """Write `final/`, the trained model in the ordinary layout with its tokenizer.
 
-        An existing intact one is kept.
+        An intact `final/` is kept.
 
         Raises:
             OSError: the disk returns an error.
-            CheckpointError: the saved model differs from the trained one; it is then not there.
+            CheckpointError: the saved model differs from the trained one, and was removed.
         """
         recover_directory(self.final)
         if not self._is_saved():
@@ -303,7 +306,7 @@ class TrainerRun:
         """Have the backup destination confirm the whole finished run.
 
         Raises:
-            CopyNotConfirmedError: it does not. Everything on this machine is in order.
+            CopyNotConfirmedError: the destination does not. Everything on this machine is in order.
         """
         complete_finished(self.files, self.copies, self.config.backup.finish_seconds)
         problem = self.copies.problem()
@@ -331,7 +334,7 @@ def without_reference(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 
 
 def _adapters_but_reference(model: torch.nn.Module) -> dict[str, list[str]]:
-    """Return arguments that keep TRL's reference LoRA out of the trained model."""
+    """Return the arguments that keep TRL's reference LoRA out of the trained model."""
     names = list(getattr(model, "peft_config", {}))
     if REFERENCE not in names:
         return {}
@@ -344,7 +347,7 @@ def precision_name(args: "TrainingArguments") -> str:
 
 
 def name_and_size(model: torch.nn.Module) -> JsonObject:
-    """Return what is known of the model of a user's Trainer."""
+    """Return the name and size of a user's model, as far as they are known."""
     path = getattr(getattr(model, "config", None), "_name_or_path", None)
     counts = count_parameters(model)
     return {

@@ -53,7 +53,7 @@ class TrainerParts:
 
     @property
     def device(self) -> torch.device:
-        """The device on which it trains."""
+        """The device on which the Trainer trains."""
         return torch.device(self.args.device)
 
     @property
@@ -63,14 +63,14 @@ class TrainerParts:
 
     @property
     def needs_own_checkpoints(self) -> bool:
-        """Whether the Trainer itself uses the folders that it saves."""
+        """True if the Trainer itself uses the folders that it saves."""
         args = self.args
         best = args.load_best_model_at_end or str(args.save_strategy) == "SaveStrategy.BEST"
         return bool(best or args.push_to_hub)
 
     @property
     def global_batch_size(self) -> int:
-        """Examples of one optimizer step."""
+        """The number of examples of one optimizer step."""
         size = self.state.train_batch_size or self.args.train_batch_size
         return int(size * self.args.gradient_accumulation_steps)
 
@@ -99,7 +99,8 @@ class ModelFiles:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "ModelFiles":
-        """Return the files of a model before the first step; its structure does not change."""
+        """Return the files of a model before the first step; its structure does not change
+        later."""
         config: object = getattr(model, "config", None)
         text = config.to_json_string() if hasattr(config, "to_json_string") else None
         adapters = adapters_of(model) if is_peft(model) else None
@@ -112,7 +113,8 @@ def is_peft(model: torch.nn.Module) -> "TypeGuard[PeftModel]":
 
 
 def adapters_of(model: "PeftModel") -> dict[str, AdapterFiles]:
-    """Return `ModelFiles.adapters`."""
+    """Return the configuration and the names of weights of each adapter, as
+    `ModelFiles.adapters`."""
     peft = require("peft", "the adapter")
     names = {_identity(tensor): name for name, tensor in trainable_state(model).items()}
     adapters: dict[str, AdapterFiles] = {}
@@ -129,7 +131,10 @@ def adapters_of(model: "PeftModel") -> dict[str, AdapterFiles]:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Return `ModelFiles.tied`: a Trainer looks for all names and warns about missing ones."""
+    """Return further names of tied weights, as `ModelFiles.tied`.
+
+    A Trainer looks for all names and warns about missing ones.
+    """
     kept = trainable_state(model)
     names = {_identity(tensor): name for name, tensor in kept.items()}
     every = {n: t for n, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
@@ -157,7 +162,7 @@ def take_snapshot(
     """Return the whole state of a Trainer's training, sharing memory with it.
 
     Args:
-        values: more JSON values.
+        values: further JSON values to include.
 
     Raises:
         ValueError: a part of the state is neither a tensor nor JSON.
@@ -198,9 +203,9 @@ class TrainerSnapshots:
     """The contents of a training run's versions, besides what its Trainer would save.
 
     Attributes:
-        facts: what decides its result; see `trainer_facts`.
+        facts: the facts that decide its result; see `trainer_facts`.
         carried: further state of the Trainer.
-        hooks: their states are included.
+        hooks: the hooks whose states are included.
         settings: by which the same command finds the run, also at its backup destination. None: it
             is found by name.
         history: changes during the run.
@@ -236,7 +241,7 @@ class TrainerSnapshots:
 
 
 def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
-    """Restore the counts of a version."""
+    """Restore the counters of a version in `state`."""
     state.num_examples, state.num_tokens = values["num_examples"], values["num_tokens"]
     state.recoveries = list(values["recoveries"])
     best = values["best_evaluation_loss"]
@@ -245,7 +250,10 @@ def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
 
 
 def _as_tensor(text: str) -> torch.Tensor:
-    """Return a text as bytes: it may be long, and may hold NaN, which a manifest must not."""
+    """Return a text as a tensor of its bytes.
+
+    The text may be long, and may contain NaN, which a manifest must not.
+    """
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
@@ -258,7 +266,7 @@ def read_version(checkpoint: Path) -> Snapshot:
     """Return a version that `TemperCallback` wrote, verified.
 
     Raises:
-        CheckpointError: it is damaged, or was not written by `TemperCallback`.
+        CheckpointError: the version is damaged, or was not written by `TemperCallback`.
     """
     snapshot = load_checkpoint(checkpoint)
     if snapshot.values.get("writer") != WRITER:
@@ -270,13 +278,13 @@ def restore_model(model: torch.nn.Module, snapshot: Snapshot) -> None:
     """Restore the weights of a version in the model, all or none.
 
     Raises:
-        CheckpointError: they belong to another model.
+        CheckpointError: the weights belong to another model.
     """
     load_trainable_state(model, snapshot.tensors["model"])
 
 
 def restore_optimizer(parts: TrainerParts, snapshot: Snapshot) -> None:
-    """Restore optimizer and random state of a version, if the Trainer does not."""
+    """Restore optimizer and random state of a version, if the Trainer does not restore them."""
     values, tensors = snapshot.values, snapshot.tensors.get("optimizer", {})
     parts.optimizer.load_state_dict(merge_optimizer(tensors, from_json(values["optimizer"])))
     restore_random(snapshot.tensors["random"], parts.device)

@@ -1,4 +1,4 @@
-"""Save a run while it trains, announce committed checkpoints, and roll back to them."""
+"""The saving of a run while it trains, the announcement of committed checkpoints, and rollback."""
 
 import logging
 import time
@@ -45,7 +45,7 @@ class Checkpointer:
     Args:
         manager: keeps the checkpoints. None: the training saves none.
         optimizer_step: has the parts whose state a checkpoint holds.
-        identity: returns what decides the result, which every checkpoint holds.
+        identity: returns the settings and data that decide the result; every checkpoint holds them.
         schedule: decides when a save is due by time, by request, or because the deadline is near.
         failures: how many failed saves are tolerated.
 
@@ -86,7 +86,7 @@ class Checkpointer:
         """Begin to write a checkpoint. It counts once `collect` returns it.
 
         Raises:
-            StorageError: the disk returned an error for this one, or for the one before it.
+            StorageError: the disk returned an error for this checkpoint, or for the one before it.
         """
         group = self.optimizer_step.group
         if not is_sharded(state.model):
@@ -100,10 +100,10 @@ class Checkpointer:
     def rescue(self, state: TrainingState, kind: SaveKind) -> None:
         """Write a last checkpoint from rank 0, which is failing.
 
-        If the model is sharded, the others take part, provided that they wait for it.
+        If the model is sharded, the other ranks take part, provided that they wait for rank 0.
 
         Raises:
-            StorageError, ProcessLostError: it cannot be written.
+            StorageError, ProcessLostError: the checkpoint cannot be written.
         """
         group = self.optimizer_step.group
         if is_sharded(state.model):
@@ -169,12 +169,14 @@ class Checkpointer:
         return self.manager.save(self.snapshot(state), kind=SaveKind.MANUAL, score=state.score)
 
     def save_decision(self, state: TrainingState) -> None:
-        """Save at once what was just decided: a run resumed after a kill must do the same."""
+        """Save a decision at once, because a run resumed after a kill must decide the same."""
         self.optimizer_step.mark_safe(state)
         self.save(state, SaveKind.SCHEDULED)
 
     def keep_evidence(self, state: TrainingState) -> Path | None:
-        """Write a bad state for inspection, and return its path; None: there is no folder for it.
+        """Write a bad state for inspection, and return its path.
+
+        None if there is no folder for it, or if the model is sharded.
 
         Raises:
             StorageError: the disk returns an error.
@@ -184,7 +186,10 @@ class Checkpointer:
         return self.manager.save(self.snapshot(state), kind=SaveKind.EMERGENCY, healthy=False)
 
     def announce(self, state: TrainingState, wait: bool = False) -> None:
-        """Fire CHECKPOINT_SAVED for each committed checkpoint; a call to save proves nothing."""
+        """Fire CHECKPOINT_SAVED for each committed checkpoint.
+
+        The event is not fired when a save begins, because that save may still fail.
+        """
         committed: list[Path] = []
         with self.failures.tolerated(state), self.optimizer_step.group.busy():
             committed = self.collect(wait)
@@ -209,7 +214,7 @@ class Checkpointer:
         Checkpoints of later steps belong to another course of this run and are skipped.
 
         Raises:
-            CheckpointError: there is none. The state is unchanged.
+            CheckpointError: there is no such checkpoint. The state is unchanged.
         """
         if self.manager is None:
             raise CheckpointError("training.no_checkpoints_saved")

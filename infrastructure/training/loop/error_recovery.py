@@ -1,8 +1,8 @@
 """Recovery from errors: bad losses, torn steps, and the rescue at the end.
 
-A rollback is a resume in the same process: the newest good checkpoint is restored. What was learned
-since (which batch to skip, how small micro-batches must be) is kept and saved at once, so that a
-run resumed after a kill decides the same.
+A rollback is a resume in the same process: the newest good checkpoint is restored. Decisions made
+since then (which batch to skip, how small micro-batches must be) are kept and saved at once, so
+that a run resumed after a kill decides the same.
 """
 
 from infrastructure.backup.format.manifest import SaveKind
@@ -38,7 +38,7 @@ from infrastructure.training.recovery.safe_point import forget_unscaling
 
 
 class ErrorRecovery:
-    """The answers to a run's errors, based on its checkpoints.
+    """The recovery of a run from its errors, with the help of its checkpoints.
 
     Args:
         optimizer_step: the step that failed and is repeated.
@@ -54,10 +54,10 @@ class ErrorRecovery:
         self.policy = policy
 
     def after_bad_loss(self, state: TrainingState, bad: BadStep) -> None:
-        """Go back to the newest good checkpoint, to skip the bad batch or to find it first.
+        """Go back to the newest good checkpoint, to skip the bad batch, or to find it first.
 
         Raises:
-            TrainingDivergedError: that is not allowed or not possible any more.
+            TrainingDivergedError: going back is not allowed, or no longer possible.
         """
         # From here on this state is never saved as a good one.
         self.optimizer_step.safe_point = None
@@ -79,7 +79,8 @@ class ErrorRecovery:
         self._give_to_others(state)
 
     def _evidence(self, state: TrainingState, bad: BadStep, reason: str) -> str:
-        """Return all that is known of a bad loss. The state is kept, but never resumed from."""
+        """Return a description of a bad loss. The state is kept for inspection, never resumed
+        from."""
         kept = ""
         self.optimizer_step.losses.forget_sums()
         try:
@@ -96,7 +97,7 @@ class ErrorRecovery:
         weights.
 
         Raises:
-            Exception: `error`, if it was something else or there is nothing to go back to.
+            Exception: `error`, if it has another cause or there is no checkpoint to go back to.
         """
         step = self.optimizer_step
         size = step.micro_batch_size(state)
@@ -145,7 +146,7 @@ class ErrorRecovery:
         mirror(step.group, state, step)
 
     def roll_back(self, state: TrainingState) -> int:
-        """Restore the newest good checkpoint, keep what was learned since, and return its step.
+        """Restore the newest good checkpoint, keep the decisions made since, and return its step.
 
         Raises:
             CheckpointError: there is none.
@@ -178,7 +179,7 @@ class ErrorRecovery:
     def rescue(self, state: TrainingState, error: BaseException) -> None:
         """Go back to the last safe point and save it, if the weights are still the same as there.
 
-        This does nothing after the GPU failed (it cannot be read any more), and saves nothing after
+        Do nothing after a failure of the GPU, which can no longer be read, and save nothing after
         divergence.
         """
         step = self.optimizer_step

@@ -1,11 +1,11 @@
 """The training loop: the only loop.
 
-It walks phases, epochs and batches from any position, and evaluates and saves when due. It knows
-neither files nor models; everything that it needs is passed to it. Everything that can be saved is
-saved between two optimizer steps. A step that fails halfway is repeated from its recorded random
-state. With several processes each rank runs the loop over the same data, and rank 0 makes all
-decisions that depend on a clock, a signal, a file or an observer. The step itself is in
-`optimizer_step`, the answers to errors are in `error_recovery`, and saving and restoring are in
+The loop walks phases, epochs and batches from any position, and evaluates and saves when due. It
+knows neither files nor models; everything that it needs is passed to it. Everything that can be
+saved is saved between two optimizer steps. A step that fails halfway is repeated from its recorded
+random state. With several processes each rank runs the loop over the same data, and rank 0 makes
+all decisions that depend on a clock, a signal, a file or an observer. The step itself is in
+`optimizer_step`, recovery from errors is in `error_recovery`, and saving and restoring are in
 `checkpointer`.
 """
 
@@ -42,7 +42,7 @@ from infrastructure.training.recovery.safe_point import FirstStates, at_safe_poi
 
 @dataclass
 class TrainingLoop:
-    """The loop over the data. The three parts that it consists of do the work.
+    """The loop over phases, epochs and batches, which leaves the work to its three parts.
 
     Attributes:
         config: has the intervals of logging, evaluating and saving.
@@ -70,7 +70,7 @@ class TrainingLoop:
     _is_joining: bool = field(default=False, init=False)
 
     def run(self, state: TrainingState) -> TrainingState:
-        """Train from `state.position` to the end, or until something asks to stop.
+        """Train from `state.position` to the end, or until a stop is requested.
 
         Raises:
             TrainingDivergedError: the loss is bad, and going back did not help.
@@ -118,7 +118,7 @@ class TrainingLoop:
         return state
 
     def _joined(self) -> Group:
-        """Return the group, with all ranks in it."""
+        """Wait until all ranks have joined, and return their group."""
         self._is_joining = True
         try:
             return self.join()
@@ -126,7 +126,7 @@ class TrainingLoop:
             self._is_joining = False
 
     def _take_state_of_first(self, state: TrainingState) -> None:
-        """Take over rank 0's state and its way to compute."""
+        """Take over rank 0's state, and compile the model if and only if rank 0 has compiled it."""
         step = self.optimizer_step
         mirror(step.group, state, step)
         is_on = step.group.decide(lambda: is_compiled(state.model))
@@ -136,7 +136,7 @@ class TrainingLoop:
     def single_step(self, state: TrainingState, examples: Sequence[object]) -> float:
         """Perform one optimizer step outside `run`, for a custom loop, and return the mean loss.
 
-        The position moves on within its epoch. The caller evaluates, saves and ends epochs.
+        The position advances within its epoch. The caller evaluates, saves and ends epochs.
         """
         self._timed_step(state, examples)
         self._read_losses(state)
@@ -148,7 +148,8 @@ class TrainingLoop:
     def save_is_due(self, state: TrainingState) -> bool:
         """Return whether a checkpoint is due after the step that `single_step` has done.
 
-        It is due by steps, epochs or time, at the end, or after a decision that depends on a clock.
+        A checkpoint is due by steps, epochs or time, at the end, or after a decision that depends
+        on a clock.
         """
         epoch_ended = state.position.example >= self.data.num_examples
         by_clock = self.checkpointer.schedule.kind_due(state.step) is not None
@@ -156,12 +157,12 @@ class TrainingLoop:
 
     @property
     def may_break_off(self) -> bool:
-        """Whether an exception now costs no more than the current step."""
+        """True if an exception now costs no more than the current step."""
         is_safe = self._is_joining or self.optimizer_step.safe_point is not None
         return is_safe and not (self.checkpointer.is_saving or self.is_ending)
 
     def poll(self, state: TrainingState) -> None:
-        """Save if that is due, and end if that was requested, during long work between two steps.
+        """Save if a save is due, and end if that was requested, during long work between two steps.
 
         Raises:
             KeyboardInterrupt: the training is to end. The caller's work is repeated on resume.
@@ -258,7 +259,7 @@ class TrainingLoop:
     def _finish_step(self, state: TrainingState) -> None:
         """Do everything between two steps, in an order that a resumed training repeats.
 
-        Each part comes before the next one for a reason.
+        The comments give the reason for the order.
         """
         self.checkpointer.others_wait = True
         # Before anything that takes time: a step that ends at the deadline is saved, and no other
@@ -325,7 +326,7 @@ class TrainingLoop:
         """Return the kind to save now, if any, and share rank 0's decisions with every rank.
 
         Raises:
-            BadLossError: rank 0 refuses to save for this reason, and so does this rank.
+            BadLossError: rank 0 refuses to save because of a bad loss, and so does this rank.
             ProcessLostError: a rank has other weights than rank 0.
         """
         step = self.optimizer_step
@@ -393,7 +394,10 @@ class TrainingLoop:
         return epoch + 1 in phase_ends(self.phases)
 
     def _log_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
-        """Return whether to log this step. Saving does not count; its time must not matter here."""
+        """Return whether to log this step.
+
+        A save does not cause a record, so that records do not depend on when saves are due.
+        """
         by_step = state.every(self.config.log_frequency)
         return epoch_ended or by_step or state.step in (1, self.total_steps)
 
@@ -424,7 +428,7 @@ def phase_ends(phases: Sequence[Phase]) -> set[int]:
 def select_trainable(
     model: torch.nn.Module, phase: Phase, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Let exactly the phase's parameters collect gradients, among those the optimizer knows."""
+    """Let only the phase's parameters collect gradients, among those that the optimizer knows."""
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         if id(parameter) in known:

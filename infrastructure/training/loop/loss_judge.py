@@ -21,19 +21,19 @@ from infrastructure.training.recovery.recovery_log import record_recovery
 
 
 class LossJudge:
-    """The losses of the steps, and whether a run may continue from them.
+    """The losses of the steps, and the decision whether a run may continue from them.
 
     Args:
-        recovery: what to do about a loss that rises suddenly.
+        recovery: the settings about a loss that rises suddenly.
         data: names the rows of a bad batch.
         device: where the sums are stored.
         has_scaler: fp16: the scaler handles overflows of the gradients.
 
     Attributes:
-        sums: of the steps since the last record.
+        sums: the sums of the steps since the last record.
         watch: judges the losses that were read.
         batch_at: where the last batch of this process began; None before the first.
-        last_step: its sums; None if it was skipped.
+        last_step: the sums of the last step; None if it was skipped.
     """
 
     def __init__(
@@ -111,7 +111,9 @@ class LossJudge:
             record_recovery(state, RecoveryKind.LOSS_SPIKE, action, spike.bad.numbers)
 
     def check_last_step(self, state: TrainingState) -> None:
-        """Read each step's loss during the search for a bad one; the log does not change.
+        """Check the loss of the last step; used while a bad batch is searched for.
+
+        The log does not change.
 
         Raises:
             BadLossError: the loss of the last step is bad.
@@ -135,7 +137,7 @@ class LossJudge:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the sums are finite. Synchronizes with the device."""
+        """True if the sums are finite. Synchronizes with the device."""
         return self.sums.is_finite(self.has_scaler)
 
     def _error(
@@ -145,7 +147,8 @@ class LossJudge:
 
 
 def memory_in_use_bytes(device: torch.device) -> int:
-    """Return the memory of this process: the GPU's peak since the start, or the resident set."""
+    """Return the bytes that this process uses: the GPU's peak since the start, or the resident
+    set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resident_bytes()

@@ -58,13 +58,13 @@ Result = TypeVar("Result")
 
 @dataclass
 class OptimizerStep:
-    """The parts that change the weights, and a step of them.
+    """The parts that change the weights, and one step of them.
 
-    It is also what a checkpoint holds besides the model: see `checkpoints.snapshot`.
+    A checkpoint holds their state besides the model: see `checkpoints.snapshot`.
 
     Attributes:
         losses: sums and judges the losses.
-        recovery: what to do if memory runs out.
+        recovery: the settings about running out of memory.
         remember_limit: called with the micro-batch size that is tried after running out of memory.
         seed: seed of the training; ranks other than 0 draw their random numbers from it.
         group: all ranks of this training.
@@ -147,7 +147,10 @@ class OptimizerStep:
     def _gradients(
         self, state: TrainingState, examples: Sequence[object], total_items: int
     ) -> MetricAccumulator | None:
-        """Run forward and backward of the whole batch; None: repeat it in smaller pieces."""
+        """Run forward and backward of the whole batch, and return its sums.
+
+        None means that memory ran out: repeat the batch in smaller pieces.
+        """
         try:
             window = self._accumulate(state, examples, total_items)
             self.strategy.unscale_gradients(self.optimizer, self.scaler)
@@ -217,7 +220,7 @@ class OptimizerStep:
         return window
 
     def _agreed(self, state: TrainingState, compute: Callable[[], Result]) -> Result:
-        """Return what this rank computes once all ranks had enough memory; raises as `_agree`."""
+        """Return what this rank computes, after all ranks had enough memory; raises as `_agree`."""
         status, reason = Status.FINE, ""
         try:
             result = compute()
@@ -249,7 +252,7 @@ class OptimizerStep:
                 ) from error
 
     def _agree(self, state: TrainingState, status: Status, reason: str) -> None:
-        """Agree with the other ranks to continue.
+        """Wait until all ranks agree to continue.
 
         Raises:
             GroupOutOfMemoryError: a rank ran out of memory.
@@ -289,7 +292,7 @@ class OptimizerStep:
         return self._agreed(state, lambda: self.strategy.update_parameters(*parts))
 
     def _pass_over(self, state: TrainingState) -> None:
-        """Do a step without an update; the schedule and all intervals proceed as usual."""
+        """Count a step without an update; the schedule and all intervals proceed as usual."""
         self.losses.pass_over()
         state.grad_norm = None
         if self.group.is_first and not is_sharded(state.model):

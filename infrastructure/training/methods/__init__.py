@@ -1,1 +1,1 @@
-"""Training methods by TRL: its own trainers, built from one configuration and run by the bridge."""
+"""TRL's training methods: its own trainers, built from one configuration and run by the bridge."""

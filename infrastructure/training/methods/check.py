@@ -70,7 +70,7 @@ def check_method(config: DeploymentConfig) -> None:
     """Refuse a configuration that TRL cannot train. Do nothing if Temper's own loop trains.
 
     Raises:
-        ValueError: says what does not fit together, and what to do.
+        ValueError: parts do not fit together; the text says which, and what to do.
         MissingPackageError: TRL, datasets or PEFT is needed and not installed.
     """
     method = config.training.method
@@ -111,7 +111,7 @@ def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
     """Refuse rewards that compare with answers if the rows have none.
 
     Raises:
-        ValueError: names the reward.
+        ValueError: the rows have no answers; the text names the reward.
     """
     is_without = shape.kind is RowKind.PROMPTS and not shape.has_answers
     if is_without and needs_answers(config.training.rewards):

@@ -9,8 +9,8 @@ def weigh_pairs(trainer: Any) -> None:
 
     TRL collects one number per batch and logs the mean of these numbers. With 14 pairs in batches
     of 8 and 6, a pair in the second batch weighs more, and the accuracy may be 75 %, which is not a
-    whole number of pairs. This function weights each number by the pairs of its batch before it is
-    logged. Numbers that are not collected once per batch stay as TRL has them.
+    whole number of pairs. This function weights each number by the pairs of its batch before TRL
+    logs it. Numbers that TRL does not collect once per batch stay unchanged.
     """
     name = "_metrics" if hasattr(trainer, "_metrics") else "_stored_metrics"  # the latter in ORPO
     collected = getattr(trainer, name)

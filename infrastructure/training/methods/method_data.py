@@ -69,7 +69,7 @@ class WrittenRow:
     Attributes:
         content: number of its prompt with a good answer, as `temper train` numbers its rows. None
             if it has no good answer.
-        is_plain: its texts contain their prompt.
+        is_plain: the row's texts contain their prompt.
     """
 
     columns: TrlRow
@@ -101,7 +101,8 @@ class MethodData:
     unused: list[str] = field(default_factory=list)
 
     def contents(self) -> npt.NDArray[np.uint64]:
-        """Return numbers of trained prompts with good answers, as `temper train` numbers rows."""
+        """Return the numbers of trained prompts with good answers, as `temper train` numbers
+        rows."""
         return np.array(self.numbers, dtype=np.uint64)
 
     @property
@@ -110,7 +111,7 @@ class MethodData:
         return sum(row.get("label") is True for row in self.train)
 
     def lines(self) -> list[str]:
-        """Return lines for the user: what was read, and how it is used."""
+        """Return lines for the user about the rows that were read and their use."""
         counts = f"{rows_in_words(self.num_read)} read: {self.shape.reason}"
         if self.unused and self.shape.kind is not RowKind.PROMPTS:  # rewards may read them
             counts += f"; not used: {', '.join(self.unused)}"
@@ -131,7 +132,7 @@ def sample(files: Sequence[DataFile]) -> list[Row]:
     """Return the first rows that can be read.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no row can be read.
     """
     readable = (row for file in files for row in file.rows() if isinstance(row, Row))
     rows = list(islice(readable, SAMPLE_ROWS))
@@ -141,7 +142,7 @@ def sample(files: Sequence[DataFile]) -> list[Row]:
 
 
 def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> MethodShape:
-    """Recognize what the first rows of some files mean to a method.
+    """Return the meaning of the columns in the first rows of some files to a method.
 
     Raises:
         ValueError: the method cannot learn from them. The text begins with the file.
@@ -231,7 +232,7 @@ def read_data(
 def _written(
     files: Iterable[DataFile], shape: MethodShape, writer: "RowWriter", quarantine: Quarantine
 ) -> tuple[list[WrittenRow], int]:
-    """Return the rows for TRL, and how many rows were read."""
+    """Return the rows for TRL, and the number of rows that were read."""
     rows: list[WrittenRow] = []
     count = 0
     for row in (row for file in files for row in file.rows()):
@@ -251,7 +252,7 @@ def _written(
 
 
 def _of_one_label(data: MethodData) -> Iterator[str]:
-    """Yield a note if all labels are the same, because KTO has nothing to compare then."""
+    """Yield a note if all labels are the same, so that KTO has nothing to compare."""
     if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
         kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
         yield (phrase("methods.labels_all_same", kind=kind, lacking=lacking))
@@ -277,7 +278,7 @@ def _spelt(prompt: str | list[JsonObject]) -> str:
 def _fill_inputs(rows: list[TrlRow]) -> None:
     """Give every row the chat template columns that any row has.
 
-    A table has a column in all rows or in none, and TRL treats these values as absent.
+    A table has a column in all rows or in none. TRL treats the added values as absent.
     """
     for name, nothing in ((TOOLS, None), (OPTIONS, {})):
         for row in rows if any(name in row for row in rows) else []:
@@ -296,16 +297,16 @@ class RowWriter:
     """A writer of rows for TRL.
 
     It refuses rows that TRL would drop or learn nothing from, and rows whose answer would be
-    trained at a position where the model is never asked for one.
+    trained at a position where the model never generates one.
 
     With a chat template every row becomes messages. Without one every row becomes text in the plain
     format. `temper train` writes both in the same way.
 
     Attributes:
         num_cut: rows that are longer than allowed.
-        system_prompts: of the rows.
-        left_out: what the chat template leaves out of usable rows.
-        survivals: what the tokenizer preserves of their answers.
+        system_prompts: the system prompts of the rows.
+        left_out: texts of usable rows that the chat template leaves out.
+        survivals: changes that the tokenizer makes to their answers.
         unused: columns that rows have and that are not read, in order.
     """
 
@@ -327,7 +328,7 @@ class RowWriter:
         self.unused: dict[str, None] = {}
 
     def write(self, row: MethodRow, place: Row) -> WrittenRow | BadRow:
-        """Return one row for TRL, or why it cannot be used."""
+        """Return one row for TRL, or a `BadRow` with the reason why it cannot be used."""
         try:
             inputs = self._inputs(row)
             row, accounts = self._accounted(row, inputs)
@@ -389,14 +390,15 @@ class RowWriter:
         return WrittenRow(columns, _content(row), row.is_plain)
 
     def num_template_tokens(self) -> int:
-        """Return how many tokens the chat template adds around one question and its answer."""
+        """Return the number of tokens that the chat template adds around a question and its
+        answer."""
         return self.encoder.num_template_tokens()
 
     def _inputs(self, row: MethodRow) -> str:
         """Return the inputs of the chat template besides the messages, which TRL passes too.
 
         Raises:
-            FormatError: TRL does not pass one of them for this method, or there is no chat
+            FormatError: TRL does not pass one of the inputs for this method, or there is no chat
                 template.
         """
         given: JsonObject = json.loads(row.inputs) if row.inputs else {}
@@ -421,7 +423,7 @@ class RowWriter:
         return json.dumps(given, ensure_ascii=False) if given else ""
 
     def _texts(self, row: MethodRow, inputs: str) -> tuple[str, dict[str, str]]:
-        """Return the prompt as the model is asked it, and the text of each answer after it.
+        """Return the prompt as it is at generation, and the text of each answer after it.
 
         Raises:
             FormatError: the template writes the prompt differently before an answer, or an answer
@@ -449,7 +451,8 @@ class RowWriter:
         return prompt, answers
 
     def _accounted(self, row: MethodRow, inputs: str) -> tuple[MethodRow, dict[str, Account]]:
-        """Return the row, and what the template keeps of each answer's texts, or of the prompt's.
+        """Return the row, and the texts that the template leaves out of each answer, or of the
+        prompt.
 
         If the template would leave out reasoning that is to be trained, the reasoning is written in
         another form that the template keeps, if there is one, as in `ConversationEncoder`.
@@ -486,7 +489,8 @@ class RowWriter:
         return template
 
     def _ids(self, texts: list[str], is_text: bool = False) -> list[list[int]]:
-        """Tokenize like TRL. A chat template has already written the special tokens."""
+        """Return the tokens that TRL makes of texts. A chat template writes the special tokens
+        itself."""
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=is_text, verbose=False)[
             "input_ids"
         ]
@@ -520,14 +524,14 @@ def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
 
 
 def _where_unlike(prompt: str, whole: str) -> str:
-    """Describe where the beginning of a text differs from a prompt."""
+    """Describe the first difference between a prompt and the beginning of a text."""
     both = zip(prompt, whole, strict=False)
     start = next((n for n, (a, b) in enumerate(both) if a != b), len(whole))
     return f"{excerpt(prompt[start:], 40)!r} and not {excerpt(whole[start:], 40)!r}"
 
 
 def _content(row: MethodRow) -> int | None:
-    """Return the number of the row's prompt with a good answer. None if it has none."""
+    """Return the number of the row's prompt with a good answer. None if it has no good answer."""
     name = next((name for name in GOOD_ANSWERS if name in row.answers), None)
     if name is None or row.values.get("label") is False:
         return None

@@ -88,7 +88,7 @@ class MethodRow:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the row's texts are trained on as they are."""
+        """True if the row's texts are trained on as they are."""
         return self.prompt[0].role == TEXT_ROLE
 
     def conversation(self, name: str) -> Conversation:
@@ -104,7 +104,7 @@ class MethodShape:
     Attributes:
         kind: the kind of rows that TRL gets. JUDGED data that comes as pairs is PAIRS.
         reason: which column is used for what.
-        used: those columns.
+        used: the columns that are used.
         convert: interprets one row; raises `ShapeError`.
         has_answers: a column contains answers.
     """
@@ -116,7 +116,7 @@ class MethodShape:
     has_answers: bool = True
 
     def row(self, row: Row) -> MethodRow | BadRow:
-        """Interpret a row, or return why it cannot be used."""
+        """Interpret a row, or return a `BadRow` with the reason why it cannot be used."""
         try:
             understood = self.convert(row.values)
             turns = (
@@ -131,7 +131,7 @@ class MethodShape:
 
 
 def recognise(rows: Sequence[Row], config: DataConfig, method: str) -> MethodShape:
-    """Recognize what the first rows mean to a method.
+    """Return the meaning of the columns in the first rows to a method.
 
     Raises:
         ValueError: the method cannot learn from them. The text says what they are, and what to do.
@@ -241,7 +241,7 @@ def _has_content(answer: Turn) -> bool:
 def _split_texts(better: str, worse: str) -> MethodRow:
     """Split two texts into a common prompt and two answers.
 
-    The prompt is what both texts begin with, up to the end of a word.
+    The prompt is the beginning that both texts share, up to the end of a word.
     """
     end = next((n for n, (a, b) in enumerate(zip(better, worse, strict=False)) if a != b), None)
     end = min(len(better), len(worse)) if end is None else end
@@ -391,7 +391,8 @@ def _prompts_alone(
 
 
 def _for_rewards(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the further columns that a reward function may read: those with JSON values."""
+    """Return the further columns that a reward function may read, which are those with JSON
+    values."""
     kinds = (str, int, float, bool, list, dict)
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Table of the methods, their TRL trainers, and where the installed TRL has them.
+"""A table of the methods, their TRL trainers, and the modules that contain them.
 
 | method | TRL 1.14.2 | TRL 0.29.1 (Colab) |
 | --- | --- | --- |
@@ -44,7 +44,7 @@ class Method:
             used.
         rows: the kind of rows that it learns from.
         head: the transformers auto class of its model.
-        reads: what a row may pass to the chat template besides its messages.
+        reads: the inputs of the chat template besides messages that a row may have.
     """
 
     title: str
@@ -90,19 +90,19 @@ METHODS = {
 
 @dataclass(frozen=True)
 class TrlMethod:
-    """A method as the installed TRL has it."""
+    """A method with its trainer and configuration in the installed TRL."""
 
     method: Method
     module: str
     config_file: Path
 
     def classes(self) -> tuple[Any, Any]:
-        """Import and return its trainer and its configuration. This imports torch too."""
+        """Import and return the method's trainer and its configuration. This imports torch too."""
         module, name = importlib.import_module(self.module), self.method.class_name
         return getattr(module, f"{name}Trainer"), getattr(module, f"{name}Config")
 
     def own_arguments(self) -> frozenset[str]:
-        """Return the arguments that its configuration has in addition to those of every Trainer."""
+        """Return the arguments that the configuration has in addition to those of every Trainer."""
         return _fields_in(self.config_file)
 
 

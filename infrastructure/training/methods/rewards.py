@@ -39,7 +39,7 @@ def reward_functions(names: Sequence[str]) -> list[Reward]:
 
 
 def reward_function(name: str) -> Reward:
-    """Return the function of one name. For errors see `reward_functions`."""
+    """Return the function that a name stands for. For errors see `reward_functions`."""
     kind, has_value, value = name.partition("=")
     if kind == EXACT and not has_value:
         return exact_answer
@@ -135,12 +135,12 @@ def _fits(text: str, validator: Any) -> bool:
 
 
 def needs_answers(names: Sequence[str]) -> bool:
-    """Return whether a reward compares with the answers of the rows."""
+    """Return whether a reward compares completions with the answers of the rows."""
     return EXACT in names
 
 
 def given_values(function: Reward, carried: frozenset[str]) -> Reward:
-    """Return the function so that it gets parsed values for the columns that come as JSON text."""
+    """Wrap a function so that it gets parsed values for the columns that come as JSON text."""
     if not carried:
         return function
 
@@ -155,7 +155,7 @@ def given_values(function: Reward, carried: frozenset[str]) -> Reward:
 def try_rewards(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> None:
     """Call each function with the answers of some rows, in the way TRL does.
 
-    It is called with all of the rows, and again with the first few only.
+    Each is called with all of the rows, and again with the first few only.
 
     Raises:
         ValueError: a function fails or does not return one number per completion, or no function

@@ -1,4 +1,4 @@
-"""What each setting of Temper means to TRL, as a table. No setting is silently ignored.
+"""A table of the use that TRL makes of each setting of Temper. No setting is silently ignored.
 
 A setting becomes an argument of TRL's configuration, or Temper applies it itself, or it has no
 effect with TRL, which is reported. Any other value is refused by name.
@@ -18,7 +18,7 @@ from infrastructure.run.configuration_judge import names as accepted_names
 
 
 class Use(Enum):
-    """How a setting is applied."""
+    """The way in which a setting is applied."""
 
     ARGUMENT = "an argument of TRL's configuration"
     MODEL = "how the model is loaded"
@@ -43,7 +43,7 @@ class Treatment:
     values: tuple[object, ...] | None = None
 
     def reason(self) -> str:
-        """Return why TRL's trainers do not take the setting."""
+        """Return the reason why TRL's trainers do not take the setting."""
         if self.use is Use.ARGUMENT:
             values = [as_typed(value) for value in self.values or ()]
             return phrase("methods.argument_takes_only", argument=self.words, values=values)
@@ -55,7 +55,7 @@ def _argument(name: str, *values: object) -> Treatment:
 
 
 def _refused(why: str, *values: object) -> Treatment:
-    """Refuse everything except the default and these values."""
+    """Return the treatment that refuses everything except the default and these values."""
     return Treatment(Use.REFUSED, why, values)
 
 

@@ -1,6 +1,6 @@
-"""Measurement of the cost of a TRL trainer's steps, by running a few of them before the first.
+"""A measurement of the cost of a TRL trainer's steps, by running a few of them before the first.
 
-They are TRL's own steps on the run's own rows: forward, backward, and the answers that are
+The measured steps are TRL's own on the run's own rows: forward, backward, and the answers that are
 generated and scored. Only the optimizer is a different one, at a learning rate of 0, so that the
 run has exactly the same numbers as without the measurement (see `untouched`). User-defined reward
 functions are really called.
@@ -39,9 +39,9 @@ class ProbedCosts:
     """The measured costs of steps on this machine.
 
     Attributes:
-        step_seconds: of an optimizer step.
-        evaluation_seconds: of one pass over all held-out rows.
-        peak_bytes: of the heaviest step to come, and of an evaluation.
+        step_seconds: duration of an optimizer step.
+        evaluation_seconds: duration of one pass over all held-out rows.
+        peak_bytes: memory of the heaviest step to come, or of an evaluation if that is more.
         limit_bytes: the memory that this process may use.
         writes: answers are generated in each step, and may become longer during the run.
     """
@@ -110,7 +110,8 @@ class StepProbe:
         )
 
     def _whole_steps(self, loader: Any, steps_left: int) -> float:
-        """Return the seconds of a step that generates answers, which several steps may share."""
+        """Return the mean seconds of a step that generates answers, which several steps may
+        share."""
         micro_batches = _reused_over(self.trainer, self.accumulation)
         batches = _again_and_again(loader)
         times, began = [], time.perf_counter()
@@ -160,7 +161,7 @@ class StepProbe:
         return len(times) > 1 and time.perf_counter() - began > allowed
 
     def _group(self, batches: Iterator[Any]) -> float:
-        """Return the seconds of the micro-batches of one step."""
+        """Return the seconds that the micro-batches of one step take together."""
         samples, count = self.trainer.get_batch_samples(batches, self.accumulation, self.device)
         return sum(self._micro_batch(inputs, count) for inputs in samples)
 
@@ -250,7 +251,7 @@ class StepProbe:
             )
 
     def _now(self) -> float:
-        """Return the time once the device has finished its work."""
+        """Return the current time once the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
@@ -279,7 +280,7 @@ def _again_and_again(loader: Any) -> Iterator[Any]:
 
 
 def _reused_over(trainer: Any, accumulation: int) -> int:
-    """Return how many micro-batches learn from one generation, rounded up to whole steps."""
+    """Return the number of micro-batches that learn from one generation, in whole steps."""
     args = trainer.args
     shared = int(getattr(args, "steps_per_generation", None) or 1)
     shared *= int(getattr(args, "num_iterations", None) or 1)

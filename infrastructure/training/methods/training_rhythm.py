@@ -1,6 +1,6 @@
 """A callback that tells a Trainer when to evaluate and save, beyond its own arguments.
 
-It is created and added before `TemperCallback`, which carries out what is due.
+It is created and added before `TemperCallback`, which carries out the requests.
 """
 
 from typing import TYPE_CHECKING
@@ -29,7 +29,8 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
             control: "TrainerControl",
             **parts: object,
         ) -> None:
-            """Request what is due by steps, and an evaluation at the very end."""
+            """Request evaluations and saves that are due by steps, and an evaluation at the very
+            end."""
             step, is_last = state.global_step, state.global_step >= state.max_steps
             if holds_out and (is_last or _is_due(step, training.validation_frequency)):
                 control.should_evaluate = True
@@ -43,7 +44,7 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
             control: "TrainerControl",
             **parts: object,
         ) -> None:
-            """Request what is due by epochs."""
+            """Request evaluations and saves that are due by epochs."""
             if state.global_step >= state.max_steps:
                 return  # the last step has handled the end
             epoch = round(state.epoch or 0)

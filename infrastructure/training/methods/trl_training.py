@@ -95,7 +95,7 @@ READ_BY_TRL = frozenset({"prompt", "chosen", "rejected", "completion", TOOLS, OP
 
 @dataclass
 class TrlTraining:
-    """Everything of a TRL run except its model, after all checks.
+    """A TRL run without its model, after all checks: its rows, its tokenizer and its arguments.
 
     Args:
         folder: the run directory.
@@ -130,7 +130,7 @@ class TrlTraining:
         self.arguments = self._checked_arguments()
 
     def lines(self) -> list[str]:
-        """Return lines for the user, before the model is loaded."""
+        """Return lines for the user to read before the model is loaded."""
         lines = [*self.data.lines(), *template_notes(self.config.data, self.tokenizer)]
         reused = [n for n in REUSING if self.config.training.method_settings.get(n, 1) != 1]
         if reused:
@@ -146,7 +146,7 @@ class TrlTraining:
 
     @property
     def _goes_on_with_lora(self) -> bool:
-        """Whether the model is a LoRA that is trained further, with its start as the reference."""
+        """True if the model is a LoRA that is trained further, with its start as the reference."""
         return self.source.kind is SourceKind.LORA_FOLDER
 
     @property
@@ -179,7 +179,7 @@ class TrlTraining:
         """Check the model by its configuration: its length, LoRA's targets, the teacher's tokens.
 
         Raises:
-            ValueError: they do not fit.
+            ValueError: the settings do not fit the model, or the teacher model does not.
         """
         with offline_where_unreachable():
             values = load_config(self._base, self.options)
@@ -215,7 +215,8 @@ class TrlTraining:
         return data
 
     def _rows_of_a_step(self) -> int:
-        """Return the rows that one step needs. TRL's sampler drops the rest of an epoch."""
+        """Return the number of rows that one step needs. TRL's sampler drops the rest of an
+        epoch."""
         training = self.config.training
         answers = num_generations(self.config, self.defaults)
         if self.installed.method.rows is not RowKind.PROMPTS:
@@ -324,10 +325,10 @@ class TrlTraining:
         return GenerationPrompt(text, [*ids], "", self.config.training.max_completion_length)
 
     def choose_by_product(self) -> ProductChoice | None:
-        """Compute in fp32 from the first step on if this CPU multiplies more slowly in bf16.
+        """Switch to fp32 from the first step on if this CPU multiplies more slowly in bf16.
 
         Returns:
-            What was measured. None if the choice does not depend on it.
+            The measurement. None if bf16 is not slower, or the format does not depend on it.
         """
         has_fp32 = self.options.dtype is torch.float32 and self.options.quantization is None
         choice = measured_choice() if self._precision_is_open and has_fp32 else None
@@ -336,16 +337,17 @@ class TrlTraining:
         return choice
 
     def keep_precision(self, name: object) -> None:
-        """Keep the format that a run began with, unless the user sets one.
+        """Keep the number format that a run began with, unless the user sets one.
 
-        The format was measured then. A different one is refused when all settings are compared.
+        The run measured it at its start. A format that the user sets is refused if it differs, when
+        all settings are compared.
         """
         if self._precision_is_open and name == "fp32":
             self.arguments["bf16"] = False
 
     @property
     def _precision_is_open(self) -> bool:
-        """Whether this is a CPU with bf16 instructions and the user sets no format."""
+        """True if this is a CPU with bf16 instructions and the user sets no format."""
         is_given = "bf16" in self.config.training.method_settings
         is_measured = self.config.training.mixed_precision is True and not is_given
         return is_measured and self.device.type == "cpu" and self.arguments["bf16"] is True
@@ -357,7 +359,7 @@ class TrlTraining:
         return {"kind": str(self.source.kind), **describe(model, self.config.model), **begun_with}
 
     def described(self, trainer: Any) -> str:
-        """Return one line about the run that is about to start."""
+        """Return one line of text about the run that is about to start."""
         total, trained = count_parameters(trainer.model)
         args, title = trainer.args, self.installed.method.title
         return phrase(
@@ -390,7 +392,7 @@ class TrlTraining:
         raise InputError("methods.datasets_too_old", version=version("datasets"))
 
     def _loading(self) -> dict[str, object]:
-        """Return how transformers loads the model and the reference model for TRL."""
+        """Return the arguments with which transformers loads the model and the reference model."""
         options = self.options
         loading: dict[str, object] = {
             "dtype": str(options.dtype).removeprefix("torch."),
@@ -488,8 +490,8 @@ def _warm_up_half_at_most(
 ) -> None:
     """Limit warmup to half of the steps, as in Temper's own loop.
 
-    With TRL alone a short run would end before its learning rate has risen. The limit is set when
-    the schedule is created, because the number of steps is known then.
+    Without the limit a short run would end before its learning rate has risen. The limit is set
+    when the schedule is created, because the number of steps is known then.
     """
     create = trainer.create_scheduler
 
@@ -503,7 +505,8 @@ def _warm_up_half_at_most(
 
 
 def _table(datasets: Any, rows: list[TrlRow]) -> Any:
-    """Return the rows as a table that returns each of them unchanged. None if there is none."""
+    """Return the rows as a table that returns them unchanged. None if `datasets` has no such
+    table."""
     spelt = [_spelt(row) for row in rows]
     for more in ({}, {"on_mixed_types": "use_json"}):
         try:

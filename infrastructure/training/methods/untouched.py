@@ -1,4 +1,4 @@
-"""Trying out a Trainer, and restoring afterwards what it counts, draws and holds.
+"""A context to try out a Trainer, which afterwards restores its counters, random state and buffers.
 
 Weights are not restored, because the caller does not step the run's own optimizer.
 """
@@ -23,8 +23,8 @@ COUNTING = ("transformers.trainer", "accelerate.state", "accelerate.accelerator"
 def untouched(trainer: Any) -> Iterator[None]:
     """Let the caller try steps inside the block, and undo their effects afterwards.
 
-    Random numbers, gradients, buffers and everything that the Trainer has counted, buffered or
-    logged are then as before, bit for bit.
+    After the block, random numbers, gradients, buffers and everything that the Trainer has counted,
+    buffered or logged are as before, bit for bit.
 
     Args:
         trainer: a transformers or TRL trainer, with its model and optimizer.
@@ -40,7 +40,8 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 
 def _attributes(trainer: Any) -> Restore:
-    """Return what restores the Trainer's attributes and those of the objects it counts with."""
+    """Return a function that restores the attributes of the Trainer and of its counters'
+    objects."""
     seen: set[int] = {id(trainer)}
     restores = [_contents(vars(trainer), seen)]
     for value in [*vars(trainer).values(), trainer.accelerator.gradient_state]:
@@ -57,7 +58,7 @@ def _attributes(trainer: Any) -> Restore:
 
 
 def _contents(container: Any, seen: set[int]) -> Restore:
-    """Return what restores a container and those nested in it.
+    """Return a function that restores a container and those nested in it.
 
     They stay the same objects, because others hold references to them.
     """

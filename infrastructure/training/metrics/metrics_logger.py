@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 class MetricsLogger:
     """A logger that passes each record to each sink, in order.
 
-    If a sink raises (disk full, closed stream), the first failure is logged as a warning. The sink
-    still gets every later record, and what it missed is reported at the end.
+    If a sink raises (disk full, closed stream), its first failure is logged as a warning. The sink
+    still gets every later record, and the number of records that it missed is reported at the end.
 
     Attributes:
         problems: one sentence for each sink that failed, for the end of the run.
@@ -55,7 +55,7 @@ class MetricsLogger:
             self._best_effort.attempt(sink.name, partial(sink.truncate_after, step))
 
     def close(self) -> None:
-        """Close the sinks and log what was not written."""
+        """Close the sinks and log which records were not written."""
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, sink.close)
         for problem in self.problems:

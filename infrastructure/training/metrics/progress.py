@@ -54,14 +54,14 @@ class ProgressDisplay(Protocol):
 
 
 def place_of_step(step: float, total_steps: int) -> str:
-    """Return `[ 55%] step 550/999`; of a run whose end is not known, `step 550`."""
+    """Return `[ 55%] step 550/999`, or `step 550` if the number of steps is unknown."""
     if not total_steps:
         return f"step {step:,}"
     return f"[{100 * step / total_steps:3.0f}%] step {step:,}/{total_steps:,}"
 
 
 class RecentRate:
-    """Steps per second over the last minute, so that the time left follows the current speed."""
+    """A meter of steps per second over the last minute, so that the time left follows the speed."""
 
     def __init__(self, step: int, clock: Clock) -> None:
         self.clock = clock
@@ -88,7 +88,7 @@ class Progress:
         total_steps: steps of the whole run. 0 if unknown.
         step: steps done before, if the run resumes.
         stream: where to show the progress. Standard error by default.
-        kind: `bar`, `lines` or `notebook`. By default what the stream can show.
+        kind: `bar`, `lines` or `notebook`. By default the best that the stream supports.
         clock: returns seconds, counted from any start.
         note: returns further text to show, or None.
     """

@@ -66,7 +66,7 @@ class Sink(ABC):
 
     @property
     def name(self) -> str:
-        """The name used in warnings. By default the name of the class."""
+        """The name used in warnings, by default that of the class."""
         return type(self).__name__
 
     @abstractmethod
@@ -81,8 +81,11 @@ class Sink(ABC):
 
 
 class ConsoleSink(Sink):
-    """A line for what the progress does not show: values that are NaN or infinite, always, and
-    evaluations at every few percent of the run and at its end."""
+    """A sink that prints what the progress does not show.
+
+    It always prints records with values that are NaN or infinite, and prints evaluations every few
+    percent of the run and at its end.
+    """
 
     name = "console"
 
@@ -132,8 +135,9 @@ REPORT_ONLY = "quantum_"  # the quantum step has its own console line and report
 
 
 def console_line(record: Record, loss: str | None = None, total_steps: int = 0) -> str:
-    """Return `[ 12%] step 120/999  epoch 2  loss 2.345  …`; unknown keys come last, by their name.
-    Epochs are counted from 1.
+    """Return `[ 12%] step 120/999 epoch 2 loss 2.345 …`, with epochs counted from 1.
+
+    Unknown keys come last, under their own names.
 
     Args:
         loss: see `held_out_loss`.
@@ -160,7 +164,8 @@ def _part(key: str, value: object) -> str:
 
 
 class JsonlSink(Sink):
-    """A sink for `metrics.jsonl`. For the format see `monitoring.drawing.metrics_file`."""
+    """A sink for `metrics.jsonl`, whose format is described in
+    `monitoring.drawing.metrics_file`."""
 
     name = "jsonl"
 
@@ -308,7 +313,8 @@ class TensorBoardSink(Sink):
 
 
 def _keep_events(files: Iterable[Path], merged: Path, last_step: int) -> None:
-    """Merge the events up to a step into one file, without duplicates, and remove the others."""
+    """Merge the events up to a step into one file, without duplicates, and remove the other
+    files."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -473,7 +479,7 @@ SINKS.provide(
 def register_sink(name: str, sink: Callable[[Path], Sink]) -> None:
     """Make `training.metrics_sinks: [name]` write to the sink that `sink(run_directory)` returns.
 
-    It takes precedence over a built-in sink of that name.
+    The registered sink takes precedence over a built-in one of that name.
 
     Raises:
         ValueError: the name belongs to another registered sink, or `sink` lacks a method.

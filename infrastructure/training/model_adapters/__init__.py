@@ -52,8 +52,8 @@ TEXT_ADAPTERS = ("standard", "dialogue")
 def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = None) -> str:
     """Return the name of the adapter for a model.
 
-    A registered model names its own adapter. Any other model has the configured one. If that is
-    "auto", its first rows decide.
+    A registered model names its own adapter. Any other model has the configured one. With "auto",
+    the first rows of the data decide.
 
     Raises:
         ValueError: the rows contain images and the adapter is one for text, or a registered model
@@ -81,7 +81,7 @@ def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = Non
 def register_adapter(name: str, adapter: Callable[..., ModelAdapter]) -> None:
     """Make `model.adapter: name` use what `adapter(model_config, training_config, device)` returns.
 
-    It takes precedence over a built-in adapter of that name.
+    The registered adapter takes precedence over a built-in one of that name.
 
     Raises:
         ValueError: the name belongs to another registered adapter, or `adapter` lacks a method.
@@ -110,7 +110,7 @@ def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig
     """Refuse a loss and metrics that the adapter would ignore.
 
     Raises:
-        ConfigurationError: names the setting.
+        ConfigurationError: the adapter ignores a setting. The message names it.
     """
     own = {"loss": training_config.loss != CROSS_ENTROPY, "metrics": training_config.token_metrics}
     for name, is_given in own.items():

@@ -1,4 +1,4 @@
-"""The contract between the loop and a model: how to feed the model and how to read its loss.
+"""The contract between the loop and a model: the model's inputs and its loss.
 
 An adapter handles one kind of model. It returns losses as sums over supervised items, so that the
 strategy can divide by the items of the whole optimizer batch, however the batch was split.
@@ -40,17 +40,16 @@ class DataSource(Protocol):
 
     A source that knows the rows behind its examples names them with the further method
     `places(epoch, start_example, num_examples)`. Without it, examples are named by their positions.
-    A source that knows which rows it holds out identifies them with the attribute
-    `held_out_identity`.
+    A source that can identify its held-out rows does so with the attribute `held_out_identity`.
     """
 
     @property
     def num_examples(self) -> int:
-        """Training examples in one epoch."""
+        """The number of training examples in one epoch."""
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that decides which examples there are."""
+        """A hash of everything that determines the set of examples."""
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
@@ -72,12 +71,12 @@ class ModelAdapter(ABC):
         model: the model, once initialized.
         precision: the number format that it will train in, set by its trainer. Otherwise fp32.
         tokenizer: its tokenizer, or None for models that read no text.
-        data_config: which data it will get, and in which form.
+        data_config: the data section of its configuration.
         saved_tokenizer: folder of the tokenizer that this run began with, if the run is resumed.
         memory_config: memory limits for the preparation of its data.
         size_grid: how the lengths of its batches are rounded, if they vary.
-        takes_token_functions: whether `compute_loss` computes `training.loss`, and `sum_metrics`
-            what `training.metrics` names. If not, both settings are refused.
+        takes_token_functions: True if `compute_loss` computes `training.loss`, and `sum_metrics`
+            computes `training.metrics`. If False, both settings are refused.
         on_disk: the model is created with its weights on disk, for a run that is spread over
             several processes, none of which holds the whole model.
         lora_within: the part of the model whose layers get LoRA. None: the whole model.
@@ -121,17 +120,17 @@ class ModelAdapter(ABC):
         The data can then be prepared before there is a model.
 
         Returns:
-            None if the model reads no text, or if the adapter does not know.
+            The tokenizer. None if the model reads no text, or if the adapter cannot tell.
 
         Raises:
-            ValueError: it cannot be loaded.
+            ValueError: the tokenizer cannot be loaded.
         """
         return None
 
     def weight_bytes(self) -> int | None:
-        """Return the size of the model's weights before they are loaded.
+        """Return the size of the model's weights in bytes, before they are loaded.
 
-        None if they cannot stay on disk (`on_disk`).
+        None if the weights cannot stay on disk (`on_disk`).
         """
         return None
 
@@ -149,13 +148,13 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def count_tokens(self, examples: Sequence[Any]) -> int:
-        """Return the tokens (never padding) or other units of work in `examples`.
+        """Return the number of tokens (never padding) or other units of work in `examples`.
 
         The count is used for throughput.
         """
 
     def count_computed(self, examples: Sequence[Any]) -> int:
-        """Return `count_tokens` with the padding of a batch of `examples`.
+        """Return `count_tokens`, but with the padding of a batch of `examples`.
 
         The memory of a step depends on this count.
         """
@@ -183,7 +182,7 @@ class ModelAdapter(ABC):
         set_compiled(self.model, is_on, mode)
 
     def describe(self) -> JsonObject:
-        """Describe the model for run.json: name, parameters, backend."""
+        """Return a description of the model for run.json: name, parameters, backend."""
         return {"name": self.model_config.name}
 
     def note_added_weights(self) -> None:  # noqa: B027 (an adapter may have nothing to note)

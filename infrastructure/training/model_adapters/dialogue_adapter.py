@@ -1,7 +1,7 @@
 """Adapter for conversations: a language model that answers in a chat, with metrics per turn.
 
-It adds to `StandardModelAdapter`: rows that are not conversations, and a tokenizer without a chat
-template, are refused before the model is loaded. The same template renders messages for training
+In addition to `StandardModelAdapter`, it refuses rows that are not conversations, and a tokenizer
+without a chat template, before the model is loaded. The same template renders messages for training
 and for use, and messages can be passed directly as examples. Held-out losses are reported for first
 and for later answers, as well as how often the end of an answer is predicted.
 """
@@ -73,7 +73,7 @@ class DialogueModelAdapter(StandardModelAdapter):
     def encode(
         self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> TokenizedExample:
-        """Return a conversation in the form that is trained on.
+        """Return a conversation as the tokenized example that is trained on.
 
         Args:
             messages: role and content of each message, optionally tool_calls and reasoning_content.
@@ -81,7 +81,7 @@ class DialogueModelAdapter(StandardModelAdapter):
             options: further variables of the chat template, such as enable_thinking.
 
         Raises:
-            ValueError: it is not a conversation, or nothing in it is trained on.
+            ValueError: the messages are not a conversation, or nothing in them is trained on.
         """
         (encoded,) = self.encoder.encode([_conversation(messages, tools, options)])
         if not isinstance(encoded, Encoded):
@@ -96,7 +96,7 @@ class DialogueModelAdapter(StandardModelAdapter):
     def prompt_ids(
         self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> list[int]:
-        """Return the tokens after which the model answers these messages in use.
+        """Return the tokens of a prompt to which the model answers with the next message.
 
         For arguments and errors see `encode`.
         """
@@ -161,8 +161,8 @@ class DialogueModelAdapter(StandardModelAdapter):
     def _answers_of(self, example: TokenizedExample) -> tuple[np.ndarray, np.ndarray]:
         """Return two values for each target, in order: int64 and bool, (number of targets,).
 
-        The first is the number of its answer in the example. The second is whether it is the
-        special token that ends that answer.
+        The first is the number of the target's answer in the example. The second is True if the
+        target is the special token that ends that answer.
         """
         mask = example.supervised.copy()
         mask[:1] = False  # nothing predicts the first token
@@ -181,7 +181,7 @@ class DialogueModelAdapter(StandardModelAdapter):
 
     @cached_property
     def _spaces(self) -> np.ndarray:
-        """Tokens that are only white space, which may follow an end."""
+        """The tokens that are only white space, which may follow an end."""
         texts = ((n, str(self.tokenizer.decode([n]))) for n in self.tokenizer.get_vocab().values())
         spaces = [n for n, text in texts if text and not text.strip()]
         return np.array(sorted(spaces), dtype=np.int64)
@@ -190,7 +190,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         """Return the conversations of the first rows, or nothing if there is no data yet.
 
         Raises:
-            ValueError: they are plain text, or none is a conversation.
+            ValueError: the rows are plain text, or none is a conversation.
         """
         if self.data_config.path is None:
             return []
@@ -214,7 +214,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         """Refuse a chat template that renders none of the first conversations.
 
         Raises:
-            ValueError: says why not.
+            ValueError: it renders none. The text says why.
         """
         first_error = None
         for conversation in conversations:
@@ -239,7 +239,7 @@ class DialogueModelAdapter(StandardModelAdapter):
 
 
 def _none_of(rows: Sequence[object], first: Row | Conversation, reason: str) -> str:
-    """Return a sentence about rows none of which is a conversation that can be rendered."""
+    """Return the message for rows none of which is a conversation that can be rendered."""
     return phrase(
         "models.no_row_is_a_conversation",
         count=len(rows),
@@ -278,7 +278,7 @@ class _Kept:
         return values
 
     def sum_of(self, chosen: np.ndarray) -> tuple[float, int]:
-        """Return the sum over the tokens that are chosen, bool (N,), and their number."""
+        """Return the sum over the tokens chosen by `chosen`, bool (N,), and their number."""
         whole = torch.cat(self.values) if self.values else torch.zeros(0)
         return float(whole[torch.from_numpy(chosen)].sum()), int(chosen.sum())
 

@@ -1,6 +1,6 @@
 """Adapter for any list of layers as a model and any loader of batches as its data.
 
-It is for users who have layers and a PyTorch loader, but neither a transformers model nor a data
+Users need it who have layers and a PyTorch loader, but neither a transformers model nor a data
 file.
 """
 
@@ -96,7 +96,7 @@ class LoaderSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the number of items, and of all items in memory, or else of some of them."""
+        """A hash of the number of items, and of all items in memory, or else of some of them."""
         count = len(self.items)
         digest = hashlib.sha256(f"{count} {self.num_examples} {self.shuffles}".encode())
         in_memory = isinstance(self.items, list | tuple | TensorDataset)
@@ -174,7 +174,8 @@ class LayersAdapter(ModelAdapter):
         return inputs_and_targets(self._source.collate(list(examples)))
 
     def _count(self, inputs: torch.Tensor, targets: object) -> int:
-        """Return the targets that count, so that a batch in pieces has the gradient of the whole.
+        """Return the number of targets that count, so that pieces of a batch add up to its
+        gradient.
 
         If there are no integer targets, or the loss is a custom mean, this is the number of rows.
         """
@@ -221,8 +222,8 @@ def _is_pair(batch: object) -> TypeGuard[Sequence[torch.Tensor]]:
 def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
     """Return the loss of a batch as a sum.
 
-    For integer targets it is the sum of the cross-entropies over the last dimension, where -100 is
-    not counted. Otherwise it is the sum of each row's mean squared error.
+    Integer targets give the sum of the cross-entropies over the last dimension, where -100 is not
+    counted. Other targets give the sum of each row's mean squared error.
 
     Raises:
         ValueError: the shapes do not fit together. The text names both.
@@ -248,7 +249,8 @@ def _is_whole(targets: torch.Tensor) -> bool:
 
 
 def _has_items(loader: object) -> "TypeGuard[DataLoader[object]]":
-    """Return whether this is a PyTorch loader that takes each item of a data set exactly once."""
+    """Return whether `loader` is a PyTorch loader that takes each item of a data set exactly
+    once."""
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return False
     data, sampler = loader.dataset, loader.sampler
@@ -264,7 +266,7 @@ def _drops_last(loader: object) -> bool:
 
 
 def _kept(loader: Iterable[object], seed: int) -> list[object]:
-    """Return all batches. Random numbers that they draw from PyTorch are the same each time."""
+    """Return all batches, read with the same PyTorch random numbers each time."""
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise InputError("models.not_a_data_loader", loader=_described(loader))
     with torch.random.fork_rng(devices=[]):

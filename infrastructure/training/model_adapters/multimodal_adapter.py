@@ -1,6 +1,6 @@
 """Adapter for vision-language models (Llava, Qwen-VL, SmolVLM and others) on rows with images.
 
-It adds to `StandardModelAdapter`: the model is loaded with its processor, which converts images to
+In addition to `StandardModelAdapter`, it loads the model's processor, which converts images to
 tokens when the data is prepared, and to pixels for each micro-batch. Rows are packed if a
 measurement shows that rows with images are isolated, too.
 """

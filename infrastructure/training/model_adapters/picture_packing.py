@@ -1,4 +1,4 @@
-"""Packing of rows with images: the positions of their tokens, and whether rows are isolated.
+"""Packing of rows with images: the positions of their tokens, and a measurement of their isolation.
 
 Text alone cannot show whether packed rows see each other's images. Therefore rows with images are
 compared too, packed and each on its own.
@@ -50,8 +50,7 @@ def picture_differences(
 ) -> tuple[float, float]:
     """Measure how far packed rows with images differ from single rows, and how far they leak.
 
-    The leak is how much the second row's logits change with the image of the first row. Both
-    numbers are relative.
+    The leak is the relative change of the second row's logits with the image of the first row.
 
     Only the logits of text tokens are compared. An image may have a thousand tokens, and their
     gradients might not fit into memory next to a model that can be trained.
@@ -60,6 +59,9 @@ def picture_differences(
         rows: as `probe_examples` returns them.
         make_batch: makes a batch of examples, packed or not.
         mark_id: the token that stands for images.
+
+    Returns:
+        The relative difference, and the leak.
     """
     first, second, other = rows
 

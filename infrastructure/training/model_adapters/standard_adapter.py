@@ -56,8 +56,8 @@ class StandardModelAdapter(ModelAdapter):
     """An adapter for any causal language model that `ModelManager` loads.
 
     Attributes:
-        names_examples: whether a batch names its examples; see `stackwise.trunk_output`.
-        packs: whether batches are packed rows. False if padding was requested, or if a measurement
+        names_examples: True if a batch names its examples; see `stackwise.trunk_output`.
+        packs: True if batches are packed rows. False if padding was requested, or if a measurement
             shows that packed examples see each other in this model.
         objective: hides the tokens that the model is to predict. None: the model predicts the next
             token. Set by `set_objective`.
@@ -132,7 +132,7 @@ class StandardModelAdapter(ModelAdapter):
         set_compiled(backbone(self.model) or self.model, is_on, mode)
 
     def _probe(self, model: torch.nn.Module) -> None:
-        """Measure what this model allows, in the number format that it will train in."""
+        """Measure what this model supports, in the number format that it will train in."""
         self.token_loss.prepare(model)
         if self.training_config.compile_mode is not None:  # compiled code runs no hooks
             self.token_loss.narrows_last_mlp = False
@@ -146,7 +146,7 @@ class StandardModelAdapter(ModelAdapter):
             self._prepare_packing(model)
 
     def _probe_few_blocks(self, model: torch.nn.Module) -> None:
-        """Measure what a small model of the same kind allows."""
+        """Measure what the model supports on a small model of the same kind."""
         few = self._manager().load_few_blocks()
         self._probe(few)
         if attention_implementation(few) != attention_implementation(model):
@@ -180,7 +180,7 @@ class StandardModelAdapter(ModelAdapter):
             self._notes.append(phrase("models.windowed_layers_see_whole_row", window=window))
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
-        """Return one packed row or padded rows on the device. Targets are found on the CPU."""
+        """Return one packed row or padded rows on the device. Targets are determined on the CPU."""
         if self.objective is not None:
             batch = self._masked_rows(examples, self.objective)
         else:
@@ -200,7 +200,7 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def pad_token_id(self) -> int:
-        """The token that fills rows up. It is never trained on, and no token attends to it."""
+        """The token that pads rows. It is never trained on, and no token attends to it."""
         return int(self.tokenizer.pad_token_id)
 
     def _masked_rows(
@@ -222,7 +222,7 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def _is_held_out(self) -> bool:
-        """Whether losses are only measured. The masks are then always the same."""
+        """True if the model only measures losses, for which the masks are always the same."""
         return self.model is not None and not self.model.training
 
     def _to_device(self, value: object) -> object:
@@ -258,14 +258,14 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def pictures(self) -> PictureTokens | None:
-        """The converter from images to tokens and pixels. None: the model reads no images."""
+        """The converter from images to tokens and pixels. None if the model reads no images."""
         return None
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
         """Read and tokenize the data files of the configuration.
 
         Raises:
-            ValueError, DataError: they cannot be used. The text names file, line and remedy.
+            ValueError, DataError: the files cannot be used. The text names file, line and remedy.
         """
         pipeline = DataPipeline(
             self.data_config,

@@ -1,7 +1,7 @@
 """Adapter for `tactical_mappo`: plays episodes, and computes multi-agent PPO's clipped loss.
 
-There is one gradient step per batch of fresh episodes. The old and the new policy differ, and the
-clip is needed, because the acting policy mixes in a share of random moves.
+Each batch of fresh episodes gets one gradient step. The acting policy mixes in a share of random
+moves, so the old and the new policy differ, and the clip is needed.
 """
 
 from collections.abc import Sequence

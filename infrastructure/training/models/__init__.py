@@ -1,1 +1,1 @@
-"""Model loading: embedded, by transformers, by Unsloth, or registered by name."""
+"""Loading of models: the embedded model, by transformers, by Unsloth, or registered by name."""

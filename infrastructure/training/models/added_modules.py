@@ -31,7 +31,7 @@ ADDED_WEIGHTS = "extension_weights.safetensors"
 
 
 class AddedModule(torch.nn.Module, ABC):
-    """A module that works inside a model which does not know about it.
+    """A module that works inside a model whose own code does not use it.
 
     Attributes:
         kind: a name of letters, digits and "_", the same wherever it is saved and loaded.
@@ -64,7 +64,7 @@ class AddedModules(torch.nn.ModuleDict):
     """All modules that are attached to a model, by the names of their extensions.
 
     Attributes:
-        train_alone: the model's own weights stay as they were loaded.
+        train_alone: True if the model's own weights are frozen.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
     """Make saved models with such a module loadable. Also usable as a decorator.
 
     Raises:
-        ValueError: its kind is not a plain name.
+        ValueError: the module's kind is not a plain name.
     """
     if not kind.kind.isidentifier():
         raise InputError("models.extension_kind_invalid", class_name=kind.__name__, kind=kind.kind)
@@ -133,7 +133,7 @@ def train_added_alone(model: torch.nn.Module) -> None:
     """Freeze the model's own weights, so that only those of extensions train.
 
     Raises:
-        ValueError: it has no weights of extensions.
+        ValueError: the model has no weights of extensions.
     """
     modules: AddedModules | None = getattr(inner_model(model), ATTRIBUTE, None)
     if modules is None:
@@ -196,8 +196,8 @@ def load_added(model: torch.nn.Module, folder: Path) -> None:
     """Attach to `model` the modules that are saved in `folder` next to its files, if there are any.
 
     Raises:
-        ValueError: they are unknown here, missing, damaged, or of another model. The text names the
-            file.
+        ValueError: the modules are unknown here, missing, damaged, or of another model. The text
+            names the file.
     """
     manifest = folder / EXTENSIONS_MANIFEST
     if not manifest.is_file():

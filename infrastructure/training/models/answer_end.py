@@ -20,9 +20,9 @@ def known_ends(model: torch.nn.Module) -> list[int]:
 def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
     """Add the end tokens of the training data to the model's generation configuration.
 
-    A base model may end with one token and be trained on another. Without this, it would answer
-    without end in any other program, because these only read `generation_config.json`. The
-    configuration stays unchanged if it already has these tokens.
+    A base model may end with one token and be trained on another. Without the trained one, it would
+    never stop in other programs, which only read `generation_config.json`. The configuration stays
+    unchanged if it already has these tokens.
 
     Args:
         model: a transformers or PEFT model, compiled or not. Any other module stays unchanged.
@@ -37,7 +37,7 @@ def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
 
 
 def teach_trainer(trainer: Any, token_ids: Collection[int]) -> None:
-    """Make a TRL trainer that generates answers itself end them at the tokens of `teach_ends`."""
+    """Make a TRL trainer that generates answers stop at the tokens of `teach_ends`."""
     config = getattr(trainer, "generation_config", None)
     if config is None:
         return

@@ -1,7 +1,7 @@
 """Choice of the library that loads the model if `model.backend` is `auto`.
 
-It is Unsloth on a CUDA GPU, if Unsloth is installed and supports the model and the run, and
-otherwise transformers. The choice comes with a reason for the user.
+Unsloth is chosen on a CUDA GPU if it is installed and supports the model and the run, and otherwise
+transformers. The choice comes with a reason for the user.
 
 Only names, files and versions are read. Nothing that Unsloth patches may be imported before it.
 """
@@ -45,7 +45,7 @@ LONGEST_REASON = 200  # characters of a package's error message
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The library and a sentence that explains the choice. None if there was no choice."""
+    """The library, and a sentence that explains the choice; None if there was no choice."""
 
     backend: Backend
     sentence: str | None = None
@@ -59,7 +59,7 @@ def choose_backend(
     began_with: Backend | None = None,
     cache_directory: Path | None = None,
 ) -> BackendChoice:
-    """Choose the library that loads the model. If it is Unsloth, it is imported now.
+    """Choose the library that loads the model. If it is Unsloth, import it now.
 
     Args:
         began_with: the library that the run began with and continues with. None for a new run.
@@ -87,7 +87,7 @@ def choose_backend(
 def _not_supported(
     training: TrainingConfig, model_config: ModelConfig, num_processes: int
 ) -> str | None:
-    """Return why Unsloth does not support this run, or None."""
+    """Return the reason why Unsloth does not support this run, or None if it does."""
     strategy = training.strategy_for(model_config)
     if strategy not in STRATEGIES:
         return phrase("models.unsloth_strategy_unsupported", strategy=strategy)
@@ -137,7 +137,7 @@ def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
 
 
 def _not_usable() -> str | None:
-    """Return why the installed packages cannot be used, or None."""
+    """Return the reason why the installed packages cannot be used, or None if they can."""
     if not is_installed("unsloth"):
         return phrase("models.unsloth_not_installed", command=PIP_LINES["unsloth"])
     if "unsloth" not in sys.modules and "transformers" in sys.modules:
@@ -150,7 +150,7 @@ def _not_usable() -> str | None:
 
 
 def _not_importable(model_config: ModelConfig, cache_directory: Path | None) -> str | None:
-    """Import Unsloth, and return why that fails, for example because the GPU is too old."""
+    """Import Unsloth, and return the reason if that fails, for example that the GPU is too old."""
     try:
         prepare_backend(model_config.model_copy(update={"backend": "unsloth"}), cache_directory)
     except Exception as error:  # from any package that it imports

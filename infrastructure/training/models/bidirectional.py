@@ -1,4 +1,4 @@
-"""Measurement of whether a decoder attends in both directions when it gets `bidirectional_mask`.
+"""A measurement that shows whether a decoder given `bidirectional_mask` attends in both directions.
 
 Objectives that hide tokens predict them from both sides. A model that ignores the mask would train
 without an error, and see only half of what it should.
@@ -66,9 +66,9 @@ def _remedy(model: torch.nn.Module) -> str:
 
 @torch.no_grad()
 def late_influence(model: torch.nn.Module) -> tuple[float, float]:
-    """Measure how much the first position's logits change with the row's end and with padding.
+    """Measure how much the first position's logits change with the last token and with padding.
 
-    The changes with the last token and with padding are relative to the largest logit there.
+    Return both changes, relative to the largest logit of that position.
     """
     device = next(model.parameters()).device
     length = NUM_PROBE_TOKENS + NUM_PROBE_PADDING

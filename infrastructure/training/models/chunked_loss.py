@@ -69,8 +69,8 @@ def head_loss(
     """Return the sum of the losses of `head(hidden)`, one chunk of logits at a time.
 
     A chunk has as many rows as `grid` says. Rows without a target are zeros and do not count. Heads
-    that are more than a weight (LoRA, quantized, offloaded) are called, and called again in the
-    backward pass. For a plain head `LinearCrossEntropy` avoids the second call.
+    that are more than a weight (LoRA, quantized, offloaded) are called in the forward pass and
+    again in the backward pass. For a plain head `LinearCrossEntropy` avoids the second call.
 
     Args:
         weights: (N,) fp32, one per target, without a gradient. None: all are 1.
@@ -110,7 +110,7 @@ def _head_loss(
 
 
 def with_rows(part: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Append rows of zeros to the rows (n, H): (num_rows, H)."""
+    """Append rows of zeros to `part` (n, H), and return (num_rows, H)."""
     missing = num_rows - len(part)
     return part if not missing else torch.cat([part, part.new_zeros(missing, part.shape[1])])
 
@@ -176,11 +176,12 @@ def linear_cross_entropy_sum(
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Loss and gradients in one pass over the chunks, after Hsu et al. 2024 (arXiv 2410.10989).
+    """The cross-entropy sum and its gradients in one pass over the chunks.
 
-    The gradient of a sum depends on what follows only by a factor. It is therefore computed in the
-    forward pass and scaled in the backward pass. torch's own `linear_cross_entropy` does the same
-    at the same speed, but it sums bf16 losses in bf16 and is missing in Colab's torch.
+    The method is that of Hsu et al. 2024 (arXiv 2410.10989). Later operations only scale the
+    gradient of a sum. It is therefore computed in the forward pass and scaled in the backward pass.
+    torch's own `linear_cross_entropy` does the same at the same speed, but it sums bf16 losses in
+    bf16 and is missing in Colab's torch.
     """
 
     @staticmethod
@@ -264,7 +265,7 @@ def to_errors(
 
 
 def piece_rows(logits: torch.Tensor) -> int:
-    """Return how many rows of logits are turned into gradients at a time."""
+    """Return the number of rows of logits that are turned into gradients at a time."""
     if logits.device.type != "cpu":
         return len(logits)
     return max(LEAST_PIECE_ROWS, CPU_PIECE_LOGITS // logits.shape[1])

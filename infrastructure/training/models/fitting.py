@@ -1,4 +1,4 @@
-"""Checks that a model fits the run, which need no weights of their own."""
+"""Checks that a model fits the run, and the description of the model for its records."""
 
 import logging
 from typing import TYPE_CHECKING, cast
@@ -39,7 +39,7 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
     Weights that train keep small updates only in fp32. Mixed precision computes in 16 bits anyway.
 
     Raises:
-        ValueError: fp16 for weights that train, which no gradient scaler supports.
+        ValueError: fp16 is set for weights that train, which no gradient scaler supports.
     """
     if name == "auto":
         if trains_all or device.type == "cpu":
@@ -123,7 +123,7 @@ def describe(model: torch.nn.Module, config: ModelConfig) -> JsonObject:
 
 
 def describe_added(model: torch.nn.Module) -> JsonObject:
-    """Describe what extensions have attached, with the parameter counts. Empty if nothing."""
+    """Describe the modules that extensions have attached, with parameter counts; {} if none."""
     if not added_modules(model):
         return {}
     counts = count_parameters(model)
@@ -152,7 +152,7 @@ def _describe_lora(lora: "PeftLora") -> JsonObject:
 
 
 def _variants(lora: "PeftLora") -> JsonObject:
-    """Return what is special about a LoRA. Empty for an ordinary one."""
+    """Return the settings in which a LoRA is not ordinary; {} for an ordinary one."""
     variants: JsonObject = {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,

@@ -145,7 +145,7 @@ class KeyValueMemory(AddedModule):
         return self(output)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states (B, L, H) plus what they read from the memory, in their format."""
+        """Return hidden states (B, L, H) plus the memory's output for them, in their format."""
         with torch.autocast(hidden.device.type, enabled=False):  # distances need full precision
             return self._with_memory(hidden)
 
@@ -160,7 +160,7 @@ class KeyValueMemory(AddedModule):
         return hidden + (self.gate * read).to(hidden.dtype)
 
     def _read(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return what each of (T, H) states reads from all entries, (T, H)."""
+        """Return the output of the memory for states (T, H), read from all entries, (T, H)."""
         queries = self._heads(self.query(states))
         keys = self._heads(self.slot_keys)
         values: torch.Tensor = self.slot_values
@@ -192,7 +192,7 @@ class KeyValueMemory(AddedModule):
     def _whitened(
         self, queries: torch.Tensor, stored: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both in the Mahalanobis metric of the stored entries.
+        """Return queries and stored keys in the Mahalanobis metric of the stored keys.
 
         Hidden states have a few large components in common, which would make all entries similar.
         """
@@ -211,7 +211,8 @@ class KeyValueMemory(AddedModule):
         )
 
     def _may_read(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what may be read, (T, slots + capacity): all slots, and entries of other rows."""
+        """Return a mask of the entries to read, (T, slots + capacity): all slots, and other
+        rows'."""
         stored = (self.store_rows != NO_ROW) & (self.store_rows != rows[:, None])
         return F.pad(stored, (len(self.slot_keys), 0), value=True)
 
@@ -236,22 +237,22 @@ class KeyValueMemory(AddedModule):
 def _around(model: torch.nn.Module) -> torch.nn.Module:
     """Return the module that computes hidden states from tokens and images.
 
-    This is the decoder if the model reads no images.
+    It is the decoder if the model reads no images.
     """
     inner: Any = inner_model(model)
     return cast(torch.nn.Module, getattr(inner, "model", inner))
 
 
 def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> torch.Tensor:
-    """Return for each token a number that its row's tokens determine, (B, L) int64.
+    """Return for each token a number that is computed from all tokens of its row, (B, L) int64.
 
     The number is never `NO_ROW`. Nothing is read back from a device.
 
     Args:
         ids: (B, L).
         is_real: 1 for tokens and 0 for padding, (B, L). Anything else: all are tokens.
-        positions: of a packed row, (1, L), where a row of the data starts at each 0. None: each
-            line is a row.
+        positions: positions in a packed row, (1, L), where each 0 starts a row of the data. None:
+            each line is a row.
     """
     if positions is not None and positions.dim() == 3:  # images: time, height, width
         positions = positions[0]
@@ -271,6 +272,6 @@ def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> 
 
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
-    """Mix numbers so that their sums differ for other tokens, or for the same in another order."""
+    """Mix numbers, so that sums of them differ for different tokens and for different orders."""
     numbers = (numbers ^ (numbers >> 29)) * _HASH_FACTOR
     return numbers ^ (numbers >> 32)

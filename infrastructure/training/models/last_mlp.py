@@ -42,7 +42,7 @@ def last_mlp(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def is_plain(projection: object) -> bool:
-    """Return whether this is a linear layer, possibly with LoRA."""
+    """Return whether `projection` is a linear layer, possibly with LoRA."""
     base = getattr(projection, "base_layer", projection)
     return type(base) is torch.nn.Linear and type(base.weight) is torch.nn.Parameter
 
@@ -57,7 +57,7 @@ def is_special(part: torch.nn.Module) -> bool:
 def mlp_at(
     mlp: torch.nn.Module | None, positions: torch.Tensor, num_tokens: int, grid: SizeGrid
 ) -> AbstractContextManager[None]:
-    """Compute `mlp` only at `positions` inside the block, if these are not all.
+    """Compute `mlp` only at `positions` inside the block, unless they are all positions or none.
 
     Args:
         mlp: the result of `last_mlp`. None: nothing changes.

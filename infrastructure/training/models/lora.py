@@ -1,4 +1,4 @@
-"""LoRA by PEFT, and what parameter names determine. Nothing is trained here.
+"""LoRA by PEFT, and facts that follow from parameter names. Nothing is trained here.
 
 Method: Hu et al. 2021, arXiv 2106.09685. The base is frozen. LoRA matrices are stored in fp32
 whatever the base's format, so that small updates are not rounded away. Variants, all by PEFT: DoRA
@@ -36,7 +36,8 @@ _EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|\w*embed\w*)\.")
 
 
 class ParameterCounts(NamedTuple):
-    """Numbers of weights. A quantized weight counts as one, however few bits it has."""
+    """The numbers of weights of a model. A quantized weight counts as one, however few bits it
+    has."""
 
     total: int
     trainable: int
@@ -158,7 +159,7 @@ def _targets_for_peft(
     layer of that name.
 
     Raises:
-        ValueError: PEFT has no such LoRA for experts.
+        ValueError: PEFT has no such LoRA for experts, or `router` is set and there are none.
     """
     experts = set(expert_parameters(model))
     if not experts:
@@ -207,7 +208,7 @@ def _folder_of(model: torch.nn.Module) -> str:
 
 
 def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
-    """Raise ValueError unless every name is a linear layer.
+    """Raise ValueError unless every name is that of a linear layer.
 
     PEFT ignores a wrong name next to a right one, and that layer would silently not train.
     """
@@ -239,7 +240,7 @@ def peft_ranks(lora_config: LoraConfig) -> dict[str, int]:
 def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
     """Raise ValueError unless every pattern matches a layer that gets LoRA matrices.
 
-    PEFT would silently ignore a wrong one.
+    PEFT would silently ignore a pattern that matches none.
     """
     of_experts = set(expert_parameters(model))  # PEFT uses the name of their module
     targets = target_paths(model, lora_config.target_modules, experts=lora_config.experts)
@@ -335,7 +336,7 @@ def _has_transposed_weights(model: torch.nn.Module) -> bool:
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:
-    """Return how many weights there are and how many of them train."""
+    """Return the number of weights and how many of them train."""
     sizes = [(num_weights(p), p.requires_grad) for p in model.parameters()]
     return ParameterCounts(sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains))
 

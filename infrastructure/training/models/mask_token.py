@@ -1,4 +1,4 @@
-"""A token that stands for a hidden one: the tokenizer's own mask token, or an added one.
+"""The token that stands for a hidden token: the tokenizer's own mask token, or an added one.
 
 The model's vocabulary grows only if it has no spare row (many models round theirs up). An added row
 is the mean of the others, as in Hewitt 2021, so the same model always gets the same row.
@@ -48,7 +48,7 @@ def ensure_mask_row(
 
 
 def add_row(model: torch.nn.Module, token_id: int) -> None:
-    """Grow the vocabulary up to this token, if it has no row yet."""
+    """Grow the vocabulary up to this token if it has no row for the token yet."""
     inner = language_model(model)
     rows = inner.get_input_embeddings().weight.shape[0]
     if token_id < rows:
@@ -72,7 +72,7 @@ def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
 
 
 def _tables(model: LanguageModel) -> list[torch.Tensor]:
-    """Return the tensors that have a row or a number for each token."""
+    """Return the tensors that have one row or one number per token of the vocabulary."""
     head = model.get_output_embeddings()
     tables: list[torch.Tensor] = [model.get_input_embeddings().weight]
     if head is not None:

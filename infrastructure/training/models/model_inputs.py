@@ -44,7 +44,7 @@ def inner_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class LanguageModel(Protocol):
-    """The members of transformers models used here that not every module has."""
+    """The members of transformers models that this package uses and other modules may lack."""
 
     config: "PreTrainedConfig"
 
@@ -172,7 +172,7 @@ def attention_implementation(model: torch.nn.Module) -> str | None:
 
 
 def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.Tensor:
-    """Return a mask that lets every token of a padded row see every real token of it.
+    """Return a mask that lets every token of a padded row see every real token of the same row.
 
     transformers uses a mask with four dimensions as it is, instead of its own causal one.
     `bidirectional.py` measures whether a model really attends as the mask says.
@@ -181,8 +181,8 @@ def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.T
         is_real: 1 for tokens and 0 for padding, (B, L). Each row has a token.
 
     Returns:
-        (B, 1, L, L) without memory of its own: boolean, or for eager attention numbers that it adds
-        to its scores.
+        (B, 1, L, L) without memory of its own: boolean, or for eager attention numbers to add to
+        the scores.
     """
     rows, length = is_real.shape
     mask = is_real.bool()
@@ -196,7 +196,7 @@ def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.T
 def probing(model: torch.nn.Module) -> Generator[None, None, None]:
     """Prepare the model for a probe inside the block: no dropout, nothing compiled.
 
-    Afterwards each module has its own mode again.
+    Afterwards each module has its previous mode again.
     """
     with preserve(model, modes=True), torch.compiler.set_stance("force_eager"):
         model.eval()
@@ -218,7 +218,7 @@ def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return how much two orders of the same arithmetic may differ, relative to the maximum."""
+    """Return the tolerance between two orders of the same arithmetic, relative to the maximum."""
     return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
 
 

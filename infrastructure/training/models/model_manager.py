@@ -1,7 +1,8 @@
 """ModelManager: from a model's name to a model that is ready to train, and its tokenizer.
 
-It decides where the model comes from, what loads it, in which number format, and what of it trains.
-The other modules of this package do the work. Loading leaves torch's random state unchanged.
+`ModelManager` decides where the model comes from, what loads it, in which number format, and which
+parts train. The other modules of this package do the work. Loading leaves torch's random state
+unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -113,7 +114,7 @@ class LoadedModel:
     """A loaded model with its tokenizer and its description.
 
     The model is in training mode on its device. The tokenizer is None if the model reads no text.
-    The description is for run.json. The user should read the `notes` before training.
+    The description is written to run.json. The `notes` are for the user, before training.
     """
 
     model: torch.nn.Module
@@ -166,13 +167,13 @@ class ModelManager:
             none.
 
     Attributes:
-        sees: it is a vision-language model. Set it before anything is loaded.
+        sees: the model is a vision-language model. Set it before anything is loaded.
         dequantizes: see `LoadOptions`. Set it before loading, too.
         on_disk: the weights stay on disk, see `weights_on_disk`. Set it before loading, too.
-        known_tokenizer: the file of the tokenizer that `tokenizer_texts` would give. None: it has
-            not been made before.
+        known_tokenizer: the file of the tokenizer that `tokenizer_texts` would give. None: there is
+            no such file.
         vision: the vision encoder that a text model gets. None: the model has its own, or none.
-        processor: of a vision-language model, loaded with its tokenizer.
+        processor: that of a vision-language model, loaded with its tokenizer.
     """
 
     def __init__(
@@ -242,9 +243,10 @@ class ModelManager:
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
 
     def _attach_saved(self, source: ModelSource, model: torch.nn.Module) -> None:
-        """Attach what extensions have added to a saved model, so that it computes as before.
+        """Attach the modules that extensions have added to a saved model, so that it computes as
+        before.
 
-        It trains if the model does, or if its extension is enabled again.
+        They train if the model does, or if their extension is enabled again.
         """
         folder = extensions_folder(source)
         if folder is None:
@@ -288,10 +290,10 @@ class ModelManager:
         return source, base, self._options(trains_all=self._is_full and not is_lora)
 
     def load_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Load only the tokenizer, as `load` does with the model. None if the model reads no text.
+        """Load only the tokenizer, in the same way as `load`. None if the model reads no text.
 
         Raises:
-            ValueError: it is missing.
+            ValueError: the tokenizer is missing.
         """
         source = find_source(self.config.name)
         if source.kind in WITHOUT_TEXT:
@@ -476,7 +478,7 @@ class ModelManager:
     def _check_layers(
         self, values: "PreTrainedConfig", options: LoadOptions, *, trains_on: bool
     ) -> None:
-        """Refuse what does not fit the model's layers, before its weights are read.
+        """Refuse settings that do not fit the model's layers, before its weights are read.
 
         Args:
             trains_on: the model is a LoRA that is trained further as it is.
@@ -493,7 +495,7 @@ class ModelManager:
             peft_arguments(layers, lora, self._lora_within(layers))
 
     def _lora_within(self, model: torch.nn.Module) -> str | None:
-        """Return the part of a model that gets LoRA matrices. None: the whole model."""
+        """Return the name of the part of a model that gets LoRA matrices. None: the whole model."""
         return language_part(model) if self.sees and not self.config.train_vision else None
 
     def _freeze_vision(self, model: torch.nn.Module) -> None:
@@ -586,7 +588,7 @@ class ModelManager:
     def _identity(
         self, source: ModelSource, model: torch.nn.Module, hashed: Future[str | None]
     ) -> JsonObject:
-        """Return which weights exactly the run started from."""
+        """Return a record of the exact weights that the run started from."""
         identity = weights_begun_with(source, model, hashed)
         if source.kind in WITHOUT_TEXT:
             identity["registered_name"] = registered_name(self.config.name)
@@ -598,7 +600,7 @@ class ModelManager:
 def hash_while_loading(source: ModelSource) -> Future[str | None]:
     """Start to hash the weights in a folder, or those of a LoRA's base, while they are loaded.
 
-    Both read the same pages, so the disk is read once.
+    Hashing and loading read the same pages, so the disk is read once.
 
     Returns:
         The SHA-256. None if the weights are not in a folder.

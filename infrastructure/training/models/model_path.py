@@ -33,7 +33,7 @@ def refuse_file(path: Path) -> None:
 
 
 def refuse_missing(name: str) -> None:
-    """Raise ValueError if a model is missing whose name reads like a path, not like a Hub name."""
+    """Raise ValueError if a model is missing whose name looks like a path, not like a Hub name."""
     refuse_file(Path(name))
     if reads_like_path(name):
         is_final = Path(name).name == "final"

@@ -54,7 +54,7 @@ _known_groups = WeakTensorKeyDictionary()
 
 
 class PackingUnsupportedError(TemperError):
-    """An error for a model whose attention does something that packed rows do not support."""
+    """An error for a model whose attention needs something that packed rows do not support."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RoundedLayout:
     """A packed row whose examples have rounded lengths, so that lengths and kernels repeat.
 
     Attributes:
-        lengths: of the examples, rounded up.
+        lengths: the lengths of the examples, rounded up.
         source: the token at each place, (R,) int64. Added places repeat the example's first token,
             after all tokens that could see it.
         places: the place of each token, (T,) int64.
@@ -89,7 +89,7 @@ def segment_mask(cu_seq_lens: torch.Tensor, max_length: int, length_step: int = 
 
 
 def is_segment_mask(attention_mask: torch.Tensor | None) -> bool:
-    """Return whether this is a result of `segment_mask`, not a mask of zeros and ones."""
+    """Return whether a mask is a result of `segment_mask`, not a mask of zeros and ones."""
     return attention_mask is not None and attention_mask.dtype == torch.int32
 
 
@@ -146,9 +146,9 @@ def takes_products(
     dropout: float,
     window: int | None,
 ) -> bool:
-    """Return whether `ShortAttention` is fastest.
+    """Return whether `ShortAttention` is the fastest way.
 
-    That is so for short examples in bf16 or fp16 on a CPU.
+    It is for short examples in bf16 or fp16 on a CPU.
     """
     step, max_length = mask.shape[1:3]
     return (
@@ -206,7 +206,7 @@ def attention_form(
 def compiles_kernels(value: torch.Tensor) -> bool:
     """Return whether attention by example uses kernels that are compiled per length.
 
-    These are oneDNN's, in half precision on a CPU.
+    oneDNN has such kernels, in half precision on a CPU.
     """
     return value.device.type == "cpu" and compute_format(value) in HALF_PRECISION
 
@@ -309,9 +309,10 @@ def by_segment(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Make one causal call per example.
+    """Compute attention with one causal call per example.
 
-    It uses `split` and one `cat`, because the backward pass of a slice costs a whole row.
+    The examples are cut by `split` and joined by one `cat`, because the backward pass of a slice
+    costs a whole row.
     """
     parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     outputs = [
@@ -351,7 +352,8 @@ def varlen_kernel() -> Callable[..., Any] | None:
 
 
 def has_varlen_kernel(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    """Return whether the variable-length kernel can take these: half precision, Ampere or newer."""
+    """Return whether the variable-length kernel supports these tensors: half precision, Ampere
+    or newer."""
     return (
         query.is_cuda
         and dropout == 0.0
@@ -407,10 +409,11 @@ def register_packed_attention() -> None:
 def use_packed_attention(model: torch.nn.Module) -> bool:
     """Make the model attend through `packed_attention` from now on.
 
+    The model stays unchanged if it is not on transformers' attention interface, or if the user
+    chose another attention than `sdpa`. Parts that do not read text always stay unchanged.
+
     Returns:
-        Whether the part that reads text does so. Towers stay as they are. False, without a change,
-        for a model that is not on transformers' attention interface, or whose user chose another
-        attention than `sdpa`.
+        True if the part that reads text now uses packed attention.
     """
     part = language_model(text_part(model))
     current = attention_implementation(model)

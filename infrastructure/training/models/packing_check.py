@@ -1,4 +1,4 @@
-"""Measurement of whether packing is correct for a given model. It is never assumed.
+"""A measurement that shows whether packing is correct for a given model. It is never assumed.
 
 Two short rows go through the model twice, packed and one at a time. Logits and gradients must
 agree, and changing the first row must not change the second one's logits. A model that leaks from
@@ -40,7 +40,7 @@ Measure = Callable[[torch.nn.Module], tuple[float, float]]  # returns difference
 
 @dataclass(frozen=True)
 class PackingCheck:
-    """Whether a model may get packed rows.
+    """The result of a check whether a model may get packed rows.
 
     Attributes:
         isolated: packed rows give the same logits and gradients as single rows.

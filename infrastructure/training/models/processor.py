@@ -1,7 +1,7 @@
 """The processor of a vision-language model, which converts images to pixels and tokens.
 
-It is transformers' own, loaded from the model's folder and saved with the model, so that both are
-used as they were trained.
+transformers' own processor is loaded from the model's folder and saved with the model, so that both
+are used as they were trained.
 """
 
 from typing import Any
@@ -34,8 +34,8 @@ def load_processor(source: ModelSource, options: LoadOptions) -> Any:
     Its tokenizer gets an end and a padding token. The chat template is set in both.
 
     Raises:
-        ValueError: there is none, or it is damaged.
-        MissingPackageError: it needs a package that is not installed.
+        ValueError: the model has no processor, or the processor is damaged.
+        MissingPackageError: the processor needs a package that is not installed.
     """
     transformers = require("transformers", "loading a processor")
     require("PIL", "training on pictures")

@@ -26,7 +26,7 @@ def quantization_config(kind: str, compute_dtype: torch.dtype) -> object:
 
     Raises:
         MissingPackageError: bitsandbytes is not installed.
-        ValueError: there is no such kind.
+        ValueError: `kind` is neither.
     """
     require("bitsandbytes", f"model.quantization={kind!r}")
     transformers = require("transformers", f"model.quantization={kind!r}")
@@ -72,7 +72,7 @@ def layers_not_in_blocks(model: torch.nn.Module) -> list[str]:
 def plain_weights(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model with plain fp32 layers that contain the dequantized weights.
 
-    It computes the same, and can be merged and saved.
+    The result computes the same, and can be merged and saved.
     """
     plain: Any = model
     plain = plain.dequantize()
@@ -82,7 +82,7 @@ def plain_weights(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
-    """Return a note for the user that these weights of experts are not in `kind` bits."""
+    """Return a note for the user that the weights of some experts are not in `kind` bits."""
     num_weights = sum(parameter.numel() for parameter in experts)
     return phrase(
         "models.experts_not_quantized",

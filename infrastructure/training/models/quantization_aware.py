@@ -1,6 +1,7 @@
 """Quantization-aware training with torchao: linear layers compute with rounded weights.
 
-The model learns to do well with them. The output layer and the embeddings stay as they are.
+The model learns to do well with rounded weights. The output layer and the embeddings stay as they
+are.
 
 The forward pass rounds the weights (and, with int8_int4, the inputs). The backward pass passes
 gradients through as if nothing was rounded: Jacob et al. 2017, arXiv 1712.05877. The weights that
@@ -35,7 +36,7 @@ def check(model: torch.nn.Module) -> None:
     Its weights are not read, and may be on the meta device.
 
     Raises:
-        ValueError: names the layers.
+        ValueError: layers would not be rounded; the text names them.
     """
     if hasattr(getattr(model, "config", None), "vision_config"):
         raise InputError("models.qat_text_models_only", key=_NEEDED_FOR)

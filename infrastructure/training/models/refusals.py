@@ -1,6 +1,6 @@
-"""Checks of a model's settings that need no PyTorch.
+"""Checks of a model's settings, for use before PyTorch is imported.
 
-Does not import torch. The code that loads the model repeats the checks.
+The code that loads the model repeats the checks.
 """
 
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
@@ -12,25 +12,25 @@ GROUP_SIZE = 32  # weights of a row that share a scale when training rounds them
 
 
 def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: bool) -> None:
-    """Raise ValueError if nothing is left to train, because quantized weights are frozen."""
+    """Raise ValueError if nothing can train, because quantized weights are frozen."""
     if config.quantization is not None and not trains_lora:
         raise InputError("models.quantized_without_lora", quantization=config.quantization)
 
 
 def refuse_quantized_base(name: str) -> None:
-    """Raise ValueError, because already quantized weights cannot be fully fine-tuned."""
+    """Raise ValueError that already quantized weights cannot be fully fine-tuned."""
     raise InputError("models.quantized_full_fine_tuning", name=name)
 
 
 def refuse_without_effect(key: str, name: str, reason: str) -> None:
-    """Raise ValueError for a setting that has no effect on a model."""
+    """Raise ValueError that a setting has no effect on a model."""
     raise InputError(
         "models.setting_no_effect", key=Setting(f"model.{key}"), name=name, reason=reason
     )
 
 
 def refuse_pictures_by_unsloth() -> None:
-    """Raise ValueError, because Unsloth would load only the language part."""
+    """Raise ValueError that Unsloth would load only the language part."""
     raise InputError("models.unsloth_with_images")
 
 

@@ -18,7 +18,7 @@ from infrastructure.training.models.tactical_mappo import EnvironmentSeeds, buil
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """How a registered model is built and fed.
+    """The construction of a registered model, and the source of its batches.
 
     Attributes:
         build: creates the module. Its weights come from torch's global generator, which is already

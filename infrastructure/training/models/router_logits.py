@@ -31,7 +31,8 @@ def _left_out(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Turn router logits off while text is generated.
 
-    Generation uses a cache and no gradients. Training and evaluation have no cache.
+    A call counts as generation if it uses a cache and no gradients. Training and evaluation have no
+    cache.
     """
     if torch.is_grad_enabled() or not named.get("use_cache"):
         return None

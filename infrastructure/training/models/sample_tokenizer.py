@@ -1,6 +1,4 @@
-"""The stored tokenizer of the sample tasks.
-
-Training it takes longer than some training steps on these tasks.
+"""The stored tokenizer of the sample tasks, because training it takes longer than some steps.
 
 `python -m infrastructure.training.models.sample_tokenizer` writes it again, after a change of the
 sample tasks or of the creation of tokenizers.
@@ -15,7 +13,7 @@ from infrastructure.training.models.tokenizer import train_tokenizer
 
 
 def write(path: Path) -> None:
-    """Create it as a run without data would."""
+    """Create the tokenizer as a run without data would, and write it to `path`."""
     config = DeploymentConfig()
     use_sample_data(config)
     vocab_size = config.model.embedded.vocab_size

@@ -54,8 +54,7 @@ class ModelSource:
 
     Attributes:
         location: a registered name, a Hub name, or an absolute folder.
-        revision: the version of a Hub model, if something other than the configuration determines
-            it.
+        revision: the version of a Hub model, if it does not come from the configuration.
     """
 
     kind: SourceKind
@@ -102,7 +101,7 @@ def check_folder(path: Path) -> None:
     """Refuse a folder whose model cannot be loaded, as far as names and headers show.
 
     Raises:
-        ValueError: says what is missing or damaged.
+        ValueError: a file is missing or damaged; the text names it.
     """
     source = look_into(path.resolve())
     if source.kind is SourceKind.FOLDER:
@@ -190,7 +189,7 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
         folder: the output of `save_pretrained`. For any other folder nothing is refused.
 
     Raises:
-        ValueError: names a layer that does not exist, and those that do.
+        ValueError: a layer does not exist; the text names it, and those that exist.
     """
     if not (folder / "config.json").is_file():
         return
@@ -226,7 +225,7 @@ def refuse_odd_rows(folder: Path, group: int) -> None:
         group: weights of a row that are rounded together.
 
     Raises:
-        ValueError: names the layer, or the kind of model.
+        ValueError: a layer does not allow it; the text names it, or the kind of model.
     """
     if not (folder / "config.json").is_file():
         return

@@ -80,7 +80,7 @@ def save_model(
     Args:
         model: a transformers or PEFT model, compiled or not, or a registered module.
         registered_name: the name that the module is registered under. Only for registered modules.
-        processor: of a vision-language model, with that tokenizer.
+        processor: that of a vision-language model, with the same tokenizer.
 
     Raises:
         ValueError: the module is of no known kind and has no `registered_name`.
@@ -125,7 +125,7 @@ def write_description(model: torch.nn.Module, folder: Path) -> None:
 
 
 def write_generation_config(model: torch.nn.Module, folder: Path) -> None:
-    """Write which tokens end an answer, because a LoRA does not include that itself."""
+    """Write the tokens that end an answer, which the files of a LoRA do not include themselves."""
     generation: Any = getattr(inner_model(model), "generation_config", None)
     if generation is not None:
         generation.save_pretrained(folder)
@@ -143,8 +143,8 @@ def save_whole(
     module.
 
     Args:
-        model: without wrappers around it.
-        state: by the names of the plain model, in which nothing is quantized.
+        model: the model without wrappers around it.
+        state: the weights by the names of the plain model; none is quantized.
     """
     directory = directory.resolve()
     with whole_directory(directory) as part:

@@ -1,7 +1,7 @@
-"""Check before the first step that a model can be saved once it is trained.
+"""A check before the first step that a model can be saved once it is trained.
 
-What is written next to the weights is made valid, or refused with a remedy, and then written and
-read once. Something that transformers reads but does not write would otherwise cost a whole run.
+The files next to the weights are made valid, or refused with a remedy, and then written and read
+once. A setting that transformers reads but cannot write would otherwise cost a whole run.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ OUTPUTS_ONLY = ("output_scores", "output_logits", "output_attentions", "output_h
 
 
 def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> list[str]:
-    """Make the saved model's configuration match what training teaches, and try to save it.
+    """Make the saved model's configuration match the training data, and try to save it.
 
     Args:
         model: any module. One that is not a transformers model stays unchanged.
@@ -100,7 +100,7 @@ def _rehearse(model: torch.nn.Module, inner: Any) -> None:
     """Write everything except the weights to a temporary folder, and read it.
 
     Raises:
-        ValueError: contains the text of transformers or PEFT.
+        ValueError: writing or reading fails; the text is that of transformers or PEFT.
     """
     transformers = require("transformers", "saving a model")
     with tempfile.TemporaryDirectory() as name:

@@ -33,8 +33,8 @@ class Group:
         size: rows of each product.
         rows: the rows of the packed row that the products use, (n * size,) int64, or a slice if the
             group is one example.
-        own: which rows of the products belong to an example, in the same form.
-        examples: the rows of the packed row that these are.
+        own: the rows of the products that belong to an example, in the same form.
+        examples: the rows of the packed row that `own` corresponds to.
         others: (n, size) bool: rows of the products that belong to no example.
     """
 
@@ -67,8 +67,8 @@ class ShortAttention(torch.autograd.Function):
         Args:
             query: (1, H, T, D), as `key`. `value` is (1, H, T, E).
             groups: all examples of the row.
-            scaling: of the scores. None: one by the square root of D.
-            dtype: of the products with the probabilities.
+            scaling: factor of the scores. None: 1 / sqrt(D).
+            dtype: format of the products with the probabilities.
 
         Returns:
             (1, T, H, E), of `dtype`.
@@ -174,7 +174,7 @@ def _group(size: int, examples: list[tuple[int, int]], total: int) -> Group:
 
 
 def number_of_products(count: int) -> int:
-    """Return the number of examples or slightly more, because it is part of the shape."""
+    """Return the number of examples, rounded up so that few different shapes occur."""
     return count if count <= 2 else ceil_div(count, 4) * 4
 
 
@@ -184,5 +184,5 @@ def _bias() -> torch.Tensor:
 
 
 def causal_bias(length: int) -> torch.Tensor:
-    """Return (1, length, length) fp32: minus infinity for what is later than the row."""
+    """Return (1, length, length) fp32: minus infinity for columns that are later than the row."""
     return _bias()[:, :length, :length]

@@ -26,7 +26,7 @@ def find_source(name: str) -> ModelSource:
     model, write it as a path (`./tactical_mappo`).
 
     Raises:
-        ValueError: it reads like a path and does not exist, or the folder contains no model.
+        ValueError: the name looks like a path that does not exist, or the folder contains no model.
     """
     if name == EMBEDDED:
         return ModelSource(SourceKind.EMBEDDED, name)
@@ -43,7 +43,7 @@ def find_source(name: str) -> ModelSource:
 def registered_name(name: str) -> str | None:
     """Return the name in `MODELS` that `name` stands for, itself or as a folder saved from one.
 
-    None: it is another kind of model, or nothing at all.
+    None if `name` is another kind of model, or no model at all.
     """
     if name in MODELS:
         return name

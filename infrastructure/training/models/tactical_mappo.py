@@ -45,7 +45,7 @@ class Rollout:
         observations: what each agent saw, (B, T, N, OBSERVATION_SIZE).
         states: what the critic sees, (B, T, STATE_SIZE).
         actions: indices into `MOVES`, (B, T, N).
-        log_probs: of these actions under the policy that acted, (B, T, N).
+        log_probs: log-probabilities of the actions under the policy that acted, (B, T, N).
         rewards: shared by the agents: the fraction of targets covered after the step, (B, T).
     """
 
@@ -109,7 +109,7 @@ def create_episodes(seeds: list[int], device: torch.device) -> Episodes:
 
 @torch.no_grad()
 def play(model: TacticalMappo, episodes: Episodes, *, exploration: float) -> Rollout:
-    """Let the policy play.
+    """Let the policy play the episodes, and return their course.
 
     Args:
         exploration: share of uniformly random moves mixed into the policy, in (0, 1). With 0 the
@@ -149,8 +149,9 @@ def covered(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def observe(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return what each agent sees: its position, and the offsets to other agents and targets.
 
-    Agent k counts from itself: its first target is number k. Agents with one policy can therefore
-    want different things. In a common order both learn to run to the same target.
+    Agent k numbers agents and targets from itself: its first target is number k. Agents with one
+    policy can therefore prefer different targets. In a common order both learn to run to the same
+    target.
     """
     seen = []
     for agent in range(NUM_AGENTS):
@@ -162,7 +163,7 @@ def observe(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def observe_all(agents: torch.Tensor, targets: torch.Tensor, step: int) -> torch.Tensor:
-    """Return what the critic sees, (B, STATE_SIZE): all positions and the rest of the episode."""
+    """Return what the critic sees, (B, STATE_SIZE): all positions and the remaining steps."""
     places = torch.cat([agents, targets], dim=1).flatten(1) / GRID_SIZE
     left = torch.full((len(places), 1), 1 - step / EPISODE_STEPS, device=places.device)
     return torch.cat([places, left], dim=-1)

@@ -77,7 +77,7 @@ def own_loss(name: str) -> TokenFunction | None:
     """Return the loss of that name. None: the built-in one.
 
     Raises:
-        ValueError: there is none, or it cannot be loaded.
+        ValueError: no loss has this name, or it cannot be loaded.
     """
     if name == CROSS_ENTROPY and not LOSSES.is_own(name):
         return None

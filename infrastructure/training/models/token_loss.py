@@ -61,7 +61,7 @@ class Loss(Protocol):
 def supervised_targets(
     labels: torch.Tensor, cu_seq_lens: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which positions predict a supervised token, and which token.
+    """Return the positions that predict a supervised token, and the tokens that they predict.
 
     Call it before the batch goes to a GPU, where the number of targets would have to be read back.
 
@@ -89,10 +89,10 @@ class TokenLoss:
         method: "hidden states" (the fast way), "kept logits" (the model computes only the logits of
             supervised positions) or "all logits". None before the probe.
         reason: why the faster methods are not used. Empty for the fastest.
-        balances: whether the model adds a loss of its own that is a mean over all tokens of a
+        balances: True if the model adds a loss of its own that is a mean over all tokens of a
             batch, including padding (a mixture of experts' balancing loss).
-        narrows_last_mlp: whether the last layer's MLP may be computed only at the positions of
-            targets. It is if the model's current state allows it (`last_mlp.py`).
+        narrows_last_mlp: True if the last layer's MLP may be computed only at the positions of
+            targets, which happens if the model's current state allows it (`last_mlp.py`).
 
     Args:
         own: returns the loss of each supervised token, (N,). None: the cross-entropy.
@@ -109,7 +109,7 @@ class TokenLoss:
         """Probe the model, once.
 
         Raises:
-            ValueError: its forward returns no logits, so the sum cannot be computed.
+            ValueError: the model's forward returns no logits, so the sum cannot be computed.
         """
         if self.method is None:
             self.method, self.reason = choose_method(model)
@@ -117,7 +117,8 @@ class TokenLoss:
             self.narrows_last_mlp = self.method == FASTEST and may_narrow_last_mlp(model)
 
     def last_mlp(self, model: torch.nn.Module) -> torch.nn.Module | None:
-        """Return the MLP that is computed only at targets in the model's present state, or None."""
+        """Return the MLP that may be computed only at targets in the model's current state, or
+        None."""
         return last_mlp(model) if self.narrows_last_mlp else None
 
     def __call__(
@@ -144,7 +145,8 @@ class TokenLoss:
         metrics: Mapping[str, TokenFunction],
         grid: SizeGrid = SizeGrid.EXACT,
     ) -> dict[str, tuple[float, int]]:
-        """Return the sum over the supervised tokens of a batch, and their number, by key.
+        """Return, by key, the sum of each metric over the supervised tokens, and the number of
+        tokens.
 
         All metrics together take one more forward pass.
         """
@@ -183,7 +185,7 @@ def loss_from_hidden_states(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Run the decoder, then the head in chunks at `positions` only."""
+    """Compute the loss by running the decoder, and then the head in chunks at `positions` only."""
     hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
     head = output_head(model)
     assert head is not None
@@ -199,7 +201,7 @@ def loss_from_kept_logits(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Use the model's own logits at the columns where any row has a supervised target."""
+    """Compute the loss from the model's own logits, at the columns where any row has a target."""
     length = arguments["input_ids"].shape[1]
     columns, column_of_target = (positions % length).unique(return_inverse=True)
     missing = grid.rows_up(len(columns)) - len(columns)
@@ -217,7 +219,7 @@ def loss_from_all_logits(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Use all of the model's own logits.
+    """Compute the loss from all of the model's own logits.
 
     A mixture of experts' balancing loss is added per token.
     """
@@ -310,7 +312,8 @@ def adds_balancing_loss(model: torch.nn.Module) -> bool:
 def may_narrow_last_mlp(model: torch.nn.Module) -> bool:
     """Return whether the last MLP may be computed at some positions only.
 
-    Loss and gradients are compared for every other position of a short row.
+    To decide, the loss and gradients at every other position of a short row are computed both ways
+    and compared.
     """
     mlp = last_mlp(model)
     if mlp is None:
@@ -345,7 +348,7 @@ def loss_and_gradient(
 
 
 def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
-    """Return what in the structure of the model rules out a method. Empty if nothing does."""
+    """Return the reason why a method does not suit the model's structure. Empty if it does."""
     output = call_model(model, arguments)
     if getattr(output, "aux_loss", None) is not None:
         return phrase("models.adds_balancing_loss")
@@ -359,7 +362,7 @@ def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -
 
 
 def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str:
-    """Return what stands between hidden states, head and logits. Empty if nothing does.
+    """Return the reason why the head's output is not the logits. Empty if it is.
 
     The head's output is replaced by large numbers, which must come out unchanged. Comparing losses
     would miss a cap, which has no effect on the small logits of a new model.

@@ -105,8 +105,8 @@ def _with_template(tokenizer: "Tokenizer") -> "PreTrainedTokenizerBase":
 def _in_short_words(texts: Iterable[str]) -> Iterator[str]:
     """Yield each text after a space, or in slices if it has an unbroken run longer than MAX_RUN.
 
-    The time to merge grows with the square of a word's length, and such a word teaches nothing that
-    its slices do not teach.
+    The merging time grows with the square of a word's length, and slices teach as much as the whole
+    word.
     """
     for text in texts:
         if LONG_RUN.search(text):

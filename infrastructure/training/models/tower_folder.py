@@ -32,7 +32,7 @@ def check_tower(name: str) -> None:
     """Refuse a vision encoder that does not exist here or on the Hub, or whose folder lacks a file.
 
     Raises:
-        ValueError: says what is missing, and what to do.
+        ValueError: something is missing; the text says what it is, and what to do.
     """
     path = Path(name).expanduser()
     try:

@@ -26,7 +26,8 @@ def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole tensor. If it is sharded over ranks, all ranks must call this together."""
+    """Return the whole tensor. If it is sharded over ranks, all ranks must call `whole`
+    together."""
     put_together: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if put_together is None else put_together()
 

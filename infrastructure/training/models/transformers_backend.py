@@ -48,7 +48,7 @@ WRONG_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErr
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded.
+    """The options for loading a model.
 
     Attributes:
         device: the device of the model.
@@ -57,8 +57,8 @@ class LoadOptions:
         quantization: "4bit", "8bit" or None.
         trust_remote_code: run Python code that comes with the model.
         revision: branch, tag or commit of a Hub model.
-        sees: it is a vision-language model.
-        dequantizes: it computes with its dequantized weights, in plain layers.
+        sees: load it as a vision-language model.
+        dequantizes: dequantize the weights, so that the layers are plain.
     """
 
     device: torch.device
@@ -303,8 +303,8 @@ def hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object
 def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedTokenizerBase":
     """Load the model's tokenizer, with an end and a padding token.
 
-    The padding token falls back to the end token. No end token is lost by that: padding is known
-    from the lengths, and the labels of the real end tokens stay.
+    The padding token falls back to the end token. Real end tokens stay labels, because padding is
+    known from the lengths.
 
     Raises:
         ValueError: there is none, it is damaged, or it has no end token.

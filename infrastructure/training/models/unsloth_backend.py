@@ -190,7 +190,7 @@ def _check_loaded(model: torch.nn.Module, options: LoadOptions) -> None:
 
 
 def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
-    """Refuse a LoRA that Unsloth does not have for these layers, whose weights are not read.
+    """Refuse a LoRA that Unsloth does not support for these layers. Reads no weights.
 
     Raises:
         ValueError: a target module is not a linear layer of this model (the text lists those that

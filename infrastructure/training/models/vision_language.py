@@ -73,12 +73,12 @@ class VisionTower:
 
     Attributes:
         source: its location.
-        config: of the vision part.
+        config: the configuration of the vision part.
         image_processor: converts images to pixels, all of one size.
         num_features: vectors per image, before any is left out.
         num_patches: how many of them are of image patches.
         patch_size: width of a patch, in pixels.
-        layer: which hidden state they are.
+        layer: index of the hidden state that gives the features.
     """
 
     source: ModelSource
@@ -172,7 +172,7 @@ def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
     """Return the vision encoder's input for an image, (1, channels, height, width).
 
     Raises:
-        ValueError: its shape depends on the image's own size.
+        ValueError: the input's shape depends on the size of the image.
     """
     images = require("PIL.Image", "training on pictures")
     made = [
@@ -209,7 +209,7 @@ def check_text_only(config: "PreTrainedConfig", name: str) -> None:
     """Refuse a model that already reads images.
 
     Raises:
-        ValueError: it does.
+        ValueError: the model reads images.
     """
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     if hasattr(config, "vision_config") or saved_as in class_names(SEEING):

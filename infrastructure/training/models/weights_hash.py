@@ -1,4 +1,4 @@
-"""A hash of weights in memory, at the speed of memory, on whatever device they are.
+"""A hash of weights in memory, at the speed of memory, on any device.
 
 A tensor's bytes are read as 64-bit integers, each is multiplied by an odd number for its position,
 and sums over a million of them are hashed. Every single change is detected, and so is a change of
@@ -75,8 +75,8 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor:
 def _mixed(words: torch.Tensor) -> torch.Tensor:
     """Mix the upper half of each word into its lower half.
 
-    Multiplied by an odd number, the highest bit alone would count the same at every position, and
-    two changes of a sign would cancel out.
+    Without this, a change of a word's highest bit would count the same at every position, and two
+    changes of a sign would cancel out.
     """
     return words ^ ((words >> 32) & 0xFFFFFFFF)
 

@@ -42,7 +42,7 @@ class WeightOnDisk:
         """Read some rows, along the first dimension, and nothing else from the file.
 
         Raises:
-            OSError: the file ends before them.
+            OSError: the file is too short.
         """
         length = math.prod(self.shape[1:]) * self.dtype.itemsize
         content = bytearray(count * length)
@@ -112,7 +112,7 @@ def layers_on_disk(
 
 
 def weight_bytes(source: ModelSource, options: LoadOptions) -> int:
-    """Return the size of a model's weights once they are loaded, from a folder or the Hub."""
+    """Return the size in bytes of a model's weights once loaded, from a folder or the Hub."""
     folder = source.folder if source.kind is SourceKind.FOLDER else _fetched(source, options)
     stored = (one for file in weight_files(folder) for _, one in weights_in(file))
     return sum(math.prod(one.shape) for one in stored) * options.dtype.itemsize
@@ -172,9 +172,10 @@ def replace_parameters(
 
 
 def taken_out(model: torch.nn.Module) -> dict[str, WeightOnDisk | torch.Tensor]:
-    """Return what each parameter stands for, by name, and move all parameters to the meta device.
+    """Move all parameters to the meta device, and return what each stood for, by name.
 
-    If no weight of the model is on disk, return nothing and change nothing.
+    Each stood for a weight on disk or for its own values. If no weight of the model is on disk,
+    return nothing and change nothing.
     """
     named = dict(model.named_parameters())
     if not any(map(lies_in, named.values())):
@@ -191,8 +192,8 @@ def put_back(
 ) -> None:
     """Give a model with its weights on disk the trained weights, one after the other.
 
-    They are in unnamed files of `folder`, which disappear when nothing uses them. Weights that were
-    not trained have no values from here on.
+    The weights are written to unnamed files of `folder`, which disappear when nothing uses them.
+    Weights that were not trained have no values from here on.
     """
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
@@ -219,8 +220,8 @@ def _in_a_file(weight: torch.Tensor, folder: Path) -> torch.Tensor:
 def few_blocks(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
     """Create a model of the same kind with random weights and few blocks.
 
-    It has as few blocks as include one of each kind. The result of a probe holds for the whole
-    model, too.
+    It has the fewest blocks that include one of each kind, so a probe's result also holds for the
+    whole model.
     """
     shallow = copy.deepcopy(config)
     text = shallow.get_text_config()

@@ -1,1 +1,1 @@
-"""Hooks that observe and change nothing: numbers, monitor, profiler, early stopping."""
+"""Hooks that observe a run and change nothing: numbers, monitor, profiler, early stopping."""

@@ -19,7 +19,7 @@ class EarlyStopping(Observer):
         patience: evaluations without improvement that are tolerated.
         min_delta: a change counts as an improvement if it is greater than this.
         metric: the key in the evaluation's numbers.
-        greater_is_better: whether a higher value is better; otherwise a lower one is.
+        greater_is_better: True if a higher value is better, False if a lower one is.
 
     Raises:
         ValueError: `patience` is below 1 or `min_delta` below 0.
@@ -47,7 +47,7 @@ class EarlyStopping(Observer):
     def train_start(self, state: TrainingState) -> None:
         """Stop again if the run was killed between the decision to stop and its end.
 
-        This does not apply if the evaluation uses other rows since.
+        The decision no longer holds if the evaluation has used other rows since.
         """
         self._measure_on(state)
         if self.num_without_improvement >= self.patience:

@@ -1,7 +1,8 @@
 """Data for the monitor and the log of a run: speed, waiting, latency, age of its saves.
 
 Numbers are passed on when the loop has read them from the device (`log_frequency`). Between two
-records a step costs a few additions. A part that fails here is reported once and switched off.
+records this costs a few additions per step. A part that fails here is reported once and switched
+off.
 """
 
 import logging
@@ -53,8 +54,8 @@ class MonitorObserver(Observer):
     Args:
         monitor: gets the additional probes `checkpoint_age_seconds` and `inference_latency_seconds`
             (of one forward pass over one example).
-        adapter: of the training, to measure one forward pass. None: that is not measured.
-        precision: of the training, to measure the device.
+        adapter: the training's adapter, to measure one forward pass. None: that is not measured.
+        precision: the training's number format, to measure the device.
         start, stop: further actions at the start and end of the monitor, in this order.
     """
 
@@ -97,7 +98,7 @@ class MonitorObserver(Observer):
         self._best_effort.attempt(MONITOR, lambda: self._measure_devices(state))
 
     def phase_start(self, state: TrainingState) -> None:
-        """Count the arithmetic again, since phases may train different parameters."""
+        """Count the operations per token again, since phases may train different parameters."""
 
         def count() -> None:
             self._arithmetic = arithmetic_of(state.model)
@@ -132,7 +133,7 @@ class MonitorObserver(Observer):
         self._saved_at = time.monotonic()
 
     def error(self, state: TrainingState) -> None:
-        """Report the numbers of the step that ended the training, if that has not happened yet."""
+        """Report the numbers of the step that ended the training, unless they were reported."""
         if state.metrics and state.step != self.monitor.step:
             self._best_effort.attempt(MONITOR, lambda: self._log(state))
 
@@ -188,7 +189,7 @@ class MonitorObserver(Observer):
         return reached / self._most_per_second
 
     def _measure_devices(self, state: TrainingState) -> None:
-        """Measure this device and assume that all processes have the same."""
+        """Measure this device and assume that the devices of all processes are equal."""
         of_one = measure_operations_per_second(self._device, self.precision.dtype)
         self._most_per_second = state.num_processes * of_one
 

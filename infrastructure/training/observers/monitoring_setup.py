@@ -49,7 +49,7 @@ def monitoring_hooks(
     """Return the observers that monitor a run; none if monitoring is off.
 
     Args:
-        adapter: of the training's model. None: another library runs the model.
+        adapter: the adapter of the training's model. None: another library runs the model.
         report: shows a line to the user.
         probes: further numbers for each sample of the machine, by key.
     """
@@ -67,7 +67,7 @@ def monitoring_hooks(
 
 
 def _limits(limits: AlertThresholds, device_type: str) -> AlertThresholds:
-    """Return the limits; the default for the CPU is 100 % if the training runs on it."""
+    """Return the limits; the default limit of CPU use is 100 % if the training runs on the CPU."""
     is_default = limits.cpu_percent == AlertThresholds().cpu_percent
     return limits.copy_with(cpu_percent=100.0) if device_type == "cpu" and is_default else limits
 
@@ -139,7 +139,7 @@ class RunMonitoring:
 
 
 def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> Probe:
-    """Return `probe`, called at most once in `seconds`, with its last value in between."""
+    """Wrap `probe` so that it is called at most once in `seconds`, and its last value returned."""
     newest: list[tuple[float, float | None]] = []
 
     def call() -> float | None:

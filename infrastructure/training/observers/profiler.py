@@ -27,7 +27,7 @@ class ProfilerObserver(Observer):
     """A profiler of `num_steps` steps after two warm-up steps, once per process.
 
     It writes `logs/performance/trace.json` and `profile.json`. The table in the latter has the
-    operations with the most time of their own: name, calls, seconds on the processor and on the
+    operations that take the most time themselves: name, calls, seconds on the processor and on the
     GPU.
     """
 
@@ -83,7 +83,7 @@ class ProfilerObserver(Observer):
 
 
 def table_of(profiler: torch.profiler.profile) -> list[dict[str, object]]:
-    """Return the operations with the most time of their own, on the GPU if there was one."""
+    """Return the operations that take the most time themselves, on the GPU if there was one."""
     rows = [
         {
             "name": event.key,

@@ -1,8 +1,8 @@
 """Observers of a run: its numbers, progress, errors, backups and report.
 
 They turn events into calls of parts that know nothing about training. None of them changes the
-state. A display that fails (a closed terminal, a full disk) is switched off with a message, and is
-never fatal.
+state. A display that fails (a closed terminal, a full disk) is switched off with a message, and
+never ends the training.
 """
 
 import logging
@@ -43,9 +43,9 @@ LOOK_SECONDS = 2.0  # between two looks at what is backed up
 class MetricsObserver(Observer):
     """An observer that sends every logged step and every evaluation to the logger.
 
-    A step is logged if the loop left numbers in `state.metrics`. Records of steps after the start
-    of the training, left by a killed process, are dropped first. So are records of steps that are
-    repeated after a rollback.
+    A step is logged if the loop left numbers in `state.metrics`. Records of later steps that a
+    killed process left are dropped at the start. So are records of steps that are repeated after a
+    rollback.
     """
 
     def __init__(self, metrics_logger: MetricsLogger) -> None:
@@ -68,12 +68,13 @@ class MetricsObserver(Observer):
             self._log_step(state)
 
     def eval_end(self, state: TrainingState) -> None:
-        """Log with the last step's epoch; at its end the position is already in the next one."""
+        """Log the evaluation with the last step's epoch, since the position may be in the next
+        one."""
         position = {"step": state.step, "epoch": self._epoch}
         self.metrics_logger.log({**position, "kind": EVALUATION, **state.evaluation})
 
     def error(self, state: TrainingState) -> None:
-        """Log the step that diverged: it has no STEP_END, but numbers that the user needs."""
+        """Log the step that diverged, which has no STEP_END but numbers that the user needs."""
         if state.metrics and state.metrics is not self._logged:
             self._log_step(state)
 
@@ -119,7 +120,7 @@ class ProgressObserver(Observer):
 
 
 class CheckpointLines(Observer):
-    """Shows that a checkpoint is saved and, with a backup destination, when it is backed up.
+    """An observer that shows when a checkpoint is saved and, with a backup destination, backed up.
 
     Args:
         show: shows a line.
@@ -169,7 +170,7 @@ class ErrorsObserver(Observer):
         self._best_effort = BestEffort(logger, INCOMPLETE, errors=(OSError,), tries_again=True)
 
     def train_start(self, state: TrainingState) -> None:
-        """Write missing lines: what a killed run wrote may differ from what it saved."""
+        """Write missing lines: a killed run may have saved errors that it did not write."""
         self._attempt(lambda: self._write_missing(state))
 
     def step_start(self, state: TrainingState) -> None:
@@ -222,7 +223,7 @@ class ErrorsObserver(Observer):
 class ReportObserver(Observer):
     """An observer that writes `report.html` at the end, and after evaluations at negligible cost.
 
-    It reads `metrics.jsonl`, so it must come after the observer that writes it.
+    It reads `metrics.jsonl`, so it must come after the observer that writes that file.
     """
 
     def __init__(

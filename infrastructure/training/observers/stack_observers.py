@@ -46,7 +46,8 @@ class PhaseRecords(Observer):
         self._write()
 
     def phase_start(self, state: TrainingState) -> None:
-        """Record the start of a phase, also if it is resumed or the training has gone back."""
+        """Record the start of a phase, also if the phase is resumed or the training has rolled
+        back."""
         index = state.position.phase
         began = {phase: step for phase, step in self._began.items() if phase <= index}
         began[index] = min(state.step, began.get(index, state.step))
@@ -77,7 +78,7 @@ class StackFiles(Observer):
     A disk error costs the files, but never the training.
 
     Args:
-        strategy: of the training. It has its plan when the first phase ends.
+        strategy: the training's strategy. It has its plan when the first phase ends.
         training: returns the settings that decide the result, and the data's fingerprint.
     """
 
@@ -131,9 +132,9 @@ class StackFiles(Observer):
         return self.strategy.plan
 
     def _holds(self, unit: Unit, phases: list[StackPhase]) -> list[str]:
-        """Return what the file of a unit holds after some phases.
+        """Return the parts that the file of a unit holds after some phases.
 
-        It includes the top if it is the last unit, or if no later unit has trained the top.
+        The top is included if the unit is the last one, or if no later unit has trained the top.
         """
         assert self.strategy.rack is not None
         above = set(self.strategy.rack.above)

@@ -1,4 +1,5 @@
-"""End of a run whose steps change nothing, in our loop, a method of TRL or any other Trainer.
+"""A stop for runs whose steps change nothing, in Temper's loop, a method of TRL or any other
+Trainer.
 
 A step teaches nothing if all of its gradients are exactly 0 at a learning rate above 0, or if no
 reward function returned a number for any of its answers. One such step is normal: a batch may have
@@ -25,8 +26,9 @@ log = logging.getLogger(__name__)
 class Standstill(Observer):
     """An observer that saves and stops a run after NUM_STEPS useless steps in a row.
 
-    It also names parameters that no gradient has reached by then. Reading a norm waits for the GPU,
-    so on a GPU it is read in every NUM_STEPS-th step, and in each step while it is 0.
+    It also names parameters that no gradient has reached by then. Reading a gradient norm waits for
+    the GPU, so on a GPU the norm is read in every NUM_STEPS-th step, and in each step while it is
+    0.
     """
 
     def __init__(self) -> None:
@@ -36,11 +38,11 @@ class Standstill(Observer):
         self._num_looked = 0
 
     def phase_start(self, state: TrainingState) -> None:
-        """Start again, since phases may train different parameters."""
+        """Start counting again, since phases may train different parameters."""
         self._unreached, self._num_looked = None, 0
 
     def after_backward(self, state: TrainingState) -> None:
-        """Remove the parameters that a gradient has reached, and name the remaining ones."""
+        """Drop the parameters that a gradient has reached from the list; name those that remain."""
         if self._num_looked >= NUM_STEPS:
             return
         if self._unreached is None:

@@ -19,7 +19,7 @@ Receive = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class _GradientHook(torch.autograd.Function):
-    """The identity; its backward pass calls `receive` with the kept tensor and the gradient."""
+    """The identity function, whose backward pass calls `receive` with kept tensor and gradient."""
 
     @staticmethod
     def forward(
@@ -85,7 +85,7 @@ def measuring(
 ) -> Iterator[None]:
     """Run the model in the context as in evaluation, but with gradients.
 
-    Gradient checkpointing stays as before. Afterwards weights, gradients, trainable parameters,
+    Gradient checkpointing stays on if it is. On exit, weights, gradients, trainable parameters,
     modes, buffers and random state are as before, bit for bit.
     """
     kept = preserve(model, random=device, modes=True, requires_grad=True, gradients=True)
@@ -98,7 +98,7 @@ def measuring(
 
 
 def check_heard(heard: set[str], wanted: Mapping[str, torch.nn.Module]) -> None:
-    """Refuse to continue with gradients of only some of the modules.
+    """Refuse to continue if the hooks of some modules were not called.
 
     Raises:
         TemperError: the forward of a module was not called, as happens with fused kernels.

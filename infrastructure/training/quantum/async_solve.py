@@ -12,9 +12,9 @@ MODULE = "infrastructure.quantum.solve_process"
 
 
 class AsyncSolve:
-    """The solution of one problem in a separate process, which ends with this one.
+    """The solution of one problem in a separate process, which ends with this process.
 
-    The process runs none of the training script's code. It returns the solution that
+    The separate process runs none of the training script's code. It returns the solution that
     `quantum_solve` would return here, because it gets the same problem, samplers and seed.
     """
 
@@ -25,7 +25,7 @@ class AsyncSolve:
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` returns or raises at once."""
+        """True if `result` returns or raises at once."""
         return self._talk.is_over
 
     def result(self) -> Solution:

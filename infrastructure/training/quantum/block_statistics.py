@@ -1,4 +1,4 @@
-"""Measurements for block selection: how each block would move, and the effect on the loss."""
+"""Measurements for block selection: the next move of each block, and its effect on the loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class BlockStatistics:
 
     Attributes:
         blocks: names, from the input up.
-        linear: gradient times move, (N,).
-        gradient_norms: (N,).
-        sampled_dots: (B, N), for each micro-batch its summed gradient, with labels drawn from the
-            model, times each move; `sampled_fisher(sampled_dots, num_tokens)` is the curvature.
+        linear: gradient times move of each block, (N,).
+        gradient_norms: norm of each block's gradient, (N,).
+        sampled_dots: (B, N), the gradient of each micro-batch's summed loss, with labels drawn from
+            the model, times each move; `sampled_fisher(sampled_dots, num_tokens)` is the curvature.
         num_tokens: supervised tokens in all micro-batches.
     """
 
@@ -62,7 +62,7 @@ def next_moves(
 ) -> dict[torch.nn.Parameter, torch.Tensor]:
     """Predict how an Adam-like optimizer would move each parameter with a gradient, without decay.
 
-    The optimizer's moments are used if it keeps them as tensors. Otherwise the move is that of a
+    The optimizer's moments are used if they are tensors. Otherwise the prediction is that of a
     first step: minus the learning rate times the gradient's sign. Without betas (SGD) it is minus
     the learning rate times the gradient.
     """
@@ -99,10 +99,11 @@ def block_statistics(
     precision: Precision,
     seed: int = 0,
 ) -> BlockStatistics:
-    """Measure by two forward and backward passes, with the data's labels and then the model's own.
+    """Measure all blocks by two forward and backward passes: with the data's labels, and the
+    model's.
 
-    Afterwards the model, its gradients and the random state are as before, bit for bit. Memory: a
-    gradient and a move for each parameter of a block.
+    Afterwards the model, its gradients and the random state are as before, bit for bit. The passes
+    need memory for a gradient and a move of each parameter of a block.
 
     Raises:
         ValueError: no numbered block is trainable, no token is supervised, or the model is not a
@@ -150,7 +151,7 @@ def _dots(
     gradients: Mapping[torch.nn.Parameter, torch.Tensor],
     moves: Mapping[torch.nn.Parameter, torch.Tensor],
 ) -> Array:
-    """Return gradient times move of each block."""
+    """Return the inner product of gradient and move for each block."""
     return np.array(
         [
             sum(

@@ -18,7 +18,7 @@ CHUNK_ENTRIES = 1 << 18  # of a matrix in memory at once, for each example
 class CountSketch:
     """A sketch of matrices that arrive in chunks of rows.
 
-    Signs take one byte per entry of the matrices, on the device.
+    The signs take one byte per entry of the matrices, on the device.
 
     Args:
         num_features: d.
@@ -32,7 +32,8 @@ class CountSketch:
         self._drawn: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def rows_at_once(self, num_columns: int) -> int:
-        """Return the rows of a chunk; like the sketch, they depend only on the matrix."""
+        """Return the number of rows of a chunk, which depends only on the matrix, like the
+        sketch."""
         return max(1, CHUNK_ENTRIES // num_columns)
 
     def add(self, total: torch.Tensor, chunk: torch.Tensor, matrix: int, start_row: int) -> None:

@@ -1,5 +1,6 @@
-"""The data selection step: how many examples are examined, what that costs, and how the selection
-is completed with examples that were not examined.
+"""The data selection step: its choice of examples to examine, its cost, and its selection.
+
+Examples that were not examined complete the selection.
 """
 
 import time
@@ -40,7 +41,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def num_selected(num_examples: int, budget: float) -> int:
-    """Return the number of examples in a budget."""
+    """Return the number of examples that a budget, a share of them, allows."""
     return max(1, round(num_examples * budget))
 
 
@@ -100,14 +101,17 @@ class DataSelectionStep:
     seed: int
 
     def least_steps(self, global_batch_size: int, *, measures_training: bool) -> float:
-        """Return the cost of measuring and of examining the fewest examples, in training steps."""
+        """Return the lowest cost of the step, in training steps.
+
+        It consists of measuring the costs, and of examining the fewest examples.
+        """
         probed = self._probed_ids
         num_rows = len(probed) * (1 + measures_training) + min(self._num_warming, len(probed))
         num_rows += min(LEAST_CANDIDATES, self.data.num_candidates) + self._num_target
         return num_rows / global_batch_size
 
     def gradient_seconds(self) -> float:
-        """Measure the time of one example's gradient with a few examples; leave no trace."""
+        """Measure the seconds of one example's gradient with a few examples; leave no trace."""
         examples = self.data.examples(self._probed_ids)
         self._gradients(examples[: self._num_warming])
         started = time.perf_counter()
@@ -115,9 +119,9 @@ class DataSelectionStep:
         return (time.perf_counter() - started) / len(examples)
 
     def training_seconds(self) -> float:
-        """Measure the time of training on one example; leave no trace.
+        """Measure the seconds of training on one example; leave no trace.
 
-        It uses a few examples whose gradients were measured before: the micro-batches are the same,
+        The examples are those whose gradients were measured before: the micro-batches are the same,
         so kernels for their shapes exist.
         """
         examples = self.data.examples(self._probed_ids)
@@ -128,7 +132,7 @@ class DataSelectionStep:
         return seconds / len(examples)
 
     def has_choice(self, most: int) -> bool:
-        """Return whether anything would be left out; `most` as in `num_candidates`."""
+        """Return whether the step would leave out any example; `most` is as in `num_candidates`."""
         wanted = self.num_wanted(most)
         return self._share(wanted) < wanted or self.data.num_examples < self.data.num_candidates
 
@@ -146,9 +150,9 @@ class DataSelectionStep:
         *,
         never_skips: bool = False,
     ) -> int:
-        """Return how many examples are examined.
+        """Return the number of examples to examine.
 
-        It is the number requested, or as many as the budget allows; 0 if that is too few to be
+        The number is the one requested, or what the time budget allows; 0 if that is too few to be
         representative.
 
         Args:
@@ -171,12 +175,13 @@ class DataSelectionStep:
         return max(number, least) if never_skips or number >= LEAST_CANDIDATES else 0
 
     def num_wanted(self, most: int) -> int:
-        """Return how many examples are examined if the cost does not matter."""
+        """Return the number of examples to examine if the cost does not matter."""
         requested = self.config.candidates
         return min(most, self.data.num_candidates, most if requested == "auto" else requested)
 
     def cost_seconds(self, gradient_seconds: float, num_candidates: int) -> float:
-        """Return the predicted time for this number of candidates, including a sampler's answer."""
+        """Return the predicted seconds for this number of candidates, including a sampler's
+        answer."""
         gradients = gradient_seconds * (num_candidates + self._num_target)
         is_sampled = self.config.answer == SAMPLER
         return gradients + (solver_seconds(num_candidates) if is_sampled else 0.0)
@@ -208,7 +213,7 @@ class DataSelectionStep:
         )
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Add a decision to those in force; return what was chosen, for reports."""
+        """Add a decision to those in force, and return a description of it for reports."""
         assert isinstance(problem, DataSelection)
         problem.apply(decision, decisions)
         chosen = decisions.selection
@@ -272,7 +277,8 @@ class DataSelectionStep:
         return np.sort(np.concatenate([chosen, drawn]))
 
     def _share(self, num_candidates: int) -> int:
-        """Return how many candidates are chosen, so that the other examples can supply the rest."""
+        """Return the number of candidates to choose, so that the other examples can supply the
+        rest."""
         if self._is_auto:
             return num_selected(num_candidates, AUTO_SHARE)
         n, k = self.data.num_candidates, self.data.num_examples

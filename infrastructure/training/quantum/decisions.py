@@ -1,4 +1,4 @@
-"""The decisions of the quantum steps so far, and what they change in a run.
+"""The decisions of the quantum steps so far, and their effects on a run.
 
 A problem's `apply` passes its decision to `Decisions`. The extension enforces the current decisions
 repeatedly, because loading a checkpoint or starting a phase would undo them.
@@ -16,7 +16,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Decisions:
-    """The latest decision of each kind; the `Training` that problems see.
+    """The latest decision of each kind, as the `Training` that problems see.
 
     Attributes:
         selection: ids of the selected training examples, ascending; None: no selection.
@@ -47,7 +47,8 @@ class Decisions:
         return None if self.selection is None else selection_hash(self.selection)
 
     def state_dict(self) -> dict[str, object]:
-        """Return JSON values; the texts are short, because loops copy them at every step."""
+        """Return the decisions as JSON values, with short texts because loops copy them at every
+        step."""
         return {
             "selection": None if self.selection is None else packed(self.selection),
             "blocks": None if self.blocks is None else sorted(self.blocks),
@@ -55,7 +56,7 @@ class Decisions:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the values of `state_dict`."""
+        """Restore the decisions that `state_dict` returned."""
         selection, blocks = saved["selection"], saved["blocks"]
         self.selection = None if selection is None else unpacked(selection)
         self.blocks = None if blocks is None else frozenset(blocks)
@@ -63,13 +64,13 @@ class Decisions:
 
 
 def packed(ids: Ids) -> str:
-    """Pack ascending numbers from 0 as bits of a hexadecimal text: a quarter of a letter each."""
+    """Pack ascending numbers from 0 as bits of a hexadecimal text, four numbers per digit."""
     bits = np.zeros(int(ids[-1]) + 1 if len(ids) else 0, dtype=np.bool_)
     bits[ids] = True
     return np.packbits(bits).tobytes().hex()
 
 
 def unpacked(text: str) -> Ids:
-    """Return the numbers in a text of `packed`."""
+    """Return the numbers that `packed` encoded in a text."""
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8))
     return np.flatnonzero(bits).astype(np.int64)

@@ -20,7 +20,8 @@ class SampledLabels:
     """A sampler of labels from the model, with its own random state.
 
     Args:
-        seed: the same seed, model and batches give the same labels on the same device.
+        seed: seed of the labels; the same seed, model and batches give the same labels on the same
+            device.
 
     Raises:
         ValueError: the model is not a language model.

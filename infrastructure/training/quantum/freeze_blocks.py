@@ -12,7 +12,7 @@ Blocks = dict[str, list[torch.nn.Parameter]]
 def block_name(parameter: str) -> str | None:
     """Return the block of a parameter by its name.
 
-    None: the parameter is outside of all blocks (embeddings, head and others) and always trains.
+    None if the parameter is outside of all blocks (embeddings, head and others) and always trains.
     """
     layer = layer_of(parameter)
     return None if layer in (0, HEAD_LAYER) else f"block {layer - 1}"
@@ -33,7 +33,7 @@ def phase_blocks(state: TrainingState) -> Blocks:
 
 
 def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
-    """Train only the chosen blocks of this phase and the parameters outside of blocks; None: all.
+    """Train only the chosen blocks of this phase (all if None) and parameters outside of blocks.
 
     The other blocks get no gradient. If none of the phase's blocks was chosen, all of them train.
     """
@@ -45,7 +45,10 @@ def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
 
 
 def forget_optimizer_moments(state: TrainingState, chosen: frozenset[str] | None) -> None:
-    """Drop the optimizer state of blocks that were not chosen: the memory that the choice saves."""
+    """Drop the optimizer state of blocks that were not chosen.
+
+    This frees the memory that the choice saves.
+    """
     assert state.optimizer is not None
     for parameter in _left_out(state, chosen):
         state.optimizer.state.pop(parameter, None)

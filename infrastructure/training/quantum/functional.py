@@ -58,13 +58,14 @@ def formulate_quantum_problem(
     parameters: Mapping[str, torch.nn.Parameter],
     num_blocks: int | None = None,
 ) -> BlockSelection:
-    """Formulate which blocks train from now on: those whose gradient step lowers the loss most.
+    """Formulate the choice of blocks to train: those whose gradient step lowers the loss most.
 
-    To first order, a step along -g lowers it by |g|^2. So the answer is that of the gradient norms,
-    which measured as good as any other. The extension's problem also has second-order terms.
+    To first order, a step along -g lowers it by |g|^2. So the blocks with the largest gradient
+    norms are chosen, which measured no worse than any other choice. The extension's problem also
+    has second-order terms.
 
     Args:
-        gradients, parameters: by the same names, from which the blocks follow.
+        gradients, parameters: tensors by the same names, which tell the blocks.
         num_blocks: number of blocks that train at a time; None: `quantum.num_blocks` if the
             gradients come from a trainer, else half of the blocks.
 

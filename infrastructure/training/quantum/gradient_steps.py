@@ -1,5 +1,6 @@
-"""Decisions made inside a training step, after its gradients are computed: which blocks train until
-the next decision, and which LoRA components stay.
+"""Decisions made inside a training step, after its gradients are computed.
+
+They choose the blocks that train until the next decision, or the LoRA components that stay.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +33,7 @@ PASSES = 2  # forward and backward passes: with the data's labels, and with the 
 
 @dataclass(kw_only=True)
 class GradientStep(ABC):
-    """The base of quantum steps that are decided inside a training step.
+    """Base class of quantum steps that are decided inside a training step.
 
     Attributes:
         examples: examples of the training step.
@@ -53,7 +54,7 @@ class GradientStep(ABC):
     number: int
 
     def cost_seconds(self, step_seconds: float) -> float:
-        """Return the predicted time of the quantum step, including a sampler's answer.
+        """Return the predicted seconds of the quantum step, including a sampler's answer.
 
         Args:
             step_seconds: time of forward and backward of this training step.
@@ -67,7 +68,7 @@ class GradientStep(ABC):
         """Return the number of items to choose from.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no such items.
         """
 
     def rows(self) -> Sequence[object]:
@@ -76,16 +77,16 @@ class GradientStep(ABC):
 
     @abstractmethod
     def problem(self) -> QuantumProblem:
-        """Formulate the decision."""
+        """Formulate the decision as a problem."""
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Add a decision to those in force; return what was chosen, for reports."""
+        """Add a decision to those in force, and return a description of it for reports."""
         problem.apply(decision, decisions)
         return self._chosen(problem, decisions)
 
     @abstractmethod
     def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> Record:
-        """Return what was chosen, for reports."""
+        """Return a description of the decision for reports."""
 
 
 class BlockSelectionStep(GradientStep):
@@ -179,7 +180,7 @@ class RankAllocationStep(GradientStep):
 
 
 def num_chosen_blocks(config: QuantumConfig, num_blocks: int) -> int:
-    """Return how many blocks train at a time."""
+    """Return the number of blocks that train at a time."""
     return min(num_blocks, config.num_blocks or ceil_div(num_blocks, 2))
 
 

@@ -25,7 +25,7 @@ class TrainerGradients(dict[str, torch.Tensor]):
 def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
     """Return all parameters that can train in this phase, by name.
 
-    This includes blocks that the last choice froze, because each choice is made among all blocks.
+    Blocks that the last choice froze are included, because each choice is made among all blocks.
     """
     with preserve(state.model, requires_grad=True):
         select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
@@ -35,7 +35,7 @@ def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, 
 def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:
     """Return gradients of the last batch's mean loss at the current weights, by parameter.
 
-    They are computed again, because a step drops its own. Nothing else changes.
+    They are computed again, because a step drops its own gradients. Nothing else changes.
 
     Raises:
         ValueError: no batch was trained on yet.

@@ -1,4 +1,4 @@
-"""Gradients of the loss by gates on the rank-1 components of LoRA; each gate has the value 1.
+"""Gradients of the loss with respect to gates of value 1 on the rank-1 components of LoRA.
 
 A component contributes B[:, i] (A x)_i to a layer's output. So the gradient of its gate is the sum
 over tokens of (A x)_i times the gradient that arrives there: a few numbers per example.
@@ -61,7 +61,7 @@ def rank_gradients(
     Afterwards the model and the random state are as before, bit for bit.
 
     Args:
-        labels_seed: None: the labels of the data; a number: labels drawn from the model.
+        labels_seed: seed of labels drawn from the model; None: the labels of the data.
 
     Raises:
         ValueError: the model has no LoRA, or the adapter does not keep examples separate.

@@ -31,7 +31,7 @@ def matrices(
 
 @torch.no_grad()
 def keep_only(model: torch.nn.Module, kept: Mapping[str, Sequence[int]]) -> None:
-    """Set to zero the components that are not kept, in the named modules; idempotent."""
+    """Set the components of the named modules that are not kept to zero; idempotent."""
     for path, components in kept.items():
         for a, b in matrices(model, path):
             dropped = torch.ones(a.weight.shape[0], dtype=torch.bool, device=a.weight.device)

@@ -48,8 +48,8 @@ class OverheadBudget:
     ) -> "OverheadBudget":
         """Return the budget of a run.
 
-        A user who sets `optimization_frequency` has requested the steps. So if the bound is `auto`,
-        it must not skip them.
+        A user who sets `optimization_frequency` has requested the steps, so they are not skipped if
+        `percent` is `auto`.
         """
         if percent != "auto":
             return cls(percent, clock)
@@ -72,21 +72,25 @@ class OverheadBudget:
 
     @property
     def step_seconds(self) -> float | None:
-        """The average seconds of a training step.
+        """The average seconds of a training step; None if there is no measurement.
 
-        If none has ended in this process, it is the forecast. The first step warms up and counts
+        If no step has ended in this process, it is the forecast. The first step warms up and counts
         only as long as there is no other.
         """
         warm = self._steps[1:] or self._steps
         return sum(warm) / len(warm) if warm else self.forecast_step_seconds
 
     def allowed_seconds(self, num_steps: int, step_seconds: float) -> float:
-        """Return the time limit of a problem for `num_steps` steps; infinite without a bound."""
+        """Return the seconds that a problem for `num_steps` steps may take; infinite without a
+        bound."""
         steps = self.allowed_steps(num_steps)
         return steps if math.isinf(steps) else steps * step_seconds
 
     def allowed_steps(self, num_steps: int) -> float:
-        """Return the same limit in training steps, for which their time need not be known."""
+        """Return the time limit of a problem for `num_steps` steps, as a number of training steps.
+
+        The time of a step need not be known.
+        """
         if self.percent >= AT_ANY_COST and num_steps > 0:
             return math.inf
         return self.percent / 100 * num_steps
@@ -97,7 +101,7 @@ class OverheadBudget:
 
 
 def solver_seconds(num_variables: int) -> float:
-    """Estimate a sampler's time for this number of variables, before any sampler ran here."""
+    """Estimate a sampler's seconds for this number of variables, before any sampler ran here."""
     if num_variables <= EXACT_VARIABLES:
         return EXACT_SECONDS
     return SEARCH_SECONDS + SECONDS_PER_VARIABLE * num_variables
@@ -127,7 +131,7 @@ def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> 
 
 
 def too_few_steps(least_steps: float, num_steps: int, percent: float) -> str:
-    """Explain why a step is skipped if that is known before any measurement."""
+    """Explain why a step is skipped, if that is known before any measurement."""
     return phrase(
         "quantum.step_over_work_budget",
         least_steps=least_steps,

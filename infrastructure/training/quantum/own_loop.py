@@ -8,7 +8,7 @@ from infrastructure.training.core.state import TrainingState
 
 
 class OwnLoop(Protocol):
-    """The part of a `TrainingContext` that matters here."""
+    """The part of a `TrainingContext` that the functions for custom loops use."""
 
     @property
     def trainer(self) -> Any: ...
@@ -29,7 +29,7 @@ def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
     """Return `context`, or the only run with a custom loop in this process.
 
     Raises:
-        ValueError: there is none, or there are several.
+        ValueError: there is no such run, or there are several.
     """
     if context is not None:
         return context

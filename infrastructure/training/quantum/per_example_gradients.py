@@ -1,8 +1,8 @@
 """Sketched gradients of single examples, for the cost of one forward and backward pass.
 
 The gradient of a linear layer's weight is a sum over tokens of (gradient of its output) times (its
-input). So summing the tokens of each example separately gives each example's gradient. Memory:
-activations as in training, the sketches, and a byte per watched weight.
+input). So summing the tokens of each example separately gives each example's gradient. The pass
+needs memory for activations as in training, for the sketches, and a byte per watched weight.
 """
 
 from collections.abc import Iterable, Sequence

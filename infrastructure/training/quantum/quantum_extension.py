@@ -1,4 +1,4 @@
-"""The quantum step inside a run: when it runs, what it may cost, and what its answer changes.
+"""The quantum step inside a run: its times, its cost limit, and the effects of its answer.
 
 Data selection runs at the start of an epoch: before the first step, and then at the first epoch
 that begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a
@@ -102,7 +102,8 @@ class QuantumExtension(Extension):
         self._is_in_loop = True
 
     def phase_start(self, state: TrainingState) -> None:
-        """Freeze the blocks that were not chosen: a new phase makes all its blocks trainable."""
+        """Freeze the blocks that were not chosen, since a new phase makes all its blocks
+        trainable."""
         if self.session.decisions.blocks is not None:
             train_only(state, self.session.decisions.blocks)
 
@@ -124,7 +125,7 @@ class QuantumExtension(Extension):
                 train_only(state, self.session.decisions.blocks)
 
     def step_end(self, state: TrainingState) -> None:
-        """Prune components and optimizer state.
+        """Set dropped LoRA components to zero, and drop the optimizer state of frozen blocks.
 
         Weights and optimizer state change only here, because at any other time a checkpoint of the
         last boundary could already contain the change.
@@ -196,7 +197,7 @@ class QuantumExtension(Extension):
         return state.step - self.session.last_step >= self.frequency
 
     def _steps_ahead(self, state: TrainingState) -> int:
-        """Return the number of steps that the next answer serves."""
+        """Return the number of steps until the next answer replaces this one."""
         left = max(1, state.total_steps - state.step)
         return left if self.frequency is None else min(left, self.frequency)
 
@@ -208,7 +209,7 @@ class QuantumExtension(Extension):
     def _drawn_by_chance(self) -> str:
         """Return a note if a budget is set and nothing is selected, else "".
 
-        A random share could otherwise be taken for all examples, or for a choice.
+        Without the note, a random share could be taken for all examples, or for a choice.
         """
         if self.config.problem != DATA_SELECTION or self.session.decisions.selection is not None:
             return ""
@@ -223,7 +224,10 @@ class QuantumExtension(Extension):
         )
 
     def hold_selection(self, state: TrainingState) -> None:
-        """Apply the selection in force to the data source; at the start of an epoch, the latest."""
+        """Apply the selection in force to the data source.
+
+        At the start of an epoch the latest selection comes into force.
+        """
         if state.position.example == 0:
             self.in_force = self.session.decisions.selection
         if self.in_force is None:
@@ -235,7 +239,7 @@ class QuantumExtension(Extension):
         """Refuse a selection that the data source cannot provide.
 
         Raises:
-            ValueError: this run does not select examples, or not this number, or an id is invalid.
+            ValueError: this run does not select examples, or not that many, or an id is invalid.
         """
         if self.config.problem != DATA_SELECTION:
             raise InputError("quantum.problem_selects_no_examples", problem=self.config.problem)
@@ -298,7 +302,11 @@ class QuantumExtension(Extension):
         self.session.solve(state, step, problem, predicted, allowed)
 
     def gradient_step(self, state: TrainingState, number: int) -> GradientStep:
-        """Return the step that decides with the last batch; `number` quantum steps came before."""
+        """Return the step that decides with the gradients of the last batch.
+
+        Args:
+            number: quantum steps before this one.
+        """
         assert state.optimizer is not None
         is_about_blocks = self.config.problem == BLOCK_SELECTION
         return (BlockSelectionStep if is_about_blocks else RankAllocationStep)(

@@ -1,4 +1,4 @@
-"""Writing of `quantum.json` in a run directory: all quantum steps so far, for displays."""
+"""The file `quantum.json` in a run directory: all quantum steps so far, for displays."""
 
 import logging
 import sys
@@ -79,7 +79,7 @@ def quantum_facts(session: "SolverSession") -> QuantumFacts:
 def quantum_extension_of(hooks: list[Hook]) -> "QuantumExtension | None":
     """Return the quantum extension among the hooks of a run, or None.
 
-    If its module was never imported, the answer is None, and nothing is imported to find out.
+    Nothing is imported: if the extension's module was never imported, there is no such extension.
     """
     module = sys.modules.get("infrastructure.training.quantum.quantum_extension")
     if module is None:
@@ -92,7 +92,7 @@ def quantum_observers(
 ) -> list[Hook]:
     """Return the observer that records quantum steps, if the run makes any.
 
-    The steps are reported to `report` from now on.
+    From now on each quantum step is shown with `report`.
     """
     extension = quantum_extension_of(hooks)
     if extension is None:
@@ -102,7 +102,7 @@ def quantum_observers(
 
 
 def quantum_probes(hooks: list[Hook]) -> dict[str, Probe]:
-    """Return what the monitor samples: the latest solver time, if the run has quantum steps."""
+    """Return the monitor's probe of the latest solver time, if the run has quantum steps."""
     extension = quantum_extension_of(hooks)
     if extension is None:
         return {}

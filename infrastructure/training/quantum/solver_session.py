@@ -1,4 +1,4 @@
-"""The solver session of a run: it has problems solved, stores the decisions and reports them.
+"""The solver session of a run, which has problems solved, and stores and reports the decisions.
 
 An answer depends only on the state of the run and its seed, unless a time limit cut it off or a
 remote machine gave it. A result that depended on a clock is saved at once. All decisions are in
@@ -57,7 +57,7 @@ LEAST_SECONDS = 0.01  # least time limit of a solver; none answers in it, so a b
 
 
 class TrainingParts(Protocol):
-    """The part of a trainer that the quantum step needs; it is complete when the run begins."""
+    """The parts of a trainer that the quantum step needs; they are complete when the run begins."""
 
     training_config: TrainingConfig
     quantum_config: QuantumConfig
@@ -73,7 +73,7 @@ class DecisionStep(Protocol):
     """A step that made a problem and knows how to apply its solution."""
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Add a decision to those in force; return what was chosen, for reports."""
+        """Add a decision to those in force, and return a description of it for reports."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Waiting:
 
 
 class SolverSession:
-    """The solving of one run's problems; the extension determines when and what is decided.
+    """The solving of one run's problems; the extension determines when they are posed, and which.
 
     Args:
         trainer: its parts are used after the run has begun.
@@ -96,7 +96,8 @@ class SolverSession:
         decisions: the decisions in force.
         history: a record of each step.
         report: shows a line to the user.
-        without_answer: returns what the run does until a decision is made; "": as usual.
+        without_answer: returns a description of what the run does until a decision is made; "":
+            as usual.
         unlogged: numbers of the latest answers that are not in the metrics yet.
 
     Raises:
@@ -122,7 +123,7 @@ class SolverSession:
 
     @property
     def solver_seconds(self) -> float | None:
-        """The solver time of the last answer; None before the first."""
+        """The solver time of the last answer in seconds; None before the first."""
         newest = self.history.newest()
         return None if newest is None else newest.get("solver_seconds")
 
@@ -139,7 +140,7 @@ class SolverSession:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore the values of `state_dict`.
+        """Restore the state that `state_dict` returned.
 
         A problem that another process was solving is due again, because its numbers are lost.
         """
@@ -224,7 +225,7 @@ class SolverSession:
         return replace(solution, remarks=[*solution.remarks, remark])
 
     def collect(self, state: TrainingState) -> None:
-        """Apply the background solution from now on, if there is one."""
+        """Apply the solution of the background process, if it is done."""
         waiting = self.waiting
         if waiting is None or not waiting.background.is_done:
             return
@@ -302,7 +303,7 @@ class SolverSession:
         )
 
     def skip(self, state: TrainingState, why: str) -> None:
-        """Record that there is no quantum step this time, and why."""
+        """Record that the quantum step is skipped this time, with the reason."""
         state.must_save = True  # the decision depended on a clock
         self._report({**self._record(state), "outcome": SKIPPED, "why": self._complete(why)})
 

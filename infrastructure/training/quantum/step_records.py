@@ -37,7 +37,7 @@ READS, CHAIN_BREAKS = "num_reads", "chain_break_fraction"
 
 
 class Record(TypedDict, total=False):
-    """One quantum step; every record has `step`, `epoch`, `problem` and `outcome`.
+    """The record of one quantum step; it always has `step`, `epoch`, `problem` and `outcome`.
 
     The choice is described by `chosen`, as text, and by keys that depend on the problem.
 
@@ -101,7 +101,7 @@ class History:
         self._texts: list[str] = []  # copied at every step; copying texts is cheap
 
     def add(self, record: Record) -> Record:
-        """Store a record; return it as JSON would restore it."""
+        """Store a record, and return it as reading it from JSON would give it."""
         text = json.dumps(record)
         self._texts = [*self._texts, text][-MAX_RECORDS:]
         if len(self._texts) > NUM_WHOLE:
@@ -180,7 +180,7 @@ def histogram(ids: npt.NDArray[np.int64], num_examples: int) -> list[float]:
 
 
 def numbers_of(record: Record) -> dict[str, float]:
-    """Return the metrics of a quantum step."""
+    """Return the numbers of a quantum step that become metrics."""
     info = record.get("info", {})
     numbers = {
         "quantum_problem_size": record.get("num_variables"),
@@ -195,7 +195,7 @@ def numbers_of(record: Record) -> dict[str, float]:
 
 
 def gap(record: Record) -> float | None:
-    """Return how far the energy is above its lower bound."""
+    """Return the difference between the energy and its lower bound; None if one is unknown."""
     bound, energy = record.get("lower_bound"), record.get("energy")
     return None if bound is None or energy is None else energy - bound
 

@@ -1,1 +1,1 @@
-"""Decisions about a run's own errors. The loop asks for them and applies them."""
+"""Decisions about a run's own errors, which the loop requests and carries out."""

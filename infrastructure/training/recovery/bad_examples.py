@@ -1,4 +1,4 @@
-"""Search for the rows of a bad batch that are bad on their own."""
+"""A search for the rows of a bad batch that are bad on their own."""
 
 import math
 import statistics

@@ -30,7 +30,7 @@ def bad_step(
     batch_at: Position | None,
     data: DataSource,
 ) -> BadStep:
-    """Return what is known about the steps in `sums`, whose loss is bad.
+    """Return the description of the steps in `sums`, whose loss is bad.
 
     Args:
         batch_at: where the batch of the last step began. None if that is not known in this process.
@@ -44,7 +44,7 @@ def bad_step(
 
 
 def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig) -> str | None:
-    """Return why a bad loss ends the run. None if Temper rolls back instead."""
+    """Return the reason why a bad loss ends the run. None if Temper rolls back instead."""
     is_spike = bad.kind == RecoveryKind.LOSS_SPIKE
     chosen = policy.loss_spike if is_spike else policy.not_finite
     if chosen != "roll_back":
@@ -100,9 +100,10 @@ def name_bad_rows(
     strategy: TrainingStrategy,
     watch: LossSpikeDetector,
 ) -> None:
-    """Find the bad rows of a batch.
+    """Find the bad rows of a batch, name them in its entry, and record that it is skipped.
 
-    This happens when the batch is skipped for the first time, because the weights are good then.
+    The search happens when the batch is skipped for the first time, because the weights are good
+    then.
     """
     skipped = skipped_here(state)
     if skipped is None or skipped.is_searched:

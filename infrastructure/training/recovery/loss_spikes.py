@@ -1,4 +1,5 @@
-"""Detection of bad losses (NaN, infinite, far above earlier ones) and of the step they are from."""
+"""Detection of bad losses (NaN, infinite, far above earlier ones) and of the steps that caused
+them."""
 
 import math
 import statistics
@@ -46,11 +47,11 @@ class LossSpikeDetector:
         """Return the loss above which there is a spike.
 
         The limit is infinite while nothing is known, and if losses may be negative. Until there is
-        a median, it is a multiple of the highest recent loss, the first of which is that of the
-        weights before training; the mean of too few items is not judged then.
+        a median, it is a multiple of the highest recent loss, beginning with the loss before
+        training; the mean of too few items is not judged then.
 
         Args:
-            num_items: how many items the loss is the mean of.
+            num_items: number of items that the loss is the mean of.
         """
         if self.is_signed:
             return math.inf
@@ -114,12 +115,12 @@ class BadStep:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the batch that produced the loss is known."""
+        """True if the batch that produced the loss is known."""
         return bool(self.rows)
 
     @property
     def numbers(self) -> str:
-        """What is wrong with the step, without its number."""
+        """The loss and the gradient norm of the step, as text."""
         of = (
             ""
             if self.num_steps == 1

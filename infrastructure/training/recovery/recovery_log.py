@@ -1,7 +1,7 @@
 """Records of the errors that a run recovered from, and the names of rows.
 
 The records are part of the training state. They are saved in checkpoints, survive a rollback, and
-are what `logs/errors/errors.jsonl`, `summary.json` and the report show.
+are shown in `logs/errors/errors.jsonl`, `summary.json` and the report.
 """
 
 import logging
@@ -57,7 +57,7 @@ def record_recovery(
 def error_record(
     step: int, kind: str, action: str, message: str, rows: Sequence[str] = ()
 ) -> JsonObject:
-    """Return an error and what was done about it as JSON values.
+    """Return an error and the action taken as JSON values.
 
     The entry has the current time. Its texts are shortened and contain no secrets.
     """
@@ -78,12 +78,12 @@ def clipped(message: str) -> str:
 
 
 def num_rollbacks(state: TrainingState) -> int:
-    """Return how many rollbacks after a bad loss this run has made."""
+    """Return the number of rollbacks after a bad loss that this run has made."""
     return sum(map(_is_rollback, state.recoveries))
 
 
 def shortened(rows: Sequence[str], most: int = MAX_ROWS) -> list[str]:
-    """Return the first `most` rows, and how many more there are."""
+    """Return the first `most` rows, and the number of further ones as a last entry."""
     more = len(rows) - most
     return [*rows[:most], f"and {more} more"] if more > 0 else list(rows)
 
@@ -93,7 +93,7 @@ def row_names(data: object, epoch: int, example: int, count: int) -> list[str]:
 
     Args:
         data: a `DataSource`.
-        example: position of the first of them in the epoch.
+        example: position of the first example in the epoch.
     """
     places = getattr(data, "places", None)
     if places is not None:

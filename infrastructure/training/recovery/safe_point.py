@@ -25,7 +25,7 @@ class Losses(Protocol):
 
 @dataclass
 class SafePoint:
-    """The contents of a checkpoint of this moment, besides the training state itself.
+    """The contents of a checkpoint of one moment, besides the training state itself.
 
     See `TrainingState` for `step_is_ending`.
     """
@@ -41,7 +41,7 @@ class SafePoint:
     def of(
         cls, state: TrainingState, hooks: HookRunner, losses: Losses, device: torch.device
     ) -> "SafePoint":
-        """Capture this moment. Later changes do not affect the result."""
+        """Capture the current moment. Later changes do not affect the result."""
         return cls(
             random=capture_random(device),
             hooks=copy.deepcopy(hooks.state_dict()),
@@ -52,7 +52,7 @@ class SafePoint:
         )
 
     def restore(self, state: TrainingState, losses: Losses, device: torch.device) -> None:
-        """Restore everything except the hooks. Their state is read from here when it is saved."""
+        """Restore everything except the hooks, whose state is read from here when it is saved."""
         restore_random(self.random, device)
         state.position = replace(self.position)
         state.step_is_ending = self.step_is_ending
@@ -75,7 +75,7 @@ def at_safe_point(
 
 
 def forget_unscaling(scaler: torch.amp.GradScaler | None, device: torch.device) -> None:
-    """Let a loss scaler start a step again after the step was aborted following `unscale_`."""
+    """Let a loss scaler repeat a step that was aborted after `unscale_`."""
     if scaler is not None:
         scaler.scale(torch.zeros((), device=device))  # it creates its tensors at the first use
         scaler.update(scaler.get_scale())
@@ -84,8 +84,8 @@ def forget_unscaling(scaler: torch.amp.GradScaler | None, device: torch.device) 
 class FirstStates:
     """The hooks' states when this process started, for checkpoints that do not contain a hook.
 
-    A hook with nothing to remember is left out of a checkpoint. After a rollback to that checkpoint
-    it must have nothing to remember again.
+    A hook without state is left out of a checkpoint. After a rollback to that checkpoint it must be
+    without state again.
     """
 
     def __init__(self, hooks: HookRunner) -> None:

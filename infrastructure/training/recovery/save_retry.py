@@ -33,7 +33,7 @@ class SaveRetryPolicy:
 
     @property
     def is_retry_due(self) -> bool:
-        """Whether a failed save should be retried now."""
+        """True if a failed save should be retried now."""
         return self.clock() >= self._next_attempt
 
     def reset(self) -> None:
@@ -46,7 +46,7 @@ class SaveRetryPolicy:
         """Tolerate a store that fails inside the block.
 
         Raises:
-            StorageError: it has failed once too often. The text contains the last cause.
+            StorageError: the store has failed once too often. The text contains the last cause.
         """
         try:
             yield

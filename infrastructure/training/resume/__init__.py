@@ -1,1 +1,1 @@
-"""Resuming a run: what must be unchanged, and what may differ."""
+"""Resuming of a run: the settings and parts that must be unchanged, and those that may differ."""

@@ -1,4 +1,5 @@
-"""What a run consists of, as JSON values, kept in checkpoints and compared on resume."""
+"""The fingerprint of a run: its settings and parts as JSON values in checkpoints, for
+comparison."""
 
 import functools
 import sys
@@ -53,7 +54,7 @@ def _installed_version(package: str) -> str | None:
 
 
 class MachineFacts(TypedDict):
-    """The hardware and software that compute, as far as they decide the result."""
+    """The hardware and software of the computation, as far as they decide the result."""
 
     device: str
     driver: str | None
@@ -99,7 +100,7 @@ def _configuration_of(trainer: HasSettings) -> DeploymentConfig:
 
 
 def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
-    """Return what computes: the GPU's or CPU's model, libraries, and the number of processes."""
+    """Return the GPU's or CPU's model, the libraries, and the number of processes."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
@@ -135,7 +136,7 @@ OF_A_NAME = ("tokenizer", "_name_or_path", "name_or_path")
 
 
 def config_facts(config: Any) -> JsonValue:
-    """Return what decides the result of a transformers or PEFT configuration; None without one."""
+    """Return the values of a transformers or PEFT configuration that decide the result, or None."""
     if not hasattr(config, "to_dict"):
         return None
     return ObjectReader().read(_without_names(config.to_dict()), "configuration")
@@ -150,7 +151,7 @@ def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
-    """Return how a tokenizer, or a processor with one, processes rows."""
+    """Return the facts that decide how a tokenizer, or a processor with one, processes rows."""
     if processing_class is None:
         return {}
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
@@ -182,7 +183,7 @@ def code_of_objects(objects: Iterable[object], named: CodeOfParts) -> JsonValue:
 
 
 def base_facts(described: JsonObject) -> dict[str, object]:
-    """Return which weights the training started from, and whether they are frozen."""
+    """Return the identity of the weights the training started from, and whether they are frozen."""
     base = described.get("base_sha256") or described.get("revision")
     tower = described.get("vision_tower")
     if isinstance(tower, dict):  # of a model that was assembled from two

@@ -1,4 +1,4 @@
-"""How a checkpoint continues in a run that the user has changed on purpose.
+"""The continuation of a checkpoint in a run that the user has changed on purpose.
 
 This module defines what an accepted change means: a new setting takes effect from the next step on,
 whatever the checkpoint holds of the old one.
@@ -30,7 +30,7 @@ MICRO_BATCH = frozenset({"batch_size", "gradient_accumulation"})
 def move_position(
     values: dict[str, Any], accepted: Collection[str], phases: Sequence[Phase]
 ) -> None:
-    """Move a checkpoint's position to where the changed training can resume."""
+    """Move a checkpoint's position to the one at which the changed training resumes."""
     position = values["position"]
     if "data" in accepted:
         num_examples = values["identity"]["num_examples"]
@@ -57,12 +57,11 @@ def resumed_total_steps(
 ) -> int:
     """Return the optimizer steps of the whole resumed training.
 
-    The number is unchanged, unless parts of the training have changed: it then covers the remaining
-    epochs.
+    The number is unchanged unless accepted changes affect it: it then covers the remaining epochs.
 
     Args:
         was: the identity in the checkpoint, whose other values are `values`.
-        planned_steps: of the training as it is now, from its start.
+        planned_steps: steps of the training as it is now, from its start.
     """
     if was["planned_steps"] == planned_steps:
         return int(was["total_steps"])
@@ -87,7 +86,7 @@ def apply_hyperparameters(
     scheduler: LambdaLR | None,
     groups: list[dict[str, Any]],
 ) -> None:
-    """Set what `hyperparameters` returned, and the current learning rate of the schedule."""
+    """Set the values that `hyperparameters` returned, and the schedule's current learning rate."""
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group.update(wanted)
     if scheduler is None:

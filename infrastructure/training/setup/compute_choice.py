@@ -1,4 +1,4 @@
-"""Choice of CPU threads and number format for a new run, by measurement.
+"""The choice of CPU threads and number format for a new run, by measurement.
 
 Threads wait for each other after every operation. A small model has many small operations. If a
 waiting thread is slow to wake, as on many virtual machines, one thread trains it faster than two. A
@@ -50,7 +50,7 @@ class ComputeChoice:
     """The measurements, and the fastest choice.
 
     Attributes:
-        seconds: of a micro-batch by candidate, the minimum. The candidates with most threads come
+        seconds: candidate → minimum seconds of a micro-batch. The candidates with most threads come
             first, and the usual format comes before the other.
     """
 
@@ -124,7 +124,7 @@ def choose_by_product(trainer: EnhancedTrainer) -> ProductChoice | None:
     """Let a trainer without a model compute in fp32 if this CPU multiplies more slowly in bf16.
 
     Returns:
-        The measurement. None: it decides nothing.
+        The measurement. None: the format stays as it is.
     """
     if not (_precision_is_open(trainer) and _multiplies_fp32(trainer)):
         return None
@@ -169,7 +169,7 @@ def _threads(count: int) -> str:
 
 
 def _is_alone(trainer: EnhancedTrainer) -> bool:
-    """Return whether this process does the whole training on a CPU, in one unchanging way."""
+    """Return whether this process alone does the whole training on a CPU, in an unchanging way."""
     return (
         trainer.device.type == "cpu"
         and trainer.training_config.compile_mode is None
@@ -180,7 +180,7 @@ def _is_alone(trainer: EnhancedTrainer) -> bool:
 
 
 def _multiplies_fp32(trainer: EnhancedTrainer) -> bool:
-    """Return whether this is a CPU and every weight is in fp32, so that products can be."""
+    """Return whether this is a CPU and every weight is in fp32, so that products can be, too."""
     model, holds_others = trainer.model_config, trainer.training_config.holds_half_weights
     has_fp32 = model.quantization is None and model.dtype in ("auto", OTHER) and not holds_others
     return trainer.device.type == "cpu" and has_fp32
@@ -215,9 +215,9 @@ def _compared(
     *,
     halves: bool,
 ) -> dict[Candidate, float]:
-    """Measure all threads and, if `halves`, half of them, in each format.
+    """Measure with all threads and, if `halves`, with half of them, in each format.
 
-    Continue to halve the number as long as half of it is clearly faster.
+    The number is halved again as long as half of it is clearly faster.
     """
     counts = [most, most // 2] if halves else [most]
     compared = [(name, count) for count in counts for name in precisions]
@@ -235,7 +235,7 @@ def _compared(
 def _in_turns(
     trainer: EnhancedTrainer, candidates: list[Candidate], seconds: Callable[[], float]
 ) -> dict[Candidate, float]:
-    """Return the seconds of a micro-batch of each candidate, measured in turns.
+    """Return the minimum seconds of a micro-batch of each candidate, measured by turns.
 
     The first result of each candidate is dropped, except for the first candidate, whose kernels are
     already loaded.

@@ -51,7 +51,7 @@ def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) ->
 def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
     """Return the cache's sizes within `memory.cache_size`, the limit of memory and disk together.
 
-    At most half of it is memory, and the rest is disk.
+    At most half of the limit is memory, and the rest is disk.
     """
     most = total_bytes_of(memory.cache_size)
     if most is None:
@@ -62,7 +62,7 @@ def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
 
 
 def memory_facts(trainer: EnhancedTrainer) -> dict[str, object] | None:
-    """Return what the memory optimizer did in this process; None if it is off."""
+    """Return the actions of the memory optimizer in this process; None if it is off."""
     extensions = [hook for hook in trainer.hooks.hooks if isinstance(hook, MemoryExtension)]
     return extensions[0].facts() if extensions else None
 
@@ -111,7 +111,7 @@ def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> Mem
 
 
 def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[Recommendation]:
-    """Return what would save memory in this training, measured on its model.
+    """Return recommendations to save memory in this training, measured on its model.
 
     The measurement uses one example of the last batch: more may not fit if memory is short.
     """

@@ -56,7 +56,7 @@ def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
 def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
     """Return the costs of a block-wise run, phase by phase, and prepare it if necessary.
 
-    None: it is another kind of training, or the costs cannot be determined.
+    None if it is another kind of training, or if the costs cannot be determined.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, StackwiseStrategy):
@@ -81,7 +81,7 @@ def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
 
 
 def known_plan(trainer: EnhancedTrainer) -> PlanCosts | None:
-    """Return `plan_of`, computed only once for a run that records it."""
+    """Return the result of `plan_of`, computed only once for a run that records it."""
     known = [hook.plan() for hook in trainer.hooks.hooks if isinstance(hook, PhaseRecords)]
     return known[0] if known else plan_of(trainer)
 
@@ -108,10 +108,10 @@ def measured_phase(trainer: EnhancedTrainer) -> int:
 
 
 def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:
-    """Return the disk use of a block-wise run besides its model; 0 for any other training.
+    """Return the disk use of a block-wise run besides its model, in bytes; (0, 0) for other runs.
 
-    The first number is what it leaves (stacks, rack), the second what it uses during training
-    (cached activations).
+    The first number is for the files that remain (stacks, rack), the second for those that exist
+    during training (cached activations).
     """
     strategy, config = trainer.strategy, trainer.training_config
     if not isinstance(strategy, StackwiseStrategy):
@@ -125,7 +125,7 @@ def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:
 
 
 def _cache_bytes(trainer: EnhancedTrainer, strategy: StackwiseStrategy) -> int | None:
-    """Return the maximum disk use of cached activations; None if none are cached."""
+    """Return the maximum disk use of cached activations in bytes; None if none are cached."""
     config = trainer.training_config
     assert strategy.rack is not None
     assert strategy.plan is not None
@@ -148,7 +148,7 @@ def save_stacks_and_rack(trainer: EnhancedTrainer, folder: Path) -> list[str]:
     """Write the final state of all stacks, and the rack, as configured.
 
     Returns:
-        A sentence for each that could not be written; the model itself is saved elsewhere.
+        A sentence for each file that could not be written; the model itself is saved elsewhere.
     """
     state, model = trainer.state, trainer.model
     if not isinstance(trainer.strategy, StackwiseStrategy):

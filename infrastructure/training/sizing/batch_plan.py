@@ -31,7 +31,8 @@ ACCUMULATION = "training.gradient_accumulation"
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Examples in a forward pass, forward passes in an optimizer step, and their origin.
+    """The examples of a forward pass, the forward passes of an optimizer step, and the plan's
+    origin.
 
     Attributes:
         origin: a text for the user; empty if the configuration sets both numbers.
@@ -48,7 +49,8 @@ class BatchPlan:
         return self.micro_batch_size * self.gradient_accumulation
 
     def of_one_process(self, num_processes: int) -> "BatchPlan":
-        """Return the largest part of an optimizer step that one of several processes does."""
+        """Return the plan of the process with the largest share, among `num_processes`
+        processes."""
         share = ceil_div(self.global_batch_size, num_processes)
         micro_batch_size = min(self.micro_batch_size, share)
         return BatchPlan(micro_batch_size, ceil_div(share, micro_batch_size))
@@ -58,7 +60,8 @@ class BatchPlan:
         return {BATCH_SIZE: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation}
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """Return value and origin of what the configuration left open, for run.json."""
+        """Return value and origin of the settings that the configuration left open, for
+        run.json."""
         if not self.origin:
             return {}
         return {key: {"value": n, "origin": self.origin} for key, n in self.resolved().items()}
@@ -100,7 +103,8 @@ def largest_size(config: TrainingConfig, num_examples: int) -> int:
 
 
 def why_largest(config: TrainingConfig, num_examples: int) -> str:
-    """Return why nothing above `largest_size` was tried: the next power of two is too large."""
+    """Return the reason why nothing above `largest_size` was tried: the next power of two is too
+    large."""
     largest = largest_size(config, num_examples)
     if largest in (LARGEST, num_examples):
         return phrase("training.largest_batch_size_tried", largest=largest)
@@ -117,7 +121,7 @@ def given_accumulation(config: TrainingConfig) -> int:
 
 
 def accumulation_for(config: TrainingConfig, size: int, largest: int) -> int:
-    """Return the micro-batches of `size` per optimizer step: as configured, or a usual step."""
+    """Return the number of micro-batches of `size` per step: as configured, or for a usual step."""
     if _is_given(config):
         return config.gradient_accumulation
     return max(1, min(USUAL_STEP, largest) // size)

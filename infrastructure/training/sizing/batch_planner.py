@@ -1,4 +1,4 @@
-"""One-time decision of how a batch goes through the model, and a record of what fit here."""
+"""The one-time decision how a batch goes through the model, and a record of the sizes that fit."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -91,7 +91,7 @@ class BatchPlanner:
         return cache_directory(self.cache().directory)
 
     def memory_limit(self) -> KnownMicroBatchLimit:
-        """Return the known limit of the micro-batch for training on this device."""
+        """Return the known limit of the micro-batch for this training on this device."""
         return KnownMicroBatchLimit(memory_limits(self.cache_directory), self._machine_key())
 
     def _machine_key(self) -> dict[str, Any]:

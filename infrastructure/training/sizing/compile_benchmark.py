@@ -1,4 +1,4 @@
-"""`training.compile_mode: auto`: compile if it pays off within this run, by measurement.
+"""The decision of `training.compile_mode: auto`: compile if it pays off within this run.
 
 Checkpoints hold the decision: a resumed run computes as before, so that it reaches the same
 numbers.
@@ -38,7 +38,7 @@ class CompileBenchmark(Extension):
         get_loop: returns the training loop, once the training starts.
 
     Attributes:
-        decision: the measurement. None: it was decided earlier, or could not be.
+        decision: the measurement. None: the decision was made earlier, or cannot be made.
     """
 
     is_of_first_rank = True

@@ -55,13 +55,13 @@ class StepCosts:
     Attributes:
         memory: peak of a step by the units of its micro-batch: tokens if rows are packed, otherwise
             rows times the longest; padding included.
-        heaviest_units, longest_units: of the heaviest micro-batch of the first epoch; of one
-            example of the longest.
+        heaviest_units: units of the heaviest micro-batch of the first epoch.
+        longest_units: units of one example of the longest.
         copy_bytes: copy of the state that saving keeps in main memory; included in the peak there.
         kept_bytes: memory that libraries will keep for all sizes of micro-batches; included in the
             peak.
-        step_seconds: of an optimizer step of usual rows.
-        evaluation_seconds: of one held-out example, on average.
+        step_seconds: time of an optimizer step of usual rows.
+        evaluation_seconds: time of one held-out example, on average.
         limit_bytes: the maximum that is available to this process.
     """
 
@@ -76,13 +76,13 @@ class StepCosts:
 
     @property
     def peak_bytes(self) -> int:
-        """The predicted peak of the training."""
+        """The predicted peak memory of the training in bytes."""
         return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes + self.kept_bytes
 
     def largest_that_fits(self, wanted: int) -> int:
-        """Halve `wanted` until a micro-batch fits with any rows, and return its size.
+        """Return the largest size of micro-batches that fits with any rows, by halving `wanted`.
 
-        0: not even one example fits.
+        0 if not even one example fits.
         """
         size = wanted
         while size and self.peak_of(size) > self.limit_bytes:
@@ -90,7 +90,7 @@ class StepCosts:
         return size
 
     def peak_of(self, size: int) -> int:
-        """Return the predicted peak with micro-batches of `size`, with any rows."""
+        """Return the predicted peak in bytes with micro-batches of `size`, with any rows."""
         units = min(size * self.longest_units, self.heaviest_units)
         return self.memory.peak_bytes(units) + self.copy_bytes + self.kept_bytes
 
@@ -227,7 +227,7 @@ class CostMeasurement:
 
     @contextmanager
     def probing(self, accumulates: bool) -> Iterator[DryRunStep]:
-        """Yield a probe with its own optimizer; the training is afterwards as it was."""
+        """Yield a probe with its own optimizer; on exit the training is as it was."""
         with dry_run(self.model, self.adapter.device):
             optimizer = self.create_optimizer()
             with first_step(self.strategy, self.model, optimizer, self.usual[:1]) as strategy:
@@ -237,9 +237,9 @@ class CostMeasurement:
     def _small_steps(
         self, probe: DryRunStep, size: int, idle_bytes: int, limit_bytes: int
     ) -> tuple[MemoryLine, float]:
-        """Return the memory line and the seconds of a whole micro-batch, from parts of it.
+        """Return the memory line and the seconds of a whole micro-batch, measured on parts of it.
 
-        Each part is tried only if it is predicted to fit. The largest gives the seconds.
+        A part is tried only if it is predicted to fit. The largest part gives the seconds.
         """
         points: list[MemoryPoint] = []
         seconds = 0.0
@@ -275,9 +275,9 @@ class CostMeasurement:
         return PeakMemory(self.adapter.device).now() + sum(map(_size_bytes, trained)) + states
 
     def _copy_bytes(self, probe: DryRunStep) -> int:
-        """Return the copy of weights and optimizer in main memory while a process writes it.
+        """Return the bytes of the copy of weights and optimizer that a background save writes.
 
-        A small state is written at once.
+        A small state is written at once, without a copy.
         """
         if self.adapter.device.type != "cpu":
             return 0
@@ -292,9 +292,9 @@ class CostMeasurement:
         return self.adapter.count_computed(examples)
 
     def heaviest_units(self, size: int) -> int:
-        """Return the maximum over the micro-batches of the first epoch and of each stage.
+        """Return the most units of a micro-batch in the first epoch and in each stage.
 
-        If the lengths are unknown, the sample's are used.
+        If the lengths are unknown, those of the sample are used.
         """
         return max(self._heaviest_of(lengths, size) for lengths in self._stages)
 
@@ -309,7 +309,7 @@ class CostMeasurement:
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        """Tokens of the examples of the first epoch, or of the sample if they are unknown."""
+        """The tokens of the examples of the first epoch, or of the sample if they are unknown."""
         known = getattr(self.data, "lengths", None)
         lengths = known() if known is not None else None
         if lengths is None:
@@ -326,7 +326,8 @@ class CostMeasurement:
     def _drawn(self, size: int, num_micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw units and supervised items of micro-batches as the training will have, (N,) each.
 
-        In a run of several epochs, other sums of lengths occur than in its first epoch.
+        They are drawn, because a run of several epochs has other sums of lengths than its first
+        epoch.
         """
         generator = np.random.default_rng(0)  # separate: keeps the training's random state
         shape = (min(num_micro_batches, MOST_DRAWN), size)
@@ -357,7 +358,7 @@ class SpeedTrials:
     accumulation_for: Callable[[int], int]
 
     def tokens_per_second(self, size: int) -> float:
-        """Return the speed of usual rows; a step's micro-batches share the optimizer's time."""
+        """Return the speed with usual rows; a step's micro-batches share the optimizer's time."""
         count = ceil_div(max(size, SPEED_ROWS), size)
         rows = list(islice(cycle(self.usual), count * size))
         costs = [self.probe.micro_batch(rows[i * size : (i + 1) * size]) for i in range(count)]

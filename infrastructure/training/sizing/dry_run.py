@@ -25,7 +25,7 @@ class MicroCost:
     """The cost of forward and backward of one micro-batch.
 
     Attributes:
-        num_tokens: as the adapter counts them, without padding.
+        num_tokens: number of tokens as the adapter counts them, without padding.
         peak_bytes: peak memory during the pass.
     """
 
@@ -39,8 +39,8 @@ class DryRunStep:
     """Measurements of parts of optimizer steps. Use it inside `dry_run`.
 
     Attributes:
-        optimizer: not the training's own, since it is stepped.
-        accumulates: whether gradients of earlier micro-batches exist in the meantime.
+        optimizer: a separate optimizer, since it is stepped.
+        accumulates: True if gradients of earlier micro-batches exist in the meantime.
     """
 
     model: torch.nn.Module
@@ -51,7 +51,7 @@ class DryRunStep:
 
     @property
     def is_half_precision(self) -> bool:
-        """Whether products are computed in bf16 or fp16."""
+        """True if products are computed in bf16 or fp16."""
         return self.strategy.precision.name != "fp32"
 
     def micro_batch(self, examples: Sequence[object]) -> MicroCost:
@@ -66,7 +66,7 @@ class DryRunStep:
             return MicroCost(self.adapter.count_tokens(examples), seconds, peak.read())
 
     def update(self) -> float:
-        """Return the seconds of clipping and of the optimizer's step.
+        """Measure the seconds of clipping and of the optimizer's step.
 
         The first call allocates the optimizer's state. The weights do not change: gradients and
         learning rates are zero.
@@ -102,7 +102,7 @@ class DryRunStep:
 def dry_run(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Put the model into training mode without gradients, and restore it on exit.
 
-    Unused memory is then released. Weights are not restored, since they must not be changed.
+    Unused memory is released on exit. Weights are not restored, since they must not be changed.
     """
     try:
         with preserve(model, random=device, modes=True, gradients=True, buffers=True):

@@ -34,7 +34,7 @@ NUM_RECOMMENDED = 3
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """Memory limits.
+    """The settings of the memory limits.
 
     Attributes:
         max_percent: share of main memory in use above which memory is released.
@@ -58,11 +58,11 @@ def _nothing_to_recommend(_state: TrainingState) -> list[Recommendation]:
 
 
 class MemoryExtension(Extension):
-    """An extension that enforces memory limits; see above.
+    """An extension that enforces memory limits; see the module.
 
     Args:
         settings: the limits.
-        device: where the training computes.
+        device: the device on which the training computes.
         release_data: releases the memory of data unused for that many seconds, and returns the
             bytes.
         recommend: returns measured recommendations to save memory on this model; called once, when
@@ -143,7 +143,7 @@ class MemoryExtension(Extension):
         self.garbage.stop()
 
     def facts(self) -> dict[str, object]:
-        """Return what was done, as JSON values for summary.json."""
+        """Return the actions taken and the highest use, as JSON values for summary.json."""
         return {
             "highest_bytes": self.guard.highest_bytes,
             "limit_bytes": self.settings.limit_bytes,

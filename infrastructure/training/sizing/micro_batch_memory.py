@@ -21,14 +21,14 @@ class KnownMicroBatchLimit:
     """The known limit of one training on one device.
 
     Attributes:
-        key: what decides the size: device, model, length, precision, what trains.
+        key: the facts that decide the size: device, model, length, precision, trained parameters.
     """
 
     limits: JsonCache[int]
     key: Key
 
     def at_most(self, requested: int) -> int:
-        """Return the requested micro-batch, or what fit last time if that is less."""
+        """Return the requested micro-batch, or the size that fit last time if that is smaller."""
         fitted = self.limits.get(self.key)
         if fitted is None or fitted >= requested:
             return requested
@@ -48,7 +48,7 @@ class KnownMicroBatchLimit:
 
 
 def memory_limits(cache_directory: Path) -> JsonCache[int]:
-    """Return the cache of micro-batch sizes that fit, by what decides them."""
+    """Return the cache of micro-batch sizes that fit, by the facts that decide them."""
     return JsonCache(cache_directory / FILE, phrase("training.fitting_micro_batch_size"), _is_size)
 
 

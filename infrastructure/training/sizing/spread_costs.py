@@ -32,12 +32,12 @@ BACKWARD_SECONDS = 2.0  # relative to a forward pass
 
 @dataclass(frozen=True)
 class SpreadState:
-    """Bytes of one rank.
+    """The memory of one rank, in bytes.
 
     Attributes:
         whole_bytes: weights, gradients and optimizer of all ranks together.
-        part_bytes: what a rank keeps of them on its device.
-        together_bytes: what is gathered at the same time during computation.
+        part_bytes: the part of them that a rank keeps on its device.
+        together_bytes: the most that is gathered at the same time during computation.
     """
 
     whole_bytes: int
@@ -53,9 +53,9 @@ def spread_state(
     offload: bool,
     on_gpu: bool,
 ) -> SpreadState:
-    """Return what a run keeps between two micro-batches, and what one gathers.
+    """Return the memory kept between two micro-batches, and the memory gathered within one.
 
-    Embeddings, last norm and head are gathered for a whole micro-batch. Of a block there is the
+    Embeddings, last norm and head are gathered for a whole micro-batch. A block exists in the
     received and the computing copy; gloo, on a CPU, copies what it receives. A GPU prefetches: in
     the forward pass it also holds what was received of the last block, in the backward pass the
     gradients of two blocks. Gradients are whole until they are summed, and exist once more in the
@@ -86,10 +86,12 @@ def spread_state(
 def spread_costs(
     measurement: CostMeasurement, plan: BatchPlan, num_ranks: int, *, offload: bool
 ) -> StepCosts:
-    """Return the costs of a planned training's steps for each rank; on a CPU all share one machine.
+    """Return the costs of a planned training's steps for each rank.
+
+    On a CPU all ranks share one machine.
 
     Args:
-        plan: of all ranks together.
+        plan: the plan of all ranks together.
     """
     device, model = measurement.adapter.device, measurement.model
     state = spread_state(
@@ -130,7 +132,8 @@ def spread_costs(
 
 
 def _copy_bytes(model: torch.nn.Module, state: SpreadState) -> int:
-    """Return rank 0's copy of a gathered state, such as that of a LoRA, while a process writes it.
+    """Return the bytes of rank 0's copy of a gathered state, such as that of a LoRA, while it is
+    written.
 
     The parts that each rank writes by itself are not copied.
     """

@@ -1,4 +1,4 @@
-"""The first steps of a run, done beforehand: their time, and the memory they keep.
+"""A sample of a run's steps, done beforehand, to measure their time and the memory they keep.
 
 A micro-batch of a new size takes longer than all later ones of that size, and keeps memory: on a
 CPU in half precision oneDNN compiles a kernel for each layer, about half a megabyte each, keeps
@@ -41,7 +41,7 @@ class StepSample:
     Attributes:
         line: the predicted memory of a micro-batch, by its units.
         accumulation: micro-batches in a step.
-        has_update: whether the probe's optimizer may be stepped.
+        has_update: True if the probe's optimizer may be stepped.
         seen: sizes that have occurred.
         excess_bytes: memory of each micro-batch beyond the line, and the number of sizes by then.
     """
@@ -57,11 +57,11 @@ class StepSample:
     update_seconds: list[float] = field(default_factory=list)
 
     def take(self, batches: Iterable[Sequence[object]], num_steps: int) -> None:
-        """Do micro-batches, in the order of the training, for a small share of its time.
+        """Run micro-batches, in the order of the training, for a small share of its time.
 
         Args:
-            batches: at least two are done; the sample ends when its time is over.
-            num_steps: of the training.
+            batches: at least two are run; the sample ends when its time is over.
+            num_steps: steps of the training.
         """
         began, estimated_seconds = time.perf_counter(), 0.0
         for number, examples in enumerate(batches, start=1):
@@ -76,7 +76,8 @@ class StepSample:
 
     @property
     def seconds_per_unit(self) -> float:
-        """The time of a micro-batch of a known size, or of new sizes if none occurred twice."""
+        """The seconds per unit of a micro-batch of a known size, or of new sizes if none
+        occurred twice."""
         return _middle_mean(self.unit_seconds or self.first_unit_seconds)
 
     @property
@@ -84,7 +85,7 @@ class StepSample:
         return _middle_mean(self.update_seconds) if self.update_seconds else 0.0
 
     def bytes_kept(self, num_sizes: int) -> int:
-        """Return the peak memory of a run with that many sizes, beyond the line."""
+        """Return the peak bytes of a run with that many sizes, beyond the predicted line."""
         first, first_sizes = self.excess_bytes[0]
         highest = max(excess for excess, _ in self.excess_bytes)
         if not self.compiles_kernels:
@@ -96,7 +97,7 @@ class StepSample:
 
     @property
     def compiles_kernels(self) -> bool:
-        """Whether each size has its own kernels, which stay in memory."""
+        """True if each size has its own kernels, which stay in memory."""
         return self.probe.adapter.device.type == "cpu" and self.probe.is_half_precision
 
     def _micro_batch(self, examples: Sequence[object]) -> float:
@@ -113,13 +114,13 @@ class StepSample:
 
 
 def allowed_seconds(training_seconds: float) -> float:
-    """Return the time that a measurement of a run may take."""
+    """Return the seconds that a measurement of a run may take."""
     of_a_short_one = min(SHARE_OF_A_SHORT_ONE * training_seconds, SHORT_SECONDS)
     return min(max(SHARE_OF_TRAINING * training_seconds, of_a_short_one), MOST_SECONDS)
 
 
 def sizes_of(adapter: ModelAdapter, examples: Sequence[object]) -> set[Size]:
-    """Return what the shapes of a micro-batch depend on, for the layers and for the output head."""
+    """Return the sizes that determine a micro-batch's shapes, for the layers and for the head."""
     rows = adapter.size_grid.rows_up(adapter.count_items(examples))
     return {("units", adapter.count_computed(examples)), ("items", rows)}
 
@@ -128,7 +129,7 @@ def num_sizes(units: np.ndarray, items: np.ndarray, adapter: ModelAdapter) -> in
     """Return the number of different sizes of micro-batches.
 
     Args:
-        units, items: of each micro-batch, (N,): computed tokens, and supervised ones.
+        units, items: computed tokens, and supervised ones, of each micro-batch, (N,).
     """
     return len(np.unique(units)) + len(
         {adapter.size_grid.rows_up(int(n)) for n in np.unique(items)}

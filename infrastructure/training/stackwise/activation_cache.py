@@ -103,8 +103,8 @@ def _length_of(example: Example) -> int:
 def trunk_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Return the SHA-256 over a trunk's parameters and buffers: names, types, shapes and bytes.
 
-    Their order does not matter. Tensors are hashed one at a time and in place. Only a tensor that
-    is not contiguous on the CPU is copied, also one at a time.
+    The order of the tensors does not matter. Tensors are hashed one at a time and in place. Only a
+    tensor that is not contiguous on the CPU is copied.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(named_tensors, key=lambda pair: pair[0]):
@@ -121,7 +121,7 @@ def bytes_needed(
     num_time_steps: int = 1,
     num_boundaries: int = 1,
 ) -> int:
-    """Return the bytes of the hidden states of tokens at all time steps and boundaries."""
+    """Return the bytes of the hidden states of all tokens, at all time steps and boundaries."""
     return num_tokens * hidden_size * dtype.itemsize * num_time_steps * num_boundaries
 
 
@@ -145,8 +145,8 @@ class Pages:
     """The distinct examples in canonical order, in pages of `page_size`.
 
     Args:
-        examples: in an order that never changes, such as epoch 0 of the data. Of several with the
-            same id only the first one counts.
+        examples: in an order that never changes, such as epoch 0 of the data. If several have the
+            same id, only the first one counts.
         page_size: number of examples that are computed together.
         identify: returns the id of an example; by default that of its `input_ids`.
         length: returns the number of tokens of an example, L_i.
@@ -219,7 +219,7 @@ class CacheStatistics:
 
     Attributes:
         hits, misses: examples that were read; examples that were requested but are not cached.
-        examples_built, pages_built: computed and written here.
+        examples_built, pages_built: examples and pages that were computed and written here.
         pages_damaged: pages on the disk that failed verification.
         bytes_written, bytes_read: bytes of written pages; bytes of values that were read.
     """
@@ -243,13 +243,14 @@ class Cache(Protocol):
         """Return the bytes that `build` will write to the disk."""
 
     def build(self, compute: Compute, on_page: OnPage | None = None) -> None:
-        """Compute what is missing, as far as the budget allows."""
+        """Compute the missing values, as far as the budget allows."""
 
     def covers(self, ids: Iterable[bytes]) -> bool:
         """Return whether all these examples can be read."""
 
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        """Return their values [L_i, d] on the CPU; None if one of them is not cached."""
+        """Return the values of these examples, [L_i, d] each, on the CPU; None if one is not
+        cached."""
 
     def prefetch(self, ids: Sequence[bytes]) -> None:
         """Announce examples that will be read soon."""
@@ -389,7 +390,7 @@ class ActivationCache:
         A damaged page is rebuilt first.
 
         Returns:
-            None if one of the examples is not cached, or `build` was not called: a miss.
+            The values; None (a miss) if an example is not cached or `build` was not called.
 
         Raises:
             StorageError: a damaged page cannot be written again.
@@ -409,7 +410,8 @@ class ActivationCache:
         return read
 
     def prefetch(self, ids: Sequence[bytes]) -> None:
-        """Read pages of these examples into memory in a thread; `read` handles damaged pages."""
+        """Read the pages of these examples into memory in a thread; `read` handles damaged
+        pages."""
         if self._reader is None:
             self._reader = threading.Thread(
                 target=self._read_ahead, name="temper-activations", daemon=True
@@ -458,7 +460,7 @@ class ActivationCache:
         remove_unused(self.folder, where_there_are_no_locks=True)
 
     def _make(self, number: int, is_there: Callable[[int], bool], *, wait: bool) -> bool:
-        """Build page `number` unless it exists.
+        """Build page `number` unless it exists, and return whether the page is settled.
 
         Return False if another process is building a page under the same lock and `wait` is not
         set.
@@ -524,7 +526,7 @@ class ActivationCache:
         return False
 
     def _is_verified(self, number: int, file: BinaryIO) -> bool:
-        """Return whether the open file has the right size and its hash was compared before."""
+        """Return whether the open file has the right size and its hash has been compared."""
         status = os.fstat(file.fileno())
         known = self._verified.get(number) == (status.st_ino, status.st_mtime_ns)
         return known and status.st_size == self._page_bytes(number)
@@ -550,14 +552,14 @@ class ActivationCache:
         return False
 
     def _extent(self, number: int, row: int) -> tuple[int, int]:
-        """Return where a row begins in its file, and its size in bytes."""
+        """Return the offset at which a row begins in its file, and its size in bytes."""
         lengths = self.pages.lengths(number)
         before, own = sum(lengths[:row]), lengths[row]
         size = self.hidden_size * self.dtype.itemsize
         return DIGEST_BYTES + before * size, own * size
 
     def _rows(self, number: int, rows: Sequence[int]) -> list[torch.Tensor]:
-        """Return copies, so another process may replace or remove the page."""
+        """Return copies of rows, so that another process may replace or remove the page."""
         for _ in range(MAX_REBUILDS):
             self._make(number, self._can_be_read, wait=True)
             with suppress(FileNotFoundError), self._path(number).open("rb") as file:
@@ -588,7 +590,7 @@ CACHES.provide({"disk": ActivationCache}, Cache)
 def complete_key(
     key: Mapping[str, JsonValue], pages: Pages, hidden_size: int, dtype: torch.dtype
 ) -> JsonObject:
-    """Return `key` with everything else that the values depend on and the cache knows itself.
+    """Return `key` with the further facts that the values depend on and the cache knows itself.
 
     Raises:
         ValueError: the key is not JSON, or contains one of the names that are added.
@@ -641,8 +643,8 @@ def remove_unused(folder: Path, *, where_there_are_no_locks: bool = False) -> bo
     """Delete the folder of a cache that no living process has open; return whether it is gone.
 
     Args:
-        where_there_are_no_locks: whether to delete on a file system without locks. A reader whose
-            page is gone rebuilds it.
+        where_there_are_no_locks: delete it also on a file system without locks. A reader whose page
+            is gone rebuilds the page.
     """
     try:
         lock = Lock(folder / IN_USE)

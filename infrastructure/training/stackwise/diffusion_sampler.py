@@ -2,8 +2,8 @@
 
 Source: LLaDA (Nie et al. 2025, arXiv 2502.09992), low-confidence remasking. The answer begins as
 mask tokens. In each step all of them are predicted, the most confident predictions stay, and the
-others are masked again. This is for the `mask` corruption. An answer has exactly the requested
-number of tokens, and its end token is among them.
+others are masked again. The sampler is for the `mask` corruption. An answer has exactly the
+requested number of tokens, and its end token is among them.
 """
 
 from collections.abc import Sequence

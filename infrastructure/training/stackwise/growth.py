@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\d+")
 
 @torch.no_grad()
 def initialize_unit(rack: Rack, unit: Unit, init: str) -> None:
-    """Initialize the weights of a new unit's layers; those below are trained.
+    """Initialize the weights of a new unit's layers; the layers below are trained.
 
     Args:
         init: keep, zero, copy or middle.
@@ -74,9 +74,9 @@ def _load(layer: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
 def silence(rack: Rack, index: int) -> None:
     """Make a layer return its input, with as few of its matrices at zero as possible.
 
-    These are the last matrices of its branches, so gradients reach all others after one step. They
-    are found by trial: all matrices are set to zero, then restored one at a time, in the order of
-    the layer, if the layer stays silent. Experts are treated together.
+    The zeros are in the last matrices of its branches, so gradients reach all others after one
+    step. These matrices are found by trial: all are set to zero, then restored one at a time, in
+    the order of the layer, if the layer stays silent. Experts are treated together.
 
     Raises:
         ValueError: the layer changes its input even with all matrices at zero.

@@ -1,4 +1,4 @@
-"""The form in which each layer's weights are stored in a phase, a function of the phase only."""
+"""The form in which each layer's weights are stored in a phase, which depends only on the phase."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -117,14 +117,14 @@ Corruption = Callable[[Ids, MaskVocabulary, np.random.RandomState], Ids]
 
 
 def replace_by_mask(ids: Ids, vocabulary: MaskVocabulary, _random: np.random.RandomState) -> Ids:
-    """Replace each token by the mask token: the absorbing corruption of MDLM and LLaDA."""
+    """Replace each token by the mask token, which is the absorbing corruption of MDLM and LLaDA."""
     return np.full_like(ids, vocabulary.mask_token_id)
 
 
 def replace_uniformly(ids: Ids, vocabulary: MaskVocabulary, random: np.random.RandomState) -> Ids:
     """Replace each token by another ordinary token, all equally likely.
 
-    Only the replaced tokens are predicted. So this is a denoising objective and not the bound of
+    Only the replaced tokens are predicted. So the objective is a denoising one and not the bound of
     uniform-state diffusion, which also counts the unchanged tokens.
     """
     ordinary = vocabulary.ordinary
@@ -242,7 +242,7 @@ class MaskedObjective:
         return self.schedule.bins[(first << 32 | second) % len(self.schedule.bins)]
 
     def count_masked(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """Return the number of tokens that `mask` will mask."""
+        """Return the number of tokens that `mask` replaces."""
         time_step = self.time_step_of(example, held_out=held_out)
         return self._num_masked(len(self._maskable(example)), time_step)
 

@@ -1,5 +1,6 @@
-"""The costs of each phase of a block-wise run: what trains, the time, and the memory of weights,
-gradients and optimizer. They are known before the first step, also as a table for the user.
+"""The costs of each phase of a block-wise run, known before the first step, also as a table.
+
+The costs are the trained layers, the time, and the memory of weights, gradients and optimizer.
 
 Memory is counted, not measured: the bytes of each weight in its form of the phase, the gradients of
 the trainable weights, and the optimizer state (from a sample optimizer). Activations are added to
@@ -66,7 +67,7 @@ class Weight:
     """A parameter of the model, as it was loaded.
 
     Attributes:
-        part: one of the names above.
+        part: the part of the model that it belongs to, one of the names above.
         layer: number of its layer, from 0; None: outside the layers.
     """
 
@@ -127,8 +128,8 @@ class PlanCosts:
         stacks: the spans of layers.
         parameters: numbers of the model's parameters, by part.
         cache_bytes: upper bound of cached activations on the disk; None: none are cached.
-        finished_as: how finished layers are stored (`training.quantization_type`); None: as they
-            train.
+        finished_as: the form in which finished layers are stored (`training.quantization_type`);
+            None: as they train.
     """
 
     kind: str
@@ -151,12 +152,12 @@ class PlanCosts:
         return len(self.phases) - 1
 
     def seconds_of_phases(self, measured: int, step_seconds: float) -> list[float]:
-        """Return the time of each phase if a step of phase `measured` takes `step_seconds`."""
+        """Return the seconds of each phase if a step of phase `measured` takes `step_seconds`."""
         of_work = step_seconds / self.phases[measured].step_work
         return [of_work * phase.step_work * phase.num_steps for phase in self.phases]
 
     def seconds_left(self, step: int, measured: int, step_seconds: float) -> float:
-        """Return the time from `step` to the end."""
+        """Return the seconds from `step` to the end."""
         index = self.index_at(step)
         seconds = self.seconds_of_phases(measured, step_seconds)
         done = step - sum(phase.num_steps for phase in self.phases[:index])
@@ -164,7 +165,7 @@ class PlanCosts:
         return seconds[index] * left_of_phase + sum(seconds[index + 1 :])
 
     def growth_bytes(self, step: int, measured: int, num_tokens: int, value_bytes: int) -> int:
-        """Return how much more the largest phase from `step` on needs than phase `measured`.
+        """Return how many more bytes the largest phase from `step` on needs than phase `measured`.
 
         The result may be negative.
 
@@ -323,9 +324,10 @@ def _step_work(
 def _kept_values(
     config: TrainingConfig, rack: Rack, phase: StackPhase, weights: Iterable[Weight]
 ) -> int:
-    """Return the values kept for the backward pass: inputs and outputs of each matrix product.
+    """Return the number of values per token that are kept for the backward pass.
 
-    With gradient checkpointing, only the inputs of the layers are kept.
+    These are inputs and outputs of each matrix product; with gradient checkpointing, only the
+    inputs of the layers.
     """
     if config.gradient_checkpointing:
         return (phase.depth - phase.start) * (rack.hidden_size or 0)
@@ -370,7 +372,8 @@ def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
 
 
 def _modules_with_matrices(rack: Rack) -> set[str]:
-    """Return the modules above the layers that have a matrix: their biases count as head, too."""
+    """Return the modules above the layers that have a matrix, so their biases count as head,
+    too."""
     named = dict(rack.model.named_parameters())
     return {name.rpartition(".")[0] for name in rack.above if named[name].ndim >= 2}
 
@@ -422,7 +425,7 @@ def _buffers_bytes(model: torch.nn.Module) -> int:
 
 
 class _OptimizerBytes:
-    """The size of the optimizer state of a set of weights; each kind of set is measured once."""
+    """The size of the optimizer state of a set of weights, measured once for each kind of set."""
 
     def __init__(self, create_optimizer: CreateOptimizer, device: torch.device) -> None:
         self._create_optimizer, self._device = create_optimizer, device
@@ -492,7 +495,7 @@ def _range(values: Sequence[float], shown: Callable[[float], str]) -> str:
 
 
 def _what(group: Sequence[PhaseCosts]) -> str:
-    """Describe what trains in a phase, or in each phase of a group."""
+    """Describe the layers that train in a phase, or in each phase of a group."""
     phase = group[0]
     parts = [part.partition(" (")[0] for part in phase.parameters if part not in (LAYERS, LOW_RANK)]
     if phase.trains:

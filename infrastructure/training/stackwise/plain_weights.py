@@ -1,8 +1,7 @@
-"""The weights of a model as they are at the end of its training, whatever form they have now:
-quantized, or with low-rank matrices.
+"""The weights of a model as they are at the end of its training, whatever form they have now.
 
-The model is not changed. A weight that is plain already is yielded directly. All others are
-computed one at a time.
+They may now be quantized, or have low-rank matrices. The model is not changed. A weight that is
+plain already is yielded directly. All others are computed one at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,7 +64,7 @@ def _tensors(
 
 
 def _own_weights(module: torch.nn.Module) -> Named:
-    """Yield the parameters directly in a module, as they are used in computation."""
+    """Yield the parameters directly in a module, in the form that computation uses."""
     if isinstance(module, QuantizedLinear):
         stored = module.quantized_weight
         weight = stored.dequantized(stored.dtype)
@@ -88,5 +87,5 @@ def _adapted(
 
 
 def _is_transposed(module: torch.nn.Module) -> bool:
-    """Return whether the plain weight is (in, out)."""
+    """Return whether the module stores its plain weight as (in, out)."""
     return module.is_conv1d if isinstance(module, QuantizedLinear) else is_conv1d(module)

@@ -70,7 +70,7 @@ def _store_fp8(weight: torch.Tensor) -> Buffers:
 
 
 def _round_up_to_half(values: torch.Tensor) -> torch.Tensor:
-    """Return the smallest fp16 that is not less; `values` are fp32 and not negative."""
+    """Round fp32 values that are not negative up to the next fp16 value."""
     nearest = values.to(torch.float16)
     # for non-negative fp16, bits as an integer increase with the value
     next_up = (nearest.view(torch.int16) + 1).view(torch.float16)
@@ -86,7 +86,7 @@ def _restore_fp8(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> torch
 
 
 def _widened(payload: torch.Tensor) -> torch.Tensor:
-    """Convert float8 (e4m3fn), all of them finite, to fp32.
+    """Convert finite values of float8 (e4m3fn) to fp32.
 
     Torch's own cast takes seven times as long on a CPU. Sign, exponent and mantissa are in the same
     order in fp16, whose exponent bias is larger by 8.
@@ -236,7 +236,7 @@ def quantized_bytes(kind: str, rows: int, width: int) -> int:
 
 
 class _Product(torch.autograd.Function):
-    """The product x W' + b with a W that is dequantized twice and never kept."""
+    """The product x W' + b, whose W is dequantized in each pass and never kept."""
 
     @staticmethod
     def forward(
@@ -372,9 +372,9 @@ def quantized_name(name: str) -> str:
 def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
     """Store the weights of all linear layers inside `modules` as `kind`, in place.
 
-    This includes `Conv1D` of transformers, and the stacked matrices of experts, one matrix at a
-    time. LoRA matrices, quantized layers, embeddings, norms and biases stay as they are. A weight
-    that is shared with a module outside is no longer shared.
+    `Conv1D` layers of transformers are included, and so are the stacked matrices of experts, one
+    matrix at a time. LoRA matrices, quantized layers, embeddings, norms and biases stay as they
+    are. A weight that is shared with a module outside is no longer shared.
 
     Returns:
         The number of weights that were quantized.
@@ -408,7 +408,7 @@ def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | N
         dtype: type of the weights; None: the one that each had before.
 
     Returns:
-        The number of weights.
+        The number of weights that were dequantized.
     """
     count = 0
     for module in modules:
@@ -453,7 +453,7 @@ def _linear_children(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def _is_linear(module: torch.nn.Module) -> bool:
-    """Return whether this is a `Linear` or `Conv1D`, but not a subclass.
+    """Return whether `module` is a `Linear` or `Conv1D`, but not a subclass.
 
     A subclass may use its weight in its own way.
     """
@@ -461,7 +461,7 @@ def _is_linear(module: torch.nn.Module) -> bool:
 
 
 def is_conv1d(module: torch.nn.Module) -> bool:
-    """Return whether this is the linear layer of GPT-2, whose weight is transposed."""
+    """Return whether `module` is the linear layer of GPT-2, whose weight is transposed."""
     layers = sys.modules.get("transformers.pytorch_utils")  # not loaded: no such layer exists
     return layers is not None and type(module) is layers.Conv1D
 

@@ -1,4 +1,4 @@
-"""The rack: a model as its embedding, its layers, and the part above; and running only some of it.
+"""The rack: a model as its embedding, its layers, and the part above, any of which can run alone.
 
 The layers are found by structure: the list of modules that pass hidden states (B, L, d) from one to
 the next. Running the model once shows which parameters are below and above them. So no architecture
@@ -44,7 +44,7 @@ class StandIn(torch.nn.Module):
 
     Attributes:
         start: hidden states that are passed on instead of the input.
-        stops: ends the model's run here.
+        stops: True ends the model's run here.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Rack:
     """The parts of a model, which runs on a few token ids to find them.
 
     Attributes:
-        layers: from the input up.
+        layers: the layers, from the input up.
         below, above: names of the parameters that run before the first layer and after the last
             one; a tied head is below.
         hidden_size: d.
@@ -157,7 +157,7 @@ class Rack:
 
         Args:
             start: hidden states (B, L, d) that layer `first` gets; None: the embedding's.
-            stops: whether the run ends where layer `last` would begin: see `hidden_at`.
+            stops: end the run where layer `last` would begin; see `hidden_at`.
         """
         modules = self.layers._modules
         real = dict(modules)
@@ -249,7 +249,7 @@ class Rack:
     def check(self) -> None:
         """Verify that the model can be cut.
 
-        Running it from the hidden states at layer 0, 1, the middle and the last one must give the
+        Its runs from the hidden states at layer 0, 1, the middle and the last one must give the
         logits of the whole model, within tolerance.
 
         Raises:
@@ -287,7 +287,7 @@ def find_layers(
     """Return the outermost module list whose elements pass on hidden states, and its name.
 
     Raises:
-        ValueError: there is none, or there are several (an encoder and a decoder).
+        ValueError: there is no such list, or there are several (an encoder and a decoder).
     """
     lists = {
         name: module

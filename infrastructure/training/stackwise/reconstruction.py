@@ -49,8 +49,8 @@ def reconstruction_loss(
 
     Args:
         output, given: hidden states (B, L, d); no gradient flows into `given`.
-        positions: (N,) in the flattened (B * L), those of trained tokens, so padding does not
-            count, and the sum over a batch is the same however it is split. None: all.
+        positions: positions of trained tokens in the flattened (B * L), (N,), so that padding does
+            not count, and the sum over a batch is the same however it is split. None: all.
     """
     if positions is not None:
         output, given = output.flatten(0, 1)[positions], given.flatten(0, 1)[positions]

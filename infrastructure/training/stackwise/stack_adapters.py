@@ -1,9 +1,9 @@
-"""Low-rank matrices next to the frozen weights of layers (LoRA, 2106.09685; with quantized weights
-QLoRA, 2305.14314). They train while the layers themselves do not.
+"""Low-rank matrices next to the frozen weights of layers, which train while the layers do not.
 
-They are inside the layer, under their own names, so the names of other parameters do not change,
-even if the weights are quantized. All of them exist from the start. Each begins without effect and
-trains in the phases that name it.
+Methods: LoRA, 2106.09685; with quantized weights QLoRA, 2305.14314. The matrices are inside the
+layer, under their own names, so the names of other parameters do not change, even if the weights
+are quantized. All matrices exist from the start. Each pair begins without effect and trains in the
+phases that name it.
 """
 
 import math
@@ -59,7 +59,7 @@ class LayerAdapters(torch.nn.ModuleDict):
     """The pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
 
     def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
-        """Yield the pairs of each linear layer, by its key."""
+        """Yield the key and the pairs of each linear layer."""
         for key, module in self.items():
             pairs = dict(module.named_children())
             yield key, {name: pair for name, pair in pairs.items() if isinstance(pair, LowRankPair)}
@@ -70,12 +70,13 @@ class LayerAdapters(torch.nn.ModuleDict):
             yield linear_of(layer, key).register_forward_hook(_adder(pairs))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the inputs: a layer that is a `Sequential` calls every module inside it."""
+        """Return the inputs, because a layer that is a `Sequential` calls every module inside
+        it."""
         return inputs
 
 
 def linear_of(layer: torch.nn.Module, key: str) -> torch.nn.Module:
-    """Return the linear layer that a key of its `LayerAdapters` means."""
+    """Return the linear layer that belongs to a key of its `LayerAdapters`."""
     return layer if key == ITSELF else layer.get_submodule(key.replace(SEPARATOR, "."))
 
 
@@ -136,7 +137,7 @@ class StackAdapters:
         layer.add_module(ADAPTERS, adapters)
 
     def hook(self) -> None:
-        """Attach to the current linear layers, which may have been replaced."""
+        """Attach the pairs to the current linear layers, which may have been replaced."""
         for handle in self._handles:
             handle.remove()
         self._handles = [
@@ -148,7 +149,7 @@ class StackAdapters:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Add the pairs to the weights, which are not quantized, and remove them."""
+        """Add the pairs to the weights, which must not be quantized, and remove the pairs."""
         for handle in self._handles:
             handle.remove()
         for layer in self.layers:
@@ -173,7 +174,7 @@ def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:
 
 
 def linear_shape(module: torch.nn.Module) -> tuple[int, int] | None:
-    """Return inputs and outputs of a linear layer; None for other modules."""
+    """Return the numbers of inputs and outputs of a linear layer; None for other modules."""
     if isinstance(module, torch.nn.Linear):
         return module.in_features, module.out_features
     if is_conv1d(module):

@@ -1,15 +1,15 @@
-"""Saving of the stacks of a model as single files, and loading of a model from them.
+"""Single files for the stacks of a model, and loading of a model from them.
 
 `stack_{s}.safetensors` holds the layers of unit s as a plain model has them, with their names
 there. The first file also holds the part below the layers (the embeddings, and a head that is tied
 to them), the last one the part above (the final norm, the head). A stack that trained together with
-the part above also holds it, if no later stack changed it: with the stacks below it is a shallower
-model.
+the part above also holds that part, if no later stack changed it: with the stacks below it is a
+shallower model.
 
 `stack_{s}.json` describes the file: the stack's position in the model, its time steps, its loss at
-its end, the settings that decide the result, and a SHA-256 over the tensors. It has its own
-checksum. It is removed before a new tensor file is written, and written again after it: a file
-without it does not count.
+its end, the settings that decide the result, and a SHA-256 over the tensors. The description has
+its own checksum. It is removed before a new tensor file is written, and written again after it: a
+tensor file without a description does not count.
 
 These files are not copied to the backup destination: all of them can be made again from the newest
 checkpoint, and the whole model is in `final/`.
@@ -62,7 +62,7 @@ class StackRecord:
         loss: loss at that step, of the model that ends with this stack; None: it was not trained.
         final_step: step at the end of the run, the same for all its stacks; None: before the end.
         sha256: hash of the tensors' names, types, shapes and bytes.
-        model: its class, and a hash of the shapes of all its tensors.
+        model: the class of the model, and a hash of the shapes of all its tensors.
         training: the settings that decide the result, and the data's fingerprint.
     """
 
@@ -141,7 +141,7 @@ def digest_of(tensors: Mapping[str, TensorBytes]) -> str:
 
 
 def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
-    """Write a stack unless it is already there; return whether it was written.
+    """Write a stack unless the same one is already there; return whether it was written.
 
     Args:
         record: its `sha256` and `num_parameters` are set here.

@@ -86,7 +86,7 @@ def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
     """Divide a model into units.
 
     Raises:
-        ValueError: it has fewer layers than stacks; the text has both numbers.
+        ValueError: the model has fewer layers than stacks; the text has both numbers.
     """
     if config.mode == "layerwise":
         sizes = [1] * num_layers
@@ -191,7 +191,8 @@ def adapter_names(rack: Rack, first: int, last: int, keys: Sequence[str]) -> lis
 def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[str]:
     """Return the keys of a unit's pairs of low-rank matrices.
 
-    Key "0" trains instead of its weights, the others once the unit is part of the trunk.
+    The pair "0" trains instead of the unit's weights, the others once the unit is part of the
+    trunk.
     """
     keys = []
     is_new_quantized = config.progressive.new_stack_precision == "nf_fp8"
@@ -204,7 +205,7 @@ def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[s
 
 
 def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bool:
-    """Return whether final norm and untied head train with a unit."""
+    """Return whether the final norm and an untied head train with a unit."""
     if config.trunk_trains or config.train_head == "always" or config.with_top:
         return True
     first = units[-1] if config.local_loss == "reconstruct" else units[0]
@@ -212,10 +213,10 @@ def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bo
 
 
 def time_steps_of(config: TrainingConfig, index: int, num_units: int) -> list[int | None]:
-    """Return the time steps of one unit's phases, in order; [None] if masks have none.
+    """Return the time steps of one unit's phases, in order; [None] without a common time step.
 
-    "depth": each unit has its own, from the first bin to the last. "input": with a cache, each unit
-    goes through all of them; without one, each example draws its own.
+    With "depth", each unit has its own time step, from the first bin to the last. With "input" and
+    a cache, each unit goes through all time steps; without a cache, each example draws its own.
     """
     if not config.time_step_masking:
         return [None]

@@ -1,4 +1,4 @@
-"""The choice of which hidden-state caches are kept: time steps, boundaries, and disk space.
+"""The choice of the hidden-state caches to keep: time steps, boundaries, and disk space.
 
 Each cache gets the same part of the budget. So what one cache holds depends only on the settings,
 never on other content of the disk: a run that lost some of its caches and resumes reads the same
@@ -49,8 +49,8 @@ class TimeStepCaches:
 
     Args:
         root: a folder for caches; other runs may use it, too.
-        size: number of time steps that are kept, the least recently used one is removed first;
-            None: all.
+        size: number of time steps to keep; the least recently used one is removed first. None:
+            all.
         mode: "stack" removes the older units of a time step as soon as a newer one is complete,
             "rack" keeps all.
         num_time_steps, num_boundaries: their numbers in the whole run.
@@ -91,7 +91,7 @@ class TimeStepCaches:
 
     @property
     def bytes_each(self) -> int | None:
-        """The part of the budget that each cache gets."""
+        """The bytes of the budget that each cache gets."""
         return None if self.budget_bytes is None else self.budget_bytes // self.num_kept
 
     def open(
@@ -183,7 +183,7 @@ class TimeStepCaches:
         """Return the folders that the run of `key` left before this process.
 
         Returns:
-            Time step and unit by folder, the least recently used first.
+            Folder → (time step, unit), the least recently used folder first.
         """
         key_of = {folder: _read_key(folder) for folder in self._unused()}
         return {
@@ -193,7 +193,8 @@ class TimeStepCaches:
         }
 
     def _evict(self, key: Mapping[str, Any]) -> None:
-        """Remove the least recently used time steps; keep `size`, including that of `key`."""
+        """Remove the least recently used time steps; keep `size` of them, including that of
+        `key`."""
         left = [time_step for time_step, _ in self._left_over(key).values()]
         opened = [time_step for time_step, _ in self._open]
         used = [*left, *opened, int(key["time_step"])]  # the least recently used first
@@ -203,7 +204,7 @@ class TimeStepCaches:
     def _free(self, needed_bytes: int, key: Mapping[str, JsonValue]) -> None:
         """Remove leftover caches until `needed_bytes` more fit in budget and disk.
 
-        Those of other runs are removed first, then those of this run.
+        Caches of other runs are removed first, then those of this run.
         """
         own = self._left_over(key)
         leftovers = [*(folder for folder in self._unused() if folder not in own), *own]

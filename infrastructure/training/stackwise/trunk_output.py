@@ -1,7 +1,7 @@
 """The output of a frozen trunk for a batch: computed, or read from a cache of examples.
 
-A batch lists its examples (`example_ids`, one each, and `example_lengths`) and how they are laid
-out: consecutive in a packed row (`cu_seq_lens`), or one row each, from its beginning.
+A batch lists its examples (`example_ids`, one each, and `example_lengths`) and their layout:
+consecutive in a packed row (`cu_seq_lens`), or one row each, from its beginning.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ Run = Callable[[Batch], torch.Tensor]
 
 
 class Data(Protocol):
-    """The part of a data source that is needed here; see `base_adapter.DataSource`."""
+    """The part of a data source that this module needs; see `base_adapter.DataSource`."""
 
     @property
     def num_examples(self) -> int: ...
@@ -57,7 +57,7 @@ class CacheSource:
         data: the training examples.
         prepare_batch: makes a batch of examples, as in training.
         root: the parent folder of caches.
-        facts: what else the values depend on: the number format, the version of the labels.
+        facts: further facts that the values depend on: number format, version of the labels.
     """
 
     data: Data
@@ -131,13 +131,13 @@ class TrunkCache:
         self._opened = name
 
     def leave(self) -> None:
-        """Detach the cache in a phase without a frozen trunk: nothing is read."""
+        """Detach the cache in a phase without a frozen trunk, so that nothing is read."""
         self.cache = self._opened = None
 
     def read(self, batch: Batch, like: torch.Tensor) -> torch.Tensor | None:
         """Return the trunk's output of a batch (B, L, d) on the device and in the dtype of `like`.
 
-        None: an example of the batch is not cached.
+        None if an example of the batch is not cached.
         """
         if self.cache is None or IDS not in batch:
             return None

@@ -40,7 +40,7 @@ STRATEGIES.provide(
 def register_strategy(name: str, strategy: Callable[..., TrainingStrategy]) -> None:
     """Make `training.strategy: name` use the result of `strategy(training_config, logger)`.
 
-    It takes precedence over a built-in one of that name.
+    The registered strategy takes precedence over a built-in one of that name.
 
     Raises:
         ValueError: another user-defined strategy has the name, or `strategy` lacks a method.

@@ -26,7 +26,7 @@ from infrastructure.training.models.trainable_state import whole
 
 
 class HasLossSum(Protocol):
-    """A loss as the sum over items, and their number."""
+    """A loss as the sum over items, and the number of items."""
 
     loss_sum: torch.Tensor
     num_items: int
@@ -36,7 +36,7 @@ NOT_ENTERED = -1  # no phase yet
 
 
 class HasDraw(Protocol):
-    """See `stackwise.masking.MaskedObjective`."""
+    """The time step and the draw of a masked objective; see `stackwise.masking.MaskedObjective`."""
 
     time_step: int | None
     draw: int
@@ -47,7 +47,7 @@ ParameterGroups = list[dict[str, Any]]
 
 
 class TrainingStrategy(ABC):
-    """Base of all training algorithms.
+    """Base class of all training algorithms.
 
     Attributes:
         config: the training section of the configuration.
@@ -92,20 +92,20 @@ class TrainingStrategy(ABC):
         """Run forward and backward of one micro-batch; with `update_gradients`, step the optimizer.
 
         `batch["total_items"]`, if given, is the number of supervised items in the whole optimizer
-        batch. The loss is divided by it, so that splitting a batch changes nothing. The loop always
-        passes `update_gradients=False` and calls `unscale_gradients` and `update_parameters`
-        itself, so that hooks see the final gradients in between.
+        batch. The loss is divided by that number, so that splitting a batch changes nothing. The
+        loop always passes `update_gradients=False` and calls `unscale_gradients` and
+        `update_parameters` itself, so that hooks see the final gradients in between.
         """
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
-        """Return the stretches of the training, in order; their epochs add up to `num_epochs`."""
+        """Return the phases of the training, in order; their epochs add up to `num_epochs`."""
         return [Phase(num_epochs=num_epochs)]
 
     def prepare_model(self, model: torch.nn.Module) -> None:  # noqa: B027 (most need nothing)
         """Inspect the model to be trained, once, before its optimizer is created.
 
         Raises:
-            ValueError: it cannot be trained in this way.
+            ValueError: this algorithm cannot train the model.
         """
 
     def enter_phase(
@@ -118,7 +118,7 @@ class TrainingStrategy(ABC):
         """Check the number of optimizer steps, once the phases are known.
 
         Raises:
-            ValueError: the model would be only partly trained by then.
+            ValueError: after so many steps the model would be only partly trained.
         """
 
     def begin_step(self, step: int, examples: Sequence[object]) -> None:
@@ -131,8 +131,8 @@ class TrainingStrategy(ABC):
     ) -> None:
         """Give the model the form of phase `index` (-1: before the first), whatever its form now.
 
-        The form includes number formats, modes, and what the optimizer holds. Values stay, or are
-        then loaded from a checkpoint.
+        The form includes number formats, modes, and the optimizer's parameters. Values stay, or are
+        loaded from a checkpoint afterwards.
         """
         self.entered = index
 
@@ -140,7 +140,7 @@ class TrainingStrategy(ABC):
         """End the training, for good or until it is resumed."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context in which the model runs as it is evaluated in this phase."""
+        """Return a context in which the model has the form that is evaluated in this phase."""
         return nullcontext()
 
     def measuring(self, model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -157,8 +157,8 @@ class TrainingStrategy(ABC):
     ) -> torch.optim.Optimizer:
         """Create the configured optimizer over `parameter_groups`.
 
-        It reads only the named parameters of the model: the size of the optimizer's state is
-        predicted with samples of them (`optimization.optimizer_memory`).
+        The optimizer's memory is predicted by calling this with samples of the parameters
+        (`optimization.optimizer_memory`), so nothing but the named parameters may be read.
 
         Raises:
             ValueError: nothing in the model can be trained.
@@ -185,8 +185,8 @@ class TrainingStrategy(ABC):
         return [*split[False], *split[True]]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-        """Return a learning rate that depends only on the step: linear warm-up, then
-        `scheduler_type`."""
+        """Create a scheduler with linear warm-up, then `scheduler_type`; it depends only on the
+        step."""
         return LambdaLR(optimizer, self.rate_factor(total_steps))
 
     def rate_factor(self, total_steps: int) -> Callable[[int], float]:
@@ -257,8 +257,8 @@ def _adamw(
 def _from_bitsandbytes(name: str, class_name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return a builder of an 8-bit or paged optimizer.
 
-    8-bit moments take a quarter of the memory. Paged ones move to main memory when the GPU's is
-    full. On a CPU they are already there, and paging has no meaning.
+    8-bit moments take a quarter of the memory. Paged moments move to main memory when the GPU's is
+    full. On a CPU they are already there, so paging has no effect.
     """
 
     def build(

@@ -17,7 +17,7 @@ from infrastructure.training.strategies.standard_strategy import StandardTrainin
 
 
 class CurriculumStrategy(StandardTrainingStrategy):
-    """The standard step, in stages. Each stage has `num_epochs` epochs.
+    """The standard step, in stages of `num_epochs` epochs each.
 
     Attributes:
         curriculum_stages: number of stages.

@@ -1,6 +1,6 @@
-"""Fine-tuning a trained model: layer-wise learning rates and gradual unfreezing.
+"""Fine-tuning of a trained model: layer-wise learning rates and gradual unfreezing.
 
-The loading of the model decides which parameters can be trained (all, LoRA, QLoRA). This strategy
+The loading of the model decides which parameters can be trained (full, LoRA, QLoRA). This strategy
 decides how fast and when each of them trains. Method: Howard & Ruder 2018 (ULMFiT).
 """
 
@@ -17,9 +17,9 @@ from infrastructure.training.strategies.standard_strategy import StandardTrainin
 class FinetuningStrategy(StandardTrainingStrategy):
     """The standard step, with a learning rate and a starting epoch for each layer.
 
-    `layerwise_lr_decay` d: the layer k below the top learns at d**k of the learning rate.
-    `unfreeze_interval` n: training starts with only the top layer, and every n epochs the next one
-    below joins. The last phase trains them all for the remaining epochs.
+    With `layerwise_lr_decay` d, the layer k below the top learns at d**k of the learning rate. With
+    `unfreeze_interval` n, training starts with only the top layer, and every n epochs the next one
+    below joins. The last phase trains all layers for the remaining epochs.
     """
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:

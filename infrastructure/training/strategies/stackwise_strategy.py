@@ -79,7 +79,7 @@ class StackwiseStrategy(TrainingStrategy):
         """Find the parts of the model, verify that it can be cut, and add what training needs.
 
         Raises:
-            ValueError: it cannot be cut.
+            ValueError: the model cannot be cut.
         """
         if self.rack is not None and self.rack.model is model:
             return
@@ -208,7 +208,7 @@ class StackwiseStrategy(TrainingStrategy):
             self._finish()
 
     def _finish(self) -> None:
-        """Leave a plain model: weights as loaded, with the trained low-rank matrices merged."""
+        """Restore a plain model: weights as loaded, with the trained low-rank matrices merged."""
         assert self.rack is not None
         layers = list(self.rack.layers)
         take_forms(layers, [AS_LOADED] * len(layers), self._loaded_dtype)
@@ -231,7 +231,7 @@ class StackwiseStrategy(TrainingStrategy):
     ) -> None:
         """Give the model the form of phase `index`, whatever form it has now.
 
-        Its values stay, or are then loaded from a checkpoint.
+        Values stay, or are loaded from a checkpoint afterwards.
         """
         self.prepare_model(model)
         assert self.plan is not None
@@ -290,7 +290,8 @@ class StackwiseStrategy(TrainingStrategy):
         ]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-        """Return a scheduler with a warm-up and schedule per phase, since its parameters are new.
+        """Return a scheduler with a warm-up and schedule per phase, because each has new
+        parameters.
 
         A model that grows in one step has one schedule: earlier parameters continue to train.
         """
@@ -318,8 +319,8 @@ class StackwiseStrategy(TrainingStrategy):
     def phase(self) -> StackPhase:
         """The phase whose form the model has.
 
-        Before the first phase it is the last one: it is as deep as any, and measurements then refer
-        to it.
+        Before the first phase this is the last one: no phase is deeper, so measurements cover the
+        most.
         """
         assert self.plan is not None
         return self.plan.phases[self.entered]
@@ -414,7 +415,7 @@ class StackwiseStrategy(TrainingStrategy):
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> StepOutput:
-        """Train a unit below the top by itself, to preserve features.
+        """Train a unit below the top on its own loss, which preserves features.
 
         The reported loss is the reconstruction error per supervised item.
         """

@@ -11,7 +11,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
 class StandardTrainingStrategy(TrainingStrategy):
-    """Forward, loss per supervised item of the whole batch, backward, clipped optimizer step."""
+    """The ordinary step: forward pass, loss per supervised item, backward pass, clipped update."""
 
     def train_step(
         self,

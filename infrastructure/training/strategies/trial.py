@@ -1,6 +1,6 @@
 """A trial of the first step of a user-defined strategy before the training, without side effects.
 
-The strategy's own state stays in a copy, and changes to the model are undone.
+The strategy's own state changes only in a copy, and changes to the model are undone.
 """
 
 import copy
@@ -18,7 +18,7 @@ from infrastructure.training.strategies.stackwise_strategy import StackwiseStrat
 def is_own(strategy: TrainingStrategy) -> bool:
     """Return whether the strategy is user-defined.
 
-    A block-wise one does not count: its forms take a run to enter.
+    A block-wise strategy does not count, because its forms take a run to enter.
     """
     is_ours = type(strategy).__module__.partition(".")[0] in OUR_PACKAGES
     return not (is_ours or isinstance(strategy, StackwiseStrategy))
@@ -33,7 +33,7 @@ def first_step(
 ) -> Iterator[TrainingStrategy]:
     """Begin the first phase and step of a user-defined strategy, as the loop does.
 
-    Its `train_step` may read what is set there. Built-in strategies, and one whose training is
+    The strategy's `train_step` may depend on it. Built-in strategies, and one whose training is
     already running, need no preparation and are yielded unchanged.
 
     The weights of `model` are not restored: see `preserve`.

@@ -67,7 +67,7 @@ CHANGED = "Zq5"  # appended to an answer to locate it
 
 
 class FormatError(Exception):
-    """A conversation that the chat template cannot write so that its answers can be found.
+    """An error for a conversation whose answers cannot be found in the template's output.
 
     Attributes:
         advice: the remedy if it is known, else "".
@@ -84,7 +84,7 @@ class FormatError(Exception):
 
 
 class HistoryError(FormatError):
-    """A chat template that writes earlier messages differently once the conversation continues."""
+    """An error for a template that changes earlier messages once a conversation continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,9 @@ class TemplateFormat:
 
     @property
     def preamble(self) -> str:
-        """The text that it adds if a conversation has no system message; "" if there is none."""
+        """The text that the template adds if a conversation has no system message; "" if there is
+        none.
+        """
         try:
             text, _ = self._render((QUESTION,), "")
         except FormatError:
@@ -266,7 +268,9 @@ class TemplateFormat:
 
     @property
     def learned_of_prompt(self) -> str:
-        """The text that it marks as trained although the generation prompt holds it; "" if none."""
+        """The text that the template marks as trained although the generation prompt contains it;
+        "" if there is none.
+        """
         if not self.marks_answers:
             return ""
         try:
@@ -277,14 +281,14 @@ class TemplateFormat:
         return text[spans[0][0] : len(prompt)] if spans and text.startswith(prompt) else ""
 
     def reads(self, name: str) -> bool:
-        """Return whether the source of the template mentions this field of a message, or input."""
+        """Return whether the template's source mentions this field of a message, or this input."""
         if name not in self._reads:
             source = COMMENT.sub("", self.template)
             self._reads[name] = re.search(rf"\b{re.escape(name)}\b", source) is not None
         return self._reads[name]
 
     def writes(self, mark: str) -> bool:
-        """Return whether it writes this mark if a message has an image among its parts."""
+        """Return whether the template writes this mark for a message that has an image part."""
         parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTION.text}]
         turn = Turn("user", QUESTION.text, json.dumps({"content": parts}))
         try:
@@ -357,7 +361,8 @@ class TemplateFormat:
         return end + len(self.own_end) if is_there else end
 
     def _takes_parts(self) -> bool:
-        """Return whether it writes texts only as lists of parts, as some vision templates do."""
+        """Return whether the template writes texts only as lists of parts, as some vision templates
+        do."""
         texts = []
         for self.takes_parts in (False, True):
             try:
@@ -488,7 +493,7 @@ def training_format(
 
 
 def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
-    """Return a tool, or a call of one, in the form that a template takes; None: unchanged."""
+    """Return a tool, or a call of one, wrapped or unwrapped; unchanged if `wraps` is None."""
     function: Any = one.get("function")
     if function is None:
         return {"type": "function", "function": one} if wraps else one
@@ -496,7 +501,7 @@ def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
 
 
 def _changed(turn: Turn) -> Turn:
-    """Return the turn with another text, and other names of the tools that it calls."""
+    """Return a copy of the turn with a changed text and changed names of the called tools."""
     fields = json.loads(turn.fields) if turn.fields else {}
     for call in fields.get("tool_calls") or ():
         function = call.get("function", call)
@@ -533,8 +538,8 @@ def spelled_tags(
 ) -> tuple[list[str], int]:
     """Return the tags around a question and its answer that are not tokens of this tokenizer.
 
-    Also return about how many more tokens they take than if they were; text next to them may be
-    tokenized differently, too.
+    Also return an estimate of the extra tokens that they take because of this. Text next to them
+    may be tokenized differently, too.
     """
     known = tokenizer.get_vocab()
     tags = [tag for tag in tags_of(template) if tag not in known]

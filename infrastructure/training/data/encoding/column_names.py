@@ -23,7 +23,7 @@ class NamedPair:
 
 
 def plain(name: str) -> str:
-    """Return a column's name for comparison: lower case, composed accents, underscores."""
+    """Normalize a column's name for comparison: lower case, composed accents, underscores."""
     composed = unicodedata.normalize("NFC", name).casefold().strip()
     return composed.replace(" ", "_").replace("-", "_")
 
@@ -76,7 +76,7 @@ def _pairs(shape: str, text: str, contexts: tuple[str, ...]) -> list[NamedPair]:
 
 
 def known_pairs(prompt: str, question: str, instruction: str) -> list[NamedPair]:
-    """Return all pairs; the arguments are the shapes of their rows."""
+    """Return all pairs of known columns; the arguments are the shapes of rows with such pairs."""
     contexts = tuple(map(plain, _CONTEXTS.split()))
     return [
         *_pairs(prompt, _PROMPTS, ()),

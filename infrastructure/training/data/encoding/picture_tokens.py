@@ -1,4 +1,4 @@
-"""Images among tokens: what a processor of transformers writes in the place of an image.
+"""Conversion of the images in a text to tokens, by a transformers processor.
 
 A chat template writes one mark for an image (`<image>`, `<|image_pad|>`). The model's processor
 turns it into as many tokens as the model has features for an image of that size. These replace the
@@ -41,7 +41,7 @@ class PictureTokens:
         background: the color behind transparent pixels.
 
     Attributes:
-        mark, mark_id: what a chat template writes for an image.
+        mark, mark_id: the token that a chat template writes for an image, and its ID.
         token_ids: the IDs of an image's tokens. For Gemma 3 the mark is not one of them.
 
     Raises:
@@ -90,7 +90,7 @@ class PictureTokens:
         """Return the tokens of an image, which depend only on its size.
 
         Raises:
-            PictureError: the processor refuses it.
+            PictureError: the processor refuses the image.
         """
         if image.size not in self._ids:
             if len(self._ids) >= MOST_SIZES:
@@ -127,10 +127,11 @@ class PictureTokens:
         return [*whole, *ids[start:]], np.concatenate([*masks, mask[start:]])
 
     def check(self, text: str, before: Sequence[int], after: Sequence[int], images: Any) -> None:
-        """Compare the first rows with the processor's own output for text and images together.
+        """Compare the tokens of the first rows with what the processor returns for text and images.
 
         Args:
-            before, after: the tokens of the text, and the same with the tokens of the images.
+            before: the tokens of the text, with one mark for each image.
+            after: the same tokens, with the tokens of the images in place of the marks.
 
         Raises:
             ValueError: they differ.
@@ -164,7 +165,7 @@ class PictureTokens:
 
         Args:
             ids: (B, L), with the tokens of the images in place.
-            pictures: of all rows, in order.
+            pictures: the images of all rows, in order.
         """
         given = self.pixels(pictures) if pictures else {}
         return given | self.kinds(ids)
@@ -188,7 +189,7 @@ class PictureTokens:
         return [decode(picture.read(), background=self.background) for picture in pictures]
 
     def pixels_of(self, images: Sequence["Image"]) -> dict[str, Any]:
-        """Return the same as `pixels` for decoded images."""
+        """Return the model inputs for images that are already decoded: tensors by argument name."""
         made = self.processor.image_processor([*images], return_tensors="pt")
         names = self.processor.image_processor.model_input_names
         unused = getattr(self.processor, "unused_input_names", ())  # by a model's forward

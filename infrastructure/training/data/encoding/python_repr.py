@@ -1,4 +1,4 @@
-"""Read lists and objects in Python's printed form: `[{'role': 'user', 'content': …}]`.
+"""A parser of lists and objects in Python's printed form: `[{'role': 'user', 'content': …}]`.
 
 That is what pandas writes into a CSV file for a column of lists. Nothing is executed: only literals
 are read, and only those that JSON has as well.
@@ -24,7 +24,7 @@ def parse_python(text: str) -> JsonValue:
     """Return the value of a printed Python list or dict.
 
     Raises:
-        ValueError: it is not one, or holds values that JSON does not have.
+        ValueError: the text is neither, or contains values that JSON does not have.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError("data.python_text_too_long", max_characters=MAX_CHARACTERS)
@@ -55,7 +55,7 @@ def parse_python(text: str) -> JsonValue:
 
 
 def _depth(text: str) -> int:
-    """Return an upper bound of the nesting depth of brackets, which counts those in strings."""
+    """Return an upper bound of the nesting depth of brackets; those inside strings count, too."""
     steps = (1 if one in "[{(" else -1 for one in BRACKETS.findall(text))
     return max(itertools.accumulate(steps, initial=0))
 

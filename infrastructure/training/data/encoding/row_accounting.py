@@ -1,20 +1,20 @@
-"""Location of each text of a row in the text that the model reads, and of texts that are missing.
+"""A search for the texts of a row that are missing in the text that the model reads.
 
 A chat template may leave out a system message, earlier reasoning, or the text next to a tool call.
 To detect that, the row is written a second time with a mark in the place of each text: a character
 of Unicode's private planes, which no template knows. What the template does with the mark, it does
 with the text. The texts are then put back into the marked output, and the result is compared with
 the text that the model reads. If both are equal, every mark is the position of its text, and a text
-whose mark is missing is left out. Nothing is searched for, so short, repeated and escaped texts
-are distinguished.
+whose mark is missing is left out. Nothing is searched for, so short, repeated and escaped texts are
+distinguished.
 
 Rows of the same form (the same roles and fields) share one marked output. If the texts do not fit
 back, because the template inspects them, the row gets its own marked output: the marks are as long
 as the texts, and every string that the template itself contains stays as it is. If that does not
 fit either, each text is tried separately; what still does not fit is undetermined, never missing.
 
-White space at the edges of a text does not count, and neither do values without a text of their
-own (true, false, null). Text that `max_length` cuts off is not handled here.
+White space at the edges of a text does not count, and neither do values without a text of their own
+(true, false, null). Text that `max_length` cuts off is not handled here.
 """
 
 import html
@@ -55,7 +55,7 @@ class Missing:
 
     Attributes:
         kind: "system message", "reasoning", "answer", "argument", …
-        what: the same with its position in the row, such as "reasoning of message 3".
+        what: the kind with its position in the row, such as "reasoning of message 3".
         text: the whole text.
         is_learnt: it is part of an answer that is trained on.
         is_cut: a part of it is read.
@@ -75,11 +75,11 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The fate of the texts of a row.
+    """The texts of a row that the model does not read, or may not read.
 
     Attributes:
-        missing: those that the model does not read completely, in the order of the row.
-        undetermined: those for which this cannot be determined, in words.
+        missing: texts that the model does not read completely, in the order of the row.
+        undetermined: descriptions of the texts for which this cannot be determined.
     """
 
     missing: tuple[Missing, ...] = ()
@@ -96,7 +96,7 @@ WHOLE = Account()
 
 @dataclass
 class LeftOut:
-    """The texts that the rows of a dataset lose, by kind.
+    """Counts of the texts that the rows of a dataset lose, by kind.
 
     Attributes:
         rows: kind → number of rows that lose such a text.
@@ -157,7 +157,7 @@ class LeftOut:
 
 
 def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Conversation]:
-    """Yield the conversation with its reasoning in each other form that a template mentions.
+    """Yield a copy of the conversation for each other form of reasoning that a template mentions.
 
     The forms are the reasoning fields, and tags at the beginning of the answer.
     """
@@ -169,7 +169,7 @@ def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Convers
 
 
 def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
-    """Return an answer with its reasoning in this field; None: in tags."""
+    """Return an answer with its reasoning in the field `name`, or in tags if that is None."""
     fields: dict[str, Any] = json.loads(turn.fields) if turn.fields else {}
     if turn.role != "assistant" or isinstance(fields.get("content"), list):
         return turn
@@ -193,8 +193,8 @@ class RowAccounting:
     """A locator of the texts of rows in the output of one chat template.
 
     Args:
-        write: returns a conversation as the text that the model reads; an exception for a marked
-            one means that this one cannot be determined.
+        write: returns a conversation as the text that the model reads. If it raises for a marked
+            conversation, the texts of that conversation are undetermined.
         sources: the Jinja source of each template that `write` uses.
     """
 
@@ -206,7 +206,8 @@ class RowAccounting:
         self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
 
     def account(self, conversation: Conversation, text: str) -> Account:
-        """Return which texts of a conversation are missing in `text`, which `write` made of it."""
+        """Return which texts of a conversation are missing in `text`, which `write` returned for
+        it."""
         if conversation.is_text:
             return WHOLE
         marker = _Marker(kept=THINK_TAGS, names=self._names)
@@ -236,7 +237,8 @@ class RowAccounting:
             return None
 
     def _by_itself(self, conversation: Conversation, text: str) -> Account:
-        """Return the same for a row whose texts the template inspects."""
+        """Return the account of a row whose texts the template inspects, from a marked output of
+        its own."""
         marker = _Marker(kept=self._strings, names=self._names, keeps_length=True)
         skeleton = self._written(marker.conversation(conversation), marker)
         if skeleton is not None and skeleton.fits(marker.pieces, text):
@@ -329,7 +331,7 @@ class _Marker:
         return replace(turn, text=text, fields=packed)
 
     def _with_reasoning(self, text: str, kind: str, what: str, number: int, is_learnt: bool) -> str:
-        """Mark an answer that holds reasoning in tags, as two texts."""
+        """Mark an answer that holds reasoning in tags as two texts, and return it."""
         match = REASONING.match(text)
         assert match is not None
         head, thought, close = match.groups()
@@ -428,7 +430,7 @@ class _Marker:
         return len(self.texts) - 1
 
     def _marked(self, text: str, owner: int) -> str:
-        """Return the text with marks between white space and the strings that are kept."""
+        """Replace a text by marks, except for the strings in it that are kept."""
         if self.only not in (None, owner):
             return text
         kept = [one for one in self.kept if one in text]
@@ -525,8 +527,10 @@ class _Skeleton:
 
 
 def _ways(before: str, piece: str, part: int, after: str) -> Iterator[tuple[str, str]]:
-    """Yield the ways in which a piece can stand between two literals: the text up to its end, and
-    what remains of the second literal."""
+    """Yield the ways in which a piece can stand between two literals.
+
+    Each is the text up to the end of the piece, and the rest of the second literal.
+    """
     for spelled in (piece[:part], piece[-part:]) if part else _spellings(piece):
         yield before + spelled, after
     if before[-1:] == "'" == after[:1]:  # Python uses other quotes for a text that contains these

@@ -101,7 +101,7 @@ CALL_ROLES = ("function_call", "tool_call")  # their text is a tool call, or a l
 
 
 class ShapeError(Exception):
-    """A row that does not fit the shape; it becomes a `BadRow`."""
+    """An error for a row that does not fit the shape; the row becomes a `BadRow`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -270,7 +270,7 @@ class RowSchema:
 
 
 def value_of(values: RowValues, column: str | None) -> object:
-    """Return a row's value in a column; `a.b` is b inside the object a. None: there is none."""
+    """Return a row's value in a column; None if it has none. `a.b` is b inside the object a."""
     return _held(values, column)[0] if column else None
 
 
@@ -293,7 +293,7 @@ def _present(values: RowValues, column: str) -> object:
 
 
 def _first_answer(value: object, column: str) -> object:
-    """Return the text of an answer; if several are given that are all right, the first."""
+    """Return the text of an answer; the first one if several right answers are given."""
     if isinstance(value, Mapping):
         keys = [key for key in ("value", "text") if key in value]
         return _first_of(value[keys[0]], column) if keys else value
@@ -310,7 +310,7 @@ def _first_of(value: object, column: str) -> object:
 
 
 def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
-    """Return the earlier turns, given as pairs of a question and an answer."""
+    """Return the earlier turns, which a column gives as pairs of a question and an answer."""
     past = from_json_text(value_of(values, column), column) if column else None
     if not past:
         return []
@@ -330,7 +330,7 @@ def _listed_choices(values: RowValues, column: str) -> str:
 
 
 def _choice(values: RowValues, column: str, answer: str) -> str:
-    """Return the line of the right answer."""
+    """Return the right answer as its line among the choices."""
     lines, labels = _lines_of_choices(values, column)
     number = chosen_number(_present(values, answer), labels)
     if number is None:
@@ -368,7 +368,8 @@ def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
 
 
 def _by_turns(value: object, column: str) -> list[Turn] | None:
-    """Return the turns of a list of texts, alternately of user and assistant; None for others."""
+    """Return the turns of a list of texts, alternately of user and assistant; None for other
+    values."""
     texts = from_json_text(value, column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None
@@ -424,7 +425,7 @@ def from_json_text(value: object, column: str) -> object:
     """Return the value of a column; parse a list or object in JSON or as Python prints it.
 
     Raises:
-        ShapeError: the text begins like one and is not one.
+        ShapeError: the text begins like a list or an object and cannot be parsed.
     """
     if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
         return value
@@ -646,7 +647,7 @@ def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
 def with_context(question: str, context: str | None) -> str:
     """Return a question followed by its context.
 
-    The context is always written: the question may contain the same letters by chance.
+    The context is written even if the question contains the same text, which may be chance.
     """
     return f"{question}\n\n{context}" if context and context.strip() else question
 

@@ -79,7 +79,7 @@ Candidate = tuple[str, dict[str, str], str]
 
 @dataclass(frozen=True)
 class ShapeRequest:
-    """The settings about columns; None means: detect."""
+    """The settings about columns; None means that a column is to be detected."""
 
     shape: str = "auto"
     prompt_column: str | None = None
@@ -94,7 +94,7 @@ class ShapeRequest:
         """Refuse settings that contradict each other.
 
         Raises:
-            ValueError: names the settings that cannot be combined.
+            ValueError: settings cannot be combined; the text names them.
         """
         if self.shape not in ("auto", *SHAPES):
             raise InputError(
@@ -117,7 +117,7 @@ def recognise_question(
     """Return a schema of the prompts of rows, whatever their answers are.
 
     Args:
-        answers: the columns that each answer the prompt; none: nothing answers it.
+        answers: the columns that hold answers to the prompt; empty if there are none.
 
     Returns:
         A schema for calls of `prompt_turns` and `inputs`, and of `answers` with one of these
@@ -192,7 +192,7 @@ def _picture_column(
 
 
 def picture_words(rows: Sequence[Row], schema: RowSchema) -> str:
-    """Return in words where rows of this shape hold images; "" if they hold none."""
+    """Return a description of where rows of this shape hold images; "" if they hold none."""
     if PICTURES in schema.columns:
         return f"column {schema.columns[PICTURES]!r}"
     for row in rows:
@@ -218,7 +218,7 @@ def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
     """Refuse rows of well-known datasets that cannot be used as examples directly.
 
     Raises:
-        ValueError: says what they are, and what to do.
+        ValueError: the rows are of such a dataset; the text says which, and what to do.
     """
     first = rows[0].values
     if set(columns) >= MESSAGE_ROW:
@@ -236,7 +236,7 @@ def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
     """Refuse answers that are only true or false.
 
     Raises:
-        ValueError: names the column and the remedy.
+        ValueError: answers are truth values; the text names the column and the remedy.
     """
     answer = parts.get("answer")
     values = [value_of(row.values, answer) for row in rows]
@@ -253,7 +253,7 @@ def _refuse_labels(
     marks bad answers.
 
     Raises:
-        ValueError: names the possible remedies.
+        ValueError: the rows have a label; the text names the possible remedies.
     """
     name, parts, _ = candidate
     if request.shape != "auto" or request.text_column or request.prompt_column:
@@ -441,8 +441,10 @@ def _with_more(
 
 
 def _chooses(rows: Sequence[Row], column: str, answer: str) -> bool:
-    """Return whether answers are numbers or labels of the choices in another column; without
-    answers, whether it lists choices."""
+    """Return whether answers are numbers or labels of the choices in another column.
+
+    If `answer` is empty, return whether that column lists choices.
+    """
     for row in rows:
         texts, labels = choices_in(value_of(row.values, column))
         is_named = not answer or chosen_number(value_of(row.values, answer), labels) is not None
@@ -508,7 +510,7 @@ def _add_context(parts: dict[str, str], context: Sequence[str]) -> str:
 
 
 def _add_others(parts: dict[str, str], columns: list[str]) -> str:
-    """Assign parts to columns that any conversation may have, and return the words about it."""
+    """Assign parts to columns that any conversation may have, and return a description of them."""
     words = ""
     if system := matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
@@ -519,7 +521,10 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
 def _add_rare(
     parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str], request: ShapeRequest
 ) -> str:
-    """Assign parts to columns that few rows have, and to the chat template's other inputs."""
+    """Assign parts to columns that few rows have, and to the chat template's other inputs.
+
+    Return a description of them.
+    """
     present = dict.fromkeys(name for row in rows for name in row.values)
     rare = [name for name in present if name not in columns and name not in parts.values()]
     words = ""
@@ -532,7 +537,10 @@ def _add_rare(
 
 
 def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Assign parts to columns that a chat template reads besides the messages; return the words."""
+    """Assign parts to columns that a chat template reads besides the messages.
+
+    Return a description of them.
+    """
     words = ""
     for part, name in TEMPLATE_COLUMNS.items():
         for column in matching((name,), [c for c in columns if c not in parts.values()]):
@@ -620,7 +628,7 @@ def _columns_of(parts: dict[str, str]) -> str:
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
-    """Return which settings to use, with column names if they can be read in only one way."""
+    """Return advice on the settings to use, with column names if only one reading is possible."""
     texts = [name for name in _leaves(rows, columns) if plain(name) != "id"]
     texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
     nested = (list, dict)
@@ -646,7 +654,10 @@ def _by_columns(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _is_mixed(rows: Sequence[Row], request: ShapeRequest) -> bool:
-    """Return whether the shape is unclear because rows differ, not because of several readings."""
+    """Return whether the shape is unclear because rows have different columns.
+
+    It may also be unclear because the same columns can be read in several ways.
+    """
     groups = _by_columns(rows)
     counts = {len(_candidates(group, list(group[0].values), request)) for group in groups}
     return max(counts) == 1

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Kind(Enum):
     """The use of a token in training.
 
-    MASKED: it is read and not trained on. TRAINED: the model learns to generate it. STOP: the same,
-    and the token ends its answer.
+    - MASKED: the model reads it and is not trained on it.
+    - TRAINED: the model learns to generate it.
+    - STOP: the model learns to generate it, and it ends its answer.
     """
 
     MASKED = "masked"
@@ -99,7 +100,7 @@ def token_preview_html(
     tokenizer: "PreTrainedTokenizerBase",
     left_out: Sequence[str] = (),
 ) -> str:
-    """Return the tokens as HTML, with a key above and the left-out texts of the row below.
+    """Return the tokens as HTML, with a legend above and the left-out texts of the row below.
 
     Trained tokens are highlighted, and show their kind when the pointer is on them.
     """

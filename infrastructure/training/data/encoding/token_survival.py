@@ -57,7 +57,7 @@ IGNORED = ("Mn", "Cc", "Cf", "Zs", "Zl", "Zp")  # accents, control characters, w
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The fate of the trained text of one row.
+    """The changes that the tokenizer makes to the trained text of one row.
 
     Attributes:
         kind: LOST, LETTERS or WHITE_SPACE; "": nothing changed.
@@ -89,15 +89,20 @@ class TokenSurvival:
     def of_rows(
         self, written: Sequence[Written], learned: Sequence[Sequence[int]]
     ) -> list[Survival]:
-        """Return the fate of the trained parts of some rows.
+        """Compare the trained parts of some rows with their tokens.
 
         Args:
-            learned: the trained tokens of each.
+            learned: the trained tokens of each row.
+
+        Returns:
+            The changes in each row, in order.
         """
         return self.compare([_learned_parts(one) for one in written], learned)
 
     def lost_of(self, texts: Iterable[str], written: str, ids: Sequence[int]) -> str:
-        """Return in words what the tokenizer loses of texts that occur in `written`; "" if nothing.
+        """Return a description of what the tokenizer loses of texts that occur in `written`.
+
+        "" if it loses nothing.
 
         Args:
             ids: the tokens of `written`.
@@ -120,7 +125,7 @@ class TokenSurvival:
     def compare(
         self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
     ) -> list[Survival]:
-        """Return the fate of each text, given in parts; the tokens may hold text around them."""
+        """Compare each text, given in parts, with its tokens, which may hold text around it."""
         read_back = self._read_back([[*map(int, one)] for one in ids])
         return [self._survival(*both) for both in zip(texts, read_back, strict=True)]
 
@@ -213,8 +218,9 @@ def _excerpt(text: str, position: int) -> str:
 
 @dataclass
 class Survivals:
-    """The fate of the trained texts of a dataset; takes eight bytes per row, and some more for each
-    changed row.
+    """Counts of the changes in the trained texts of a dataset.
+
+    They take eight bytes per row, and some more for each changed row.
 
     Attributes:
         rows: kind → number of rows.
@@ -266,7 +272,7 @@ class Survivals:
         """Refuse to start if different answers have become equal in too many rows.
 
         Raises:
-            ValueError: names the number, and what to do.
+            ValueError: there are too many; the text has their number, and says what to do.
         """
         percent = 100 * self.num_equal / max(1, num_rows)
         if percent > max_percent:

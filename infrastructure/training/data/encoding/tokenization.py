@@ -91,10 +91,10 @@ class Encoded:
         end_token: the last trained token that is not white space, which ends the last answer. If
             that was cut, the token that ends the answer before it, if it is a special token.
         is_truncated: tokens were cut off.
-        account: what became of its texts.
+        account: the texts of it that the model does not read.
         is_rewritten: its reasoning is written in another form than the row's, which the chat
             template would leave out.
-        survival: what the tokenizer made of the trained text.
+        survival: changes that the tokenizer made to the trained text.
     """
 
     example: TokenizedExample
@@ -126,7 +126,7 @@ def ends_of_template(processing_class: object) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Accounted:
-    """A conversation as text, and what became of its texts."""
+    """A conversation as text, with the account of its texts."""
 
     written: Written
     account: Account
@@ -184,7 +184,7 @@ class ConversationEncoder:
 
     @cached_property
     def tool_template(self) -> TemplateFormat | None:
-        """The same for conversations with tools, if the tokenizer has a template for them."""
+        """The template of conversations with tools in training; None if the tokenizer has none."""
         if self.own_tool_template is None:
             return None
         return training_format(self.tokenizer, self.own_tool_template, self.train_on == LAST_ANSWER)
@@ -192,7 +192,7 @@ class ConversationEncoder:
     def encode(
         self, conversations: Sequence[Conversation], folder: Path = Path()
     ) -> list[Encoded | BadRow]:
-        """Return each conversation as tokens, or why it cannot be used, in the given order.
+        """Return each conversation as tokens, or as a `BadRow` with the reason, in the given order.
 
         Args:
             folder: the folder that paths of images are relative to.
@@ -242,7 +242,8 @@ class ConversationEncoder:
     def _with_pictures(
         self, conversation: Conversation, written: Written, ids: list[int], mask: Mask, folder: Path
     ) -> tuple[tuple[Picture, ...], list[int], Mask]:
-        """Return the images, and the tokens with those of the images; raises `PictureError`."""
+        """Return the images, and the tokens and mask with image tokens in place; raises
+        `PictureError`."""
         if self.pictures is None:
             if conversation.num_pictures:
                 raise PictureError("data.model_accepts_text_only")
@@ -274,7 +275,7 @@ class ConversationEncoder:
         return self.pictures.in_place(ids, np.zeros(len(ids), dtype=bool), images)[0]
 
     def prompt_account(self, turns: Sequence[Turn], inputs: str = "") -> Account:
-        """Return what becomes of the texts of a prompt; raises `FormatError`."""
+        """Return which texts of a prompt the model does not read; raises `FormatError`."""
         text = self.prompt_written(turns, inputs).text
         conversation = Conversation(tuple(turns), inputs=inputs, num_given=len(turns))
         return self._prompt_accounting.account(conversation, text)
@@ -287,8 +288,11 @@ class ConversationEncoder:
         return self.prompt_written(conversation.turns, conversation.inputs).text
 
     def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
-        """Return a prompt for display: a single message as it is; several with their roles, and
-        with those marked that the model does not read."""
+        """Return a prompt for display.
+
+        A single message is shown as it is, several with their roles. Those that the model does not
+        read are marked.
+        """
         if len(turns) == 1:
             return turns[0].text
         account = self.prompt_account(turns, inputs)
@@ -396,7 +400,7 @@ class ConversationEncoder:
                 yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
-        """Return the training template for a conversation with these inputs; None if none."""
+        """Return the training template for a conversation with these inputs; None: no template."""
         return self.tool_template if self._is_for_tools(inputs) else self.template
 
     def _is_for_tools(self, inputs: str) -> bool:
@@ -441,10 +445,9 @@ class ConversationEncoder:
 
     @cached_property
     def _spells_pictures(self) -> bool:
-        """True if image marks are put into the texts: there is no template, or a text model's.
+        """True if image marks are put into the texts, because no template for images writes them.
 
-        The template of a vision-language model also writes what surrounds an image, which nothing
-        else does.
+        The template of a vision-language model also writes the text around an image.
         """
         if self.pictures is None:
             return False
@@ -536,12 +539,13 @@ class ConversationEncoder:
         return results
 
     def _continuation(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows a line break, without a mark of a beginning."""
+        """Return the tokens of a text after a line break, without a mark of the beginning of a
+        text."""
         lead, both = self._ids(["\n", "\n" + text])
         return both[len(lead) :] if both[: len(lead)] == lead else self._ids([text])[0]
 
     def _bounds(self, texts: list[str], heads: list[list[int]], ids: list[int]) -> list[int] | None:
-        """Return the token positions between the pieces; None if tokens cross them, or differ."""
+        """Return the token positions between the pieces; None if a token crosses one of them."""
         bounds: list[int] = []
         position = 0
         for index, head in enumerate(heads):
@@ -556,7 +560,7 @@ class ConversationEncoder:
         return bounds
 
     def _masked(self, written: Written, parts: list[list[int]]) -> tuple[list[int], Mask]:
-        """Join the tokens of the pieces, and mask those of answers as trained."""
+        """Join the tokens of the pieces, and mark those of answers as trained."""
         answers = {start: n for n, (start, _) in enumerate(written.spans)}
         ids, owners = list(written.lead), [-1] * len(written.lead)
         for start, part in zip(_edges(written), parts, strict=False):
@@ -672,7 +676,7 @@ def _tokens_of(encoded: "BatchEncoding", number: int, start: int, end: int) -> s
 
 
 def num_common(ids: TokenIds, others: TokenIds) -> int:
-    """Return how many tokens both begin with."""
+    """Return the number of tokens that both sequences have in common at their beginning."""
     length = min(len(ids), len(others))
     same = np.asarray(ids[:length]) == np.asarray(others[:length])
     return length if same.all() else int(np.argmin(same))
@@ -681,8 +685,8 @@ def num_common(ids: TokenIds, others: TokenIds) -> int:
 def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: TokenIds) -> bool:
     """Return whether an example begins with a prompt.
 
-    It must begin with its tokens, or with its text if the last characters of the prompt form one
-    token with the first ones of the answer.
+    The tokens are compared, and where they end differently the text, because the last characters of
+    the prompt may form one token with the first ones of the answer.
     """
     same = num_common(ids, prompt)
     if same == len(prompt):
@@ -696,8 +700,8 @@ def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: Tok
 def _splits_cleanly(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Return whether a text cut after a line break has the tokens of its pieces.
 
-    It does not for tokenizers that put a mark before the first word, or whose special tokens
-    swallow the space next to them.
+    Tokenizers that put a mark before the first word do not split so, nor do those whose special
+    tokens swallow the space next to them.
     """
     added = tokenizer.added_tokens_decoder.values()
     if any(getattr(token, side, False) for token in added for side in ("lstrip", "rstrip")):

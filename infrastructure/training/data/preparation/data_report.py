@@ -44,7 +44,7 @@ class DataReport:
             there are none.
         left_out: texts of usable rows that the model never reads, as `LeftOut.to_json` returns
             them.
-        survivals: what the tokenizer made of trained texts, as `Survivals.to_json` returns it.
+        survivals: changes of trained texts by the tokenizer, from `Survivals.to_json`.
         losses: file:line of the first rows that lose a text → the lost texts, in words.
         undetermined_rows: rows for which it cannot be determined whether a text is lost.
         unused_columns: columns that nothing reads, in words; "" if there are none.
@@ -92,7 +92,7 @@ class DataReport:
         return self.supervised_tokens / self.tokens if self.tokens else 0.0
 
     def to_dict(self) -> JsonObject:
-        """Return the facts in a form that JSON can hold; of the quarantine, only its counts."""
+        """Return the facts in a form that JSON can hold, with only the counts of the quarantine."""
         facts = {key: value for key, value in vars(self).items() if key != "quarantine"}
         return {**facts, "quarantined": dict(self.quarantine.counts)}
 
@@ -103,7 +103,7 @@ class DataReport:
         return cls(**known, quarantine=quarantine)
 
     def lines(self, is_verbose: bool = True, num_positions: int | None = None) -> list[str]:
-        """Return the report for the user.
+        """Return the lines of the report for the user.
 
         Args:
             is_verbose: return everything; otherwise only what should be read before every run.
@@ -234,7 +234,7 @@ class DataReport:
         return lines
 
     def _keeps_whole(self, num_positions: int | None) -> str:
-        """Return advice on how to keep rows whole that are longer than the limit."""
+        """Return advice on how to keep rows whole that are longer than the limit, or ""."""
         if num_positions is None:
             return phrase("data.raise_limit_if_supported")
         if self.max_length < num_positions:

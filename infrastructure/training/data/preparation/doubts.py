@@ -1,4 +1,4 @@
-"""Checks for data that the user hardly meant, made before anything is loaded or trained."""
+"""Checks for data that the user probably did not intend, made before anything is loaded."""
 
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -12,7 +12,7 @@ from infrastructure.training.data.readers.splits import DOCUMENTS
 
 
 class UnconfirmedDataError(InputError):
-    """Data that is trained on only if the user confirms it.
+    """An error for data that is trained on only if the user confirms it.
 
     Attributes:
         doubt: what is unusual about it, as a sentence without a full stop.

@@ -1,4 +1,4 @@
-"""The plan made from the configuration: which files, shapes and limits, and the cache key."""
+"""The plan of a preparation: which files, shapes and limits, and the key of the cache entry."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -107,8 +107,10 @@ def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | No
 
 
 def pictures_in(config: DataConfig) -> str:
-    """Return in words where the first rows of the training data hold images; "" if they hold none,
-    or if no data can be read."""
+    """Return a description of where the first rows of the training data hold images.
+
+    "" if they hold none, or if no data can be read.
+    """
     if config.path is None:
         return ""
     try:
@@ -124,7 +126,7 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
     If only some images are missing or broken, their rows are skipped when the data is prepared.
 
     Raises:
-        ValueError: names the first unusable image and the reason.
+        ValueError: no image is usable; the text names the first one and the reason.
     """
     schema, faults = find_shape(files, config), list[str]()
     folder = files[0].path if files[0].path.is_dir() else files[0].path.parent
@@ -168,7 +170,10 @@ def total_bytes_of(amount: str | None) -> int | None:
 def num_processes(
     config: DataConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase"
 ) -> int:
-    """Return the number of processes that tokenize; 0 is this one. The result is the same."""
+    """Return the number of processes that tokenize; 0 means only this one.
+
+    The number does not affect the tokens.
+    """
     if config.num_workers != "auto":
         return int(config.num_workers)
     num_cores = processor().num_cores
@@ -178,7 +183,7 @@ def num_processes(
 
 
 def look_at_rows(files: list[DataFile], config: DataConfig) -> RowSchema:
-    """Refuse rows that cannot be interpreted, without a tokenizer.
+    """Refuse rows that cannot be interpreted; needs no tokenizer.
 
     The first rows are checked; if the files are small, all of them.
 
@@ -293,7 +298,7 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
 
 
 def _why_none(bad: list[BadRow]) -> str:
-    """Return the first row that cannot be read, and what to do about it."""
+    """Return a description of the first row that cannot be read, and the remedy."""
     if not bad:
         return phrase("data.file_without_rows")
     remedy = bad[0].remedy

@@ -279,9 +279,9 @@ class Preparation:
         self.store.finish({"report": self.report.to_dict(), "groups": groups.tolist()})
 
     def _with_a_row_on_both_sides(self) -> npt.NDArray[np.bool_]:
-        """Return the evaluation mask; move a row if chance puts all of a few on one side.
+        """Return the evaluation mask, after moving a row if chance has put all rows on one side.
 
-        Its duplicates move with it. If all rows are equal, none is held out.
+        Duplicates of the row move with it. If all rows are equal, none is held out.
         """
         chosen = np.array(self.facts.is_evaluation, dtype=bool)
         content = np.array(self.facts.content, dtype=np.uint64)
@@ -381,7 +381,9 @@ class Preparation:
             )
 
     def _unread(self) -> str:
-        """Return a sentence about fields that the chat template does not read, or an empty one."""
+        """Return a sentence about fields that the chat template does not read; "" if there are
+        none.
+        """
         if fields := _listed(self.unused_fields):
             reader = phrase("data.template_ignores_field")
             if self.plan.encoder.template is None:

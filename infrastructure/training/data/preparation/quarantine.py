@@ -52,8 +52,10 @@ class Quarantine:
         return common[:NUM_EXAMPLES]
 
     def write(self, path: Path) -> None:
-        """Write one JSON object per row: source, line, reason, detail, excerpt; also the encoding
-        of a row that is not UTF-8."""
+        """Write one JSON object per row: source, line, reason, detail and excerpt.
+
+        Rows that are not UTF-8 also have `encoding`.
+        """
         lines = [json.dumps(_plain(row), ensure_ascii=False) for row in self.bad_rows]
         left_out = self.total - len(self.bad_rows)
         if left_out:
@@ -87,7 +89,7 @@ class Quarantine:
             cuts_prompts: data.over_length=truncate is possible.
 
         Raises:
-            ValueError: names count, share, the first rows with their positions, and the remedies.
+            ValueError: the share is too large; the text has count, share, first rows and remedies.
         """
         percent = 100 * self.total / max(1, num_rows)
         lost = Counter({reason: self.counts[reason] for reason in UNLEARNABLE & {*self.counts}})

@@ -1,4 +1,4 @@
-"""The work on a chunk of rows, in this process or in others, with the same result."""
+"""Conversion of chunks of rows to examples, in this process or in others, with the same result."""
 
 import json
 import logging
@@ -64,9 +64,9 @@ class PreparedRow:
         content: a number that is equal for rows with the same content.
         end_token: the token that ends its last answer.
         holds_special_text: the text spells a special token, and is read as that token.
-        account: what became of its texts.
+        account: the texts of it that the model does not read.
         is_rewritten: its reasoning is written in another form than the row has it.
-        survival: what the tokenizer made of the trained texts.
+        survival: changes that the tokenizer made to the trained text.
     """
 
     conversation: Conversation
@@ -280,12 +280,13 @@ def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
 
 
 class CarefulWorker:
-    """A worker that takes row by row in one process, and starts another if a row has killed it.
+    """A worker that processes rows one by one in another process, and replaces that if a row kills
+    it.
 
     If not even an idle process survives, the work is done in this process.
 
     Args:
-        max_deadly: rows that may kill it.
+        max_deadly: number of rows that may kill a process.
     """
 
     def __init__(self, worker: RowWorker, max_deadly: int = MAX_DEADLY_ROWS) -> None:

@@ -43,7 +43,7 @@ class SharedSystemPrompt:
 
 @dataclass
 class RowFacts:
-    """One entry per row, in order, of about forty bytes."""
+    """The numbers of each row, in order; about forty bytes per row."""
 
     content: "array[int]" = field(default_factory=lambda: array("Q"))
     is_evaluation: "array[int]" = field(default_factory=lambda: array("b"))

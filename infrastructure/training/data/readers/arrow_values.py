@@ -126,7 +126,7 @@ def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> C
 
 
 def label_of(names: Sequence[str], number: int) -> Label | None:
-    """Return the label of a number; None for others, such as −1 (unknown in `datasets`)."""
+    """Return the label of a number; None for a number without one, such as −1 in `datasets`."""
     return Label(names[number], number) if 0 <= number < len(names) else None
 
 

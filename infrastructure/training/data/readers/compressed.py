@@ -70,7 +70,8 @@ def is_damaged(error: BaseException) -> bool:
 
 
 def data_name(path: Path) -> Path:
-    """Return the name that shows the content: that of the archive's data file, or without .gz."""
+    """Return the name that shows the type of the content: an archive's data file, or without
+    .gz."""
     if is_zip(path):
         return Path(PurePosixPath(member_of(path)).name)
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED[:-1] else path
@@ -197,7 +198,7 @@ def _unpacked_bytes(unpack: Any, packed: bytes) -> int:
 
 
 def _open_zstd(path: Path) -> BinaryIO:
-    """Open with Arrow, which holds one window at a time and reports truncated files."""
+    """Open a Zstandard file with Arrow, which holds one window and reports truncated files."""
     arrow = require("pyarrow", "reading .zst files")
     file = arrow.CompressedInputStream(arrow.OSFile(str(path), "rb"), "zstd")
     return cast(BinaryIO, file)

@@ -137,7 +137,8 @@ class _Marks:
     _open: dict[int, tuple[int, object]] = field(default_factory=dict)
 
     def filled(self, number: int, values: list[object]) -> list[object]:
-        """Return a line with the values of merged cells that extend into it; call it in order."""
+        """Return a line with the values of merged cells that extend into it; call it for lines in
+        order."""
         for n, value in enumerate(values):
             if (number, n) in self.merged:
                 self._open[n] = (self.merged[number, n], value)

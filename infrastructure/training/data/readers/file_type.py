@@ -101,7 +101,7 @@ def check_text(path: Path, head: bytes) -> None:
     """Refuse a file that is not UTF-8 text.
 
     Raises:
-        ValueError: says what the file is, as far as its first bytes show, and what to do.
+        ValueError: it is not text; the text says what it is, if known, and what to do.
     """
     what = kind_of_file(path, head)
     if what:
@@ -125,7 +125,7 @@ def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
 
 
 def what_it_is(head: bytes) -> tuple[str, str] | None:
-    """Return what a file that is not text is, by its first bytes, and the remedy; None for text."""
+    """Return the kind of a file by its first bytes, and the remedy; None for a text file."""
     if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
         return EMPTY, phrase("data.give_nonempty_file")
     if head.startswith(GZIP):
@@ -153,7 +153,7 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
     """Refuse a file that does not begin with the magic bytes of its format.
 
     Raises:
-        ValueError: names the format that was expected.
+        ValueError: it does not; the text names the expected format.
     """
     magic = BINARY_MAGIC.get(data_format)
     if magic and not head.startswith(magic):

@@ -285,7 +285,7 @@ def _whole(scanner: JsonScanner) -> dict[str, object]:
 
 
 def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
-    """Return the scanner, moved before the first value."""
+    """Move the scanner before the first value, and return it."""
     if layout is Layout.ARRAY:
         scanner.take("[")
     elif layout in (Layout.LIST, Layout.RECORDS):
@@ -321,10 +321,10 @@ def _values(scanner: JsonScanner, layout: Layout) -> Iterator[tuple[object, int,
 
 
 def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
-    """Read past what follows the rows.
+    """Read the rest of the document after the rows.
 
     Raises:
-        ValueError: it may hold rows, which would be lost without notice.
+        ValueError: the rest may hold rows, which would be lost without notice.
     """
     if layout is Layout.LIST:
         while scanner.peek() == ",":
@@ -370,7 +370,7 @@ def _each(
 
 
 def _counted(values: Iterator[object], name: str, start: Start) -> Iterator[Row | BadRow]:
-    """Yield numbered rows that are not values of their own in the document."""
+    """Yield rows that are not values of their own in the document, numbered in their order."""
     for index, value in enumerate(values):
         if index >= start.offset:
             yield _element(value, name, index + 1, index)

@@ -121,7 +121,7 @@ def check_nesting(metadata: "FileMetaData", name: str) -> None:
     """Refuse deeply nested columns, which libraries process by recursion.
 
     Raises:
-        ValueError: names the column.
+        ValueError: a column is too deeply nested; the text names it.
     """
     for index in range(metadata.num_columns):
         path = metadata.schema.column(index).path

@@ -53,7 +53,7 @@ BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
 class PictureError(Problem):
-    """An image that cannot be used; the message gives the reason."""
+    """An error for an image that cannot be used; the message gives the reason."""
 
 
 def looks_like_picture(value: object) -> bool:
@@ -151,8 +151,8 @@ def decode(content: bytes, name: str = "", background: str = WHITE) -> "Image":
 def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image, tuple[str, ...]]":
     """Return an image's pixels as upright 8-bit RGB, and the decisions that this required.
 
-    Of several frames the first is used, transparent pixels are composited onto `background`, and
-    more than 8 bits are scaled by the range of their type.
+    The first of several frames is used, transparent pixels are composited onto `background`, and
+    values of more than 8 bits are scaled by the range of their type.
 
     Raises:
         PictureError: it cannot be decoded, has too many pixels, or has values of unknown range.
@@ -238,7 +238,7 @@ def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str
     floats from 0..1.
 
     Raises:
-        PictureError: floats that are not all between 0 and 1.
+        PictureError: the values are floats that are not all between 0 and 1.
     """
     module = require("PIL.Image", "training on pictures")
     if values.dtype.kind == "f":

@@ -112,8 +112,7 @@ class BadRow:
     Attributes:
         reason: one of the few reasons above, by which bad rows are counted.
         detail: what exactly is wrong.
-        encoding: the encoding that would read a row that is not UTF-8, as far as its bytes show;
-            else "".
+        encoding: the likely encoding of a row that is not UTF-8; "" for other rows, or if unknown.
         advice: the remedy for this row in particular; "": the remedy for its reason applies.
     """
 
@@ -261,9 +260,10 @@ class Conversation:
         return index >= self.num_given and self.turns[index].is_learnt
 
     def pairs(self) -> list[list[str]]:
-        """Return the turns as [role, text] up to the last answer, with all else that is learned.
+        """Return the turns as [role, text] up to the last answer, and everything else that is
+        learned.
 
-        Two examples with the same texts differ here if anything else distinguishes them.
+        Examples with the same texts have different pairs if anything else distinguishes them.
         """
         pairs = [[turn.role, turn.text] for turn in self.taught]
         for index, (turn, pair) in enumerate(zip(self.taught, pairs, strict=True)):

@@ -245,7 +245,7 @@ def discover(
 
     Args:
         what: what the files are, for error messages.
-        encoding: of text files without a byte order mark.
+        encoding: the encoding of text files without a byte order mark.
 
     Raises:
         ValueError: there is nothing readable; says what was found and what to do.
@@ -277,8 +277,10 @@ def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[Da
 
 
 def refuse_unreachable(place: str) -> None:
-    """Raise ValueError for a Hub dataset if its owner is not in the cache and the Hub does not
-    answer; reads no data."""
+    """Raise ValueError if a Hub dataset is probably not in the cache and the Hub does not answer.
+
+    No data is read: a dataset counts as cached if the cache holds any dataset of its owner.
+    """
     owner = place.partition("/")[0]
     if not any(data_sets_folder().glob(f"{owner}___*")) and not hub_is_reachable():
         raise InputError("data.hub_unreachable", name=place)
@@ -372,7 +374,7 @@ def refuse_no_data(path: Path, advice: str) -> None:
         advice: the remedy if the file is probably not the one that was meant.
 
     Raises:
-        ValueError: says what it is, and what to do.
+        ValueError: no reader can read it; the text says what it is, and what to do.
     """
     if _is_plugin(path.suffix.lower().removeprefix(".")):
         return
@@ -535,7 +537,7 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
 
 
 def _about(path: Path, name: str, data_format: str) -> str:
-    """Return a note on what is not read of a file, or ""."""
+    """Return a note on the parts of a file that are not read; "" if there are none."""
     if path.suffix.lower() == ZIP and (others := num_other_members(path)):
         return phrase(
             "data.archive_member_read", archive=name, member=data_name(path), others=_others(others)

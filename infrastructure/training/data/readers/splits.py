@@ -133,7 +133,7 @@ def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
 
 
 def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
-    """Return a sentence if files are trained on although their names are those of held-out ones."""
+    """Return a sentence if files are trained on although they are named like held-out files."""
     named = [path for path in files if split[path] in (HELD_OUT, TEST)]
     if not named or (len(named) == len(files) and len({split[path] for path in named}) == 1):
         return []

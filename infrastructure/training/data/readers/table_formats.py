@@ -81,7 +81,8 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
 
 
 def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
-    """Return the row groups from that of `record` on, and the first record of the first."""
+    """Return the row groups from the one that holds `record` on, and the first record of that
+    group."""
     first = 0
     for group in range(metadata.num_row_groups):
         num_rows = metadata.row_group(group).num_rows
@@ -149,8 +150,8 @@ def _hdf5_rows_at_once(
 ) -> int:
     """Return how many rows may be read at a time.
 
-    Parts that were never written read as zeros of any length, and texts of any length may be one
-    text in the file.
+    Rows may be much larger than the file: parts that were never written read as zeros, and many
+    rows may refer to one text.
 
     Raises:
         ValueError: a single field, or the chunk that it is compressed in, is too large.
@@ -192,7 +193,7 @@ def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5D
 
 
 def _hdf5_names(column: "H5Dataset", h5py: ModuleType) -> dict[object, Label]:
-    """Return number → label of a column that stores labels as numbers; {} for others."""
+    """Return number → label of a column that stores labels as numbers; {} for other columns."""
     numbers: dict[str, int] = h5py.check_enum_dtype(column.dtype) or {}
     return {number: Label(name, number) for name, number in numbers.items()}
 

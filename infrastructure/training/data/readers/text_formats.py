@@ -92,14 +92,20 @@ def too_long(name: str, line: Line) -> BadRow:
 def read_csv(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Yield comma-separated rows under a header line; `;`, tab or `|` if the header has it."""
+    """Yield the rows of a file of comma-separated values with a header line.
+
+    The separator is `;`, tab or `|` instead if only that one splits the header.
+    """
     return _read_delimited(path, name, start, encoding, None)
 
 
 def read_tsv(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Yield tab-separated rows under a header line; the first MiB shows if quotes are text."""
+    """Yield the rows of a tab-separated file with a header line.
+
+    The first MiB decides whether quotes are text.
+    """
     return _read_delimited(path, name, start, encoding, "\t")
 
 
@@ -194,10 +200,10 @@ BLANK = Row({}, "", 0)
 class _Table:
     """A file of delimited values, and the check for records that a stray quote joined.
 
-    A quote that opens a field by mistake takes whole lines into it, up to the next quote that may
-    close one, and each of these lines would be a row by itself. The lines of a real multi-line
-    answer hardly ever are, unless answers are tables. In such a file commas decide nothing, because
-    it has other records that span several lines.
+    A quote that opens a field by mistake takes whole lines into the field, up to the next quote
+    that may close it, and each of these lines would be a row by itself. The lines of a real
+    multi-line answer hardly ever are, unless answers contain tables. If commas separate the fields,
+    and other records really span several lines, no record counts as joined.
     """
 
     path: Path
@@ -304,7 +310,7 @@ def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
     """Return whether quotes mean nothing in a file.
 
     Nearly all of its first lines must be rows if quotes are ignored, and reading with quotes must
-    break more records than are quoted.
+    break more records than it reads with quoted fields.
     """
     first = takewhile(lambda line: line.offset < SNIFF_BYTES, read_lines(file))
     lines = [line for line in first if not line.is_blank]
@@ -326,7 +332,7 @@ def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
 
 
 def _delimiter_of(header: Line | None) -> str:
-    """Return the separator that splits the header line; a comma if that does."""
+    """Return the separator that splits the header line; a comma if it does, or if none does."""
     text = (header.data if header and header.data else b"").decode("utf-8", "replace")
     text = text.rstrip("\r\n").replace("\r", " ")
     counts = [

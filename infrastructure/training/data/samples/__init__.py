@@ -28,9 +28,9 @@ PLACE = "by the samples"  # the source of settings that are chosen for the sampl
 def use_sample_data(config: DeploymentConfig) -> None:
     """Use the sample tasks for the embedded model if no data path is set.
 
-    They are chosen by a small quantum step unless the user has set the extensions, and run for
-    `SAMPLE_EPOCHS` epochs unless the user has set the length. TRL methods have other rows, so they
-    are not affected.
+    A small quantum step chooses among the tasks unless the user has set the extensions, and the run
+    takes `SAMPLE_EPOCHS` epochs unless the user has set its length. TRL methods are not affected,
+    because they need rows of another shape.
     """
     is_sft = config.training.method == SFT
     if config.data.path is None and trains_from_scratch(config.model) and is_sft:

@@ -24,7 +24,7 @@ Batch = dict[str, Any]
 
 
 def padded_length(longest: int, grid: SizeGrid, most: int | None) -> int:
-    """Return the row length for a longest example; above `most` only if the example is."""
+    """Return the row length for a longest example; it exceeds `most` only if the example does."""
     return max(longest, min(grid.up(longest), most or grid.up(longest)))
 
 
@@ -37,7 +37,7 @@ def pad(
     """Return examples as rows, padded on the right to the longest one, rounded up.
 
     Args:
-        most: the limit of rounding: positions beyond it may not exist.
+        most: the largest length to round up to, because the model may have no further positions.
 
     Returns:
         int64 tensors (B, L): `input_ids`, `attention_mask`, `labels`.

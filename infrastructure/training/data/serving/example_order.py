@@ -85,6 +85,6 @@ def with_replacements(
 
 
 def _draw(members: Indices, quota: int, rng: np.random.RandomState) -> Indices:
-    """Draw `quota` of at least one member, each as often as any other (± one)."""
+    """Draw `quota` members, each as often as any other (± one); `members` must not be empty."""
     rounds = ceil_div(quota, len(members))
     return np.concatenate([rng.permutation(members) for _ in range(rounds)])[:quota]

@@ -60,11 +60,10 @@ class Order:
         self.select(np.arange(len(rows)))
 
     def select(self, ids: Indices, *, is_filled: bool = False) -> None:
-        """Limit epochs that begin from now on to these examples, in an order that depends on
-        (seed, epoch, ids).
+        """Limit epochs that begin from now on to these examples.
 
-        Each occurs once. With `is_filled`, the order is that of all examples, and some of the
-        selected ones repeat in the places of the others.
+        Their order depends on (seed, epoch, ids), and each occurs once. With `is_filled`, the order
+        is that of all examples, and some selected ones repeat in the positions of the others.
         """
         self.selected, self.is_filled = ids, is_filled
         self._epoch = -1

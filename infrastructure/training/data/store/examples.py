@@ -58,7 +58,7 @@ class TokenizedExample:
 
     Attributes:
         input_ids: int32 (n,).
-        supervised: bool (n,); whether token i is a loss target. The first one never is.
+        supervised: bool (n,); True if token i is a loss target. The first one never is.
         task: kind of task, or "".
         pictures: its images, in the order of their tokens.
     """

@@ -16,7 +16,7 @@ def text_hash(value: object) -> str:
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return a hash that changes if any text could be tokenized differently, without names."""
+    """Return a hash that changes if any text could be tokenized differently; names do not count."""
     parts = {
         **tokenizer_content(tokenizer),
         "template": tokenizer.chat_template,

@@ -48,7 +48,7 @@ Array = npt.NDArray[Any]
 
 
 class DamagedEntryError(Problem):
-    """An entry that is not what was written; it can be built again."""
+    """An error for an entry that is not as it was written; it can be built again."""
 
 
 class ArrayWriter:
@@ -187,7 +187,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """Return the checked meta.json of an entry, after checking the sizes of all its files.
 
     Raises:
-        DamagedEntryError: says what is wrong.
+        DamagedEntryError: a file is missing or damaged; the text names it.
     """
     try:
         meta: dict[str, Any] = as_object(parse_json((folder / META).read_text("utf-8")))
