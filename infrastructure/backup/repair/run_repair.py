@@ -117,7 +117,7 @@ class StoreRepair:
             self.local.objects.put(path, [data], digest, hash_name)
         except (CheckpointError, StorageError, OSError) as failure:
             return Repair(what, Outcome.LOST, f"{what}: {error}; {self._why(failure)}")
-        return Repair(what, Outcome.REPAIRED, f"{what}: {error}; brought back from {self.where}")
+        return Repair(what, Outcome.REPAIRED, f"{what}: {error}; restored from {self.where}")
 
     def _objects(self, manifests: list[Manifest]) -> Iterator[Repair]:
         seen: set[str] = set()
@@ -198,7 +198,7 @@ class StoreRepair:
             )
             text = f"{error} ({held}); {self._why(failure)}; {consequence}"
             return Repair(what, Outcome.LOST, text)
-        return Repair(what, Outcome.REPAIRED, f"{error} ({held}); brought back from {self.where}")
+        return Repair(what, Outcome.REPAIRED, f"{error} ({held}); restored from {self.where}")
 
     def _read_here(self, name: str) -> Manifest | None:
         try:
