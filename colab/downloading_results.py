@@ -19,7 +19,7 @@ INCOMPRESSIBLE = (".safetensors", ".png")
 # The page holds a whole download in its memory, and one that is too large never starts.
 MOST_FOR_BROWSER_BYTES = 500 * 10**6
 OTHER_WAYS = (
-    "copy it to your Drive, or give the run a backup_place: that gets the model, too, when the run"
+    "copy it to your Drive, or set backup_place: the model is also copied there when the run"
     " has ended"
 )
 
@@ -43,7 +43,7 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
     if damaged := damaged_files(directory / MODEL):
         raise DamagedFileError(
             f"the trained model of {directory.name} is damaged ({', '.join(damaged)}): run the cell"
-            " that has trained it again, which brings it back"
+            " that trained it again to restore it"
         )
     size_bytes = sum(file.stat().st_size for file in files)
     require_free_space("the zip file", directory, size_bytes)

@@ -82,7 +82,7 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
         if damaged := damaged_files(run.final):
             raise StorageError(
                 f"the trained model of run {run.run_id} is damaged ({', '.join(damaged)}): run the"
-                " cell that has trained it again, which brings it back"
+                " cell that trained it again to restore it"
             )
         end = complete(backup, run.path, seconds)
         if end.problem is not None:

@@ -256,7 +256,7 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
         was_finished: it was already finished when the watching began.
 
     Raises:
-        RunFailedError: it failed, or was broken off.
+        RunFailedError: it failed, or was interrupted.
     """
     run = LiveRun(run_path)
     state = run.state
@@ -268,8 +268,8 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
         raise RunFailedError(f"run {run_path.name} failed: {summary.get('error')}{hint}")
     if state == "interrupted":
         raise RunFailedError(
-            f"run {run_path.name} was broken off: its process is gone{hint};"
-            " run this cell again, and it goes on from its last checkpoint"
+            f"run {run_path.name} was interrupted: its process is gone{hint};"
+            " run this cell again to resume from its last checkpoint"
         )
     if state == "stopped":
         print(f"Stopped at step {summary.get('steps')}: {summary.get('reason')}")

@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(f"temper: {error}")
         return 1
     except KeyboardInterrupt:
-        report("temper: interrupted; the same command goes on from here")
+        report("temper: interrupted; run the same command again to continue")
         return 130
     return 0
 

@@ -137,7 +137,7 @@ class BatchSizeSearch:
             self.free_memory()
             return phrase("optimization.batch_size_out_of_memory", size=size)
         if peak > self.budget_bytes:
-            return f"{size} takes {gib(peak)} of {gib(self.budget_bytes)}"
+            return f"a micro-batch of {size} takes {gib(peak)} of {gib(self.budget_bytes)}"
         self._peaks[size] = peak
         return ""
 

@@ -14,7 +14,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.process_memory import allowed_bytes, resident_bytes
 
 MAX_MEMORY_PERCENT = 85.0
@@ -99,7 +99,7 @@ class MemoryBudget:
         if limit is None or self.limit_bytes(device) >= unlimited.limit_bytes(device):
             return phrase("optimization.use_larger_machine")
         of_gpu = phrase("optimization.gpu_memory_settings")
-        name = of_gpu if on_gpu else "memory.cpu_memory_limit"
+        name = of_gpu if on_gpu else format(Setting("memory.cpu_memory_limit"))
         return f"raise {name}, which allows {limit}"
 
     def size_bytes(self, device: torch.device, num_processes: int = 1) -> int:

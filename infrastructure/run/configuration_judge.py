@@ -113,7 +113,9 @@ def canonical_name(name: str) -> str:
     if name in known:
         return known[name]
     meant = nearest(name, known)
-    hint = f"did you mean {meant!r}?" if meant else f"there are {', '.join(FACT_NAMES)}, settings…"
+    hint = (
+        f"did you mean {meant!r}?" if meant else f"it compares {', '.join(FACT_NAMES)} and settings"
+    )
     raise InputError("run.unknown_accepted_name", name=name, hint=hint)
 
 

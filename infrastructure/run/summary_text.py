@@ -119,8 +119,13 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     lines.append(phrase("run.report_line", how=looking))
     if "text" in backup:
         lines.append(backup["text"])
-    advice = [f"{each['text']} {each['command']}" for each in summary.get("advice", [])]
+    advice = [_advised(each["text"], each["command"]) for each in summary.get("advice", [])]
     return lines + (["", *advice] if advice else [])
+
+
+def _advised(text: str, command: str) -> str:
+    """Return advice as a line. Words that cannot be typed end its sentence."""
+    return f"{text}{':' if command.startswith('temper ') else ''} {command}"
 
 
 def _of_held_out(num_questions: int, summary: Summary) -> str:

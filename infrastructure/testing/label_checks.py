@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jinja2.exceptions import TemplateError
 
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.data_pipeline import DataPipeline
@@ -277,7 +277,8 @@ def check_answers(subject: Subject) -> CheckResult:
     text = phrase("testing.answers_trained", num_answers=num_answers)
     if num_answers == 1:
         text = phrase(
-            "testing.only_answer_trained", ending="and cut" if num_cut else "with its end"
+            "testing.only_answer_trained",
+            ending="but truncated" if num_cut else "with its end token",
         )
     elif num_cut:
         were_cut = (
@@ -513,7 +514,7 @@ def _remedy_for_bos(pipeline: DataPipeline) -> str:
         is_templates = encoder.prompt_ids([Turn("user", "How much is 2 + 3?")])[:2] == [bos, bos]
     except FormatError:
         is_templates = True
-    where = "data.chat_template" if is_templates else phrase("testing.bos_in_rows")
+    where = format(Setting("data.chat_template")) if is_templates else phrase("testing.bos_in_rows")
     return f"remove it from {where}"
 
 

@@ -34,7 +34,7 @@ def check_weights(subject: Subject) -> CheckResult:
     wrong = sorted(name for name, p in named if not bool(p.detach().isfinite().all()))
     if wrong:
         remedy = phrase("testing.load_intact_copy")
-        return CheckResult("weights", "fail", f"{_some(wrong)} holds NaN or infinity", remedy)
+        return CheckResult("weights", "fail", f"{_some(wrong)} contains NaN or infinity", remedy)
     return CheckResult(
         "weights", "pass", phrase("testing.weights_are_finite", num_tensors=len(named))
     )
@@ -106,7 +106,7 @@ def check_start(subject: Subject) -> CheckResult:
     moved = [p for n, p in model.named_parameters() if "lora_B" in n and bool(p.detach().any())]
     if moved:
         begins = subject.trainer.model_config.lora_config.init_lora_weights
-        why = "was trained before" if begins == "default" else f"begins as {begins} says"
+        why = "was trained before" if begins == "default" else f"is initialized with {begins}"
         return CheckResult(name, "skipped", f"the LoRA {why}")
     with preserve_subject(subject):
         disable_randomness(subject)

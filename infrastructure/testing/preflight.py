@@ -96,7 +96,7 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
         elif isinstance(error, TokenFunctionError):
             result = CheckResult(name, "fail", str(error))
         elif where is not None:
-            result = CheckResult(name, "fail", f"{message} at {where}", "mend it there")
+            result = CheckResult(name, "fail", f"{message} at {where}", "fix it there")
         else:
             result = CheckResult(name, "fail", phrase("testing.check_did_not_run", error=message))
         release_traceback(error)

@@ -443,7 +443,11 @@ def check_runs(
             what = phrase("training.layer_fails", number=number)
             output = _run(layer, hidden, what)
             if not isinstance(output, torch.Tensor) or output.shape != hidden.shape:
-                made = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output)
+                made = (
+                    tuple(output.shape)
+                    if isinstance(output, torch.Tensor)
+                    else type(output).__name__
+                )
                 raise InputError(
                     "training.layer_changes_shape",
                     number=number,

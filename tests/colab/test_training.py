@@ -236,7 +236,7 @@ def test_a_run_that_failed_elsewhere_fails_the_cell_too(tmp_path: Path) -> None:
         attach(run)
     gone = write_run(tmp_path, "b")
     (gone / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
-    with pytest.raises(RunFailedError, match=r"was broken off: its process is gone"):
+    with pytest.raises(RunFailedError, match=r"was interrupted: its process is gone"):
         attach(gone)
 
 

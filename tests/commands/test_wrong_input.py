@@ -1874,7 +1874,7 @@ METHODS = [
         "dpo --compile-mode default",
         [
             "methods.setting_not_supported",
-            "methods.only_temper_own_loop",
+            "methods.only_own_loop",
             "setting=training.compile_mode=default",
             "method=dpo",
         ],
@@ -1925,7 +1925,7 @@ METHODS = [
             "--method-settings",
             '{"sync_ref_model": true}',
         ],
-        ["methods.argument_not_supported", "methods.no_sync_ref_model", "name=sync_ref_model"],
+        ["methods.argument_not_supported", "methods.ref_model_not_saved", "name=sync_ref_model"],
         {"d.jsonl": PAIRS, "m/config.json": json.dumps(LLAMA)},
     ),
     Wrong(

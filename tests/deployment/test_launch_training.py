@@ -304,7 +304,7 @@ def test_interrupted_it_explains_how_to_go_on(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130
-    assert "interrupted; the same command goes on from here" in err
+    assert "interrupted; run the same command again to continue" in err
     assert "Traceback" not in err
 
 

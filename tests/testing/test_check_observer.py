@@ -96,4 +96,4 @@ def test_what_goes_wrong_in_the_middle_is_seen_and_the_training_goes_on(
     assert failed[2] == set()
     assert all("weights" in failed[step] for step in range(3, 7))
     assert "checks at step 3" in caplog.text
-    assert "transformer.wpe.weight holds NaN or infinity" in caplog.text
+    assert "transformer.wpe.weight contains NaN or infinity" in caplog.text

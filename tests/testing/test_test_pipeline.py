@@ -200,4 +200,4 @@ def test_a_lora_that_begins_with_other_values_was_not_trained_before(tmp_path: P
         "lora_config": {"r": 2, "init_lora_weights": "pissa"},
     }
     result = check_start(subject_of(DeploymentConfig(**settings_of(tmp_path, model))))
-    assert (result.status, result.text) == ("skipped", "the LoRA begins as pissa says")
+    assert (result.status, result.text) == ("skipped", "the LoRA is initialized with pissa")

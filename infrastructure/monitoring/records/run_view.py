@@ -64,15 +64,15 @@ SEES = "processor_config.json"  # in the folder of a vision-language model
 WHAT_LIES_WHERE = {
     "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
     **dict.fromkeys(
-        ROUNDED, "the same with weights rounded to 4 bits, as it has computed and was measured"
+        ROUNDED, "the same with weights rounded to 4 bits, as in training and evaluation"
     ),
     "stacks": "each stack of layers by itself; all of them are the model",
-    "rack": "the whole model once more, with plain weights",
-    "checkpoints": "everything that is needed to go on, bit for bit",
+    "rack": "the whole model again, with plain weights",
+    "checkpoints": "everything that is needed to resume, bit for bit",
     "metrics.jsonl": "a line for every logged step",
     "metrics.csv": "the same, for a spreadsheet",
     "tensorboard": "the same, for TensorBoard",
-    "logs": "what the run said",
+    "logs": "the logs of the run",
     "report.html": "this page",
     "run.json": "configuration, versions, data and machine",
     "summary.json": "how it ended",

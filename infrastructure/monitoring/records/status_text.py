@@ -96,7 +96,7 @@ def _duration_words(run: LiveRun, is_first: bool) -> str:
 def _went_on_words(continuations: list[JsonObject]) -> str:
     """Describe how a run was resumed; "" if it never was.
 
-    `; resumed 2 times, last after a kill, from the checkpoint of step 60; brought back from
+    `; resumed 2 times, last after a kill, from the checkpoint of step 60; restored from
     /mnt/disk`.
     """
     if not continuations:
@@ -105,7 +105,7 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     what = "a kill" if newest.get("was_killed") else "a stop"
     often = "once," if times == 1 else f"{times} times, last"
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
-    back = f"; brought back from {', '.join(places)}" if places else ""
+    back = f"; restored from {', '.join(places)}" if places else ""
     step = newest.get("step")
     start = phrase("monitoring.resumed_from_step", step=step) if step else "its beginning"
     return phrase("monitoring.resumed_times", times=often, cause=what, start=start, restored=back)

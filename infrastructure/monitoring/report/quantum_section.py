@@ -86,7 +86,7 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     with_it, without = losses.get("quantum"), losses.get("none")
     cost = sum(_numbers([record.get("seconds") for record in answered]))
     if is_number(with_it) and is_number(without):
-        paid = "It paid" if with_it < without else phrase("monitoring.quantum_not_worthwhile")
+        paid = "It paid off" if with_it < without else phrase("monitoring.quantum_not_worthwhile")
         losses_text = phrase(
             "monitoring.quantum_loss_compared",
             loss_with=format_number(with_it),
@@ -262,7 +262,7 @@ def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
             if isinstance(pair, list) and len(_numbers(pair)) == 2 and pair[1]
         )
     ]
-    columns = ("task", "chosen", "looked at", "share")
+    columns = ("task", "chosen", "examined", "share")
     return table(columns, rows, "numbers") if len(rows) > 1 else NOTHING
 
 

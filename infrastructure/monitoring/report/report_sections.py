@@ -43,7 +43,7 @@ DATA_WORDS = {
     "left_out": "what the model never reads",
     "survivals": "what the tokenizer made of answers",
     "undetermined_rows": "rows of which it cannot be told whether the model reads all",
-    "quarantined": "rows set aside",
+    "quarantined": "skipped rows",
     "truncated": "rows that were cut",
     "truncated_examples": "some of those that were cut",
     "duplicates": "rows that repeat an earlier one",

@@ -11,6 +11,7 @@ import torch
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import Setting
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.models import added_modules
@@ -69,8 +70,8 @@ class KeyValueMemoryExtension(Extension):
             if value not in ("auto", facts[name]):
                 raise ConfigurationError(
                     "training.memory_setting_differs",
+                    setting=Setting(f"training.memory.{name}", str(value)),
                     name=name,
-                    value=value,
                     existing=facts[name],
                 )
 

@@ -33,14 +33,14 @@ REGISTERED_MANIFEST = "temper_model.json"
 WITHOUT_BETA_NOTHING = ("dpo", "kto")
 # TRL arguments that would change what Temper guarantees.
 NOT_HERE = {
-    "sync_ref_model": "methods.no_sync_ref_model",
-    "ref_model_sync_steps": "methods.no_ref_model_sync_steps",
-    "ref_model_mixup_alpha": "methods.no_ref_model_mixup_alpha",
-    "use_vllm": "methods.no_vllm",
-    "model_init_kwargs": "methods.model_settings_say_that",
-    "teacher_model_init_kwargs": "methods.teacher_loads_alike",
-    "teacher_model_name_or_path": "methods.teacher_names_it",
-    "chat_template_path": "methods.chat_template_names_it",
+    "sync_ref_model": "methods.ref_model_not_saved",
+    "ref_model_sync_steps": "methods.needs_sync_ref_model",
+    "ref_model_mixup_alpha": "methods.needs_sync_ref_model",
+    "use_vllm": "methods.vllm_state_not_saved",
+    "model_init_kwargs": "methods.set_model_settings",
+    "teacher_model_init_kwargs": "methods.teacher_loaded_as_model",
+    "teacher_model_name_or_path": "methods.set_teacher",
+    "chat_template_path": "methods.set_chat_template",
     "log_completions_hub_repo": "methods.only_backups_are_uploaded",
 }
 

@@ -122,7 +122,7 @@ class MethodData:
         parts = [trained, f"{len(self.held_out):,} held out"]
         if self.quarantine.total:
             first = self.quarantine.examples[0]
-            parts.append(f"{self.quarantine.total:,} set aside (first: {first})")
+            parts.append(f"{self.quarantine.total:,} skipped (first: {first})")
         if self.num_cut:
             parts.append(phrase("methods.rows_truncated", count=self.num_cut))
         return [f"{counts}; {', '.join(parts)}", *self.notes]
@@ -410,7 +410,7 @@ class RowWriter:
             if name == OPTIONS and method.rows is RowKind.PROMPTS:
                 advice = phrase("methods.set_options_for_all_rows", options=OPTIONS)
             raise FormatError(
-                f"it has {name}, and TRL's {method.title} gives the chat template none of a row",
+                f"it has {name}, which TRL's {method.title} does not pass on to the chat template",
                 advice,
             )
         if given and self.plain is not None:
@@ -527,7 +527,8 @@ def _where_unlike(prompt: str, whole: str) -> str:
     """Describe the first difference between a prompt and the beginning of a text."""
     both = zip(prompt, whole, strict=False)
     start = next((n for n, (a, b) in enumerate(both) if a != b), len(whole))
-    return f"{excerpt(prompt[start:], 40)!r} and not {excerpt(whole[start:], 40)!r}"
+    asked, trained = excerpt(prompt[start:], 40), excerpt(whole[start:], 40)
+    return f"{asked!r} at inference, {trained!r} in training"
 
 
 def _content(row: MethodRow) -> int | None:

@@ -273,14 +273,11 @@ def _truth(value: object) -> bool | None:
 
 def _no_label(rows: Sequence[Row], columns: list[str]) -> ValueError:
     """Return the error for rows without a column that says which answers are good."""
-    learns = phrase("methods.kto_needs_labels")
     for name in matching(LABEL_COLUMNS, columns):
         held = Counter(repr(row.values.get(name)) for row in rows)
         some = ", ".join(excerpt(value, 24) for value, _ in held.most_common(NUM_VALUES_SHOWN))
-        return ValueError(
-            phrase("methods.label_values_unknown", learns=learns, name=name, values=some)
-        )
-    return ValueError(phrase("methods.label_column_missing", learns=learns, columns=shown(columns)))
+        return InputError("methods.label_values_unknown", name=name, values=some)
+    return InputError("methods.label_column_missing", columns=shown(columns))
 
 
 def _judged(

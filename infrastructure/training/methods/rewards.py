@@ -182,7 +182,7 @@ def _try(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> 
                 name=name,
                 error_type=type(error).__name__,
                 error=error,
-                columns=", ".join(columns) or "of no other name",
+                arguments=", ".join([*given, *columns, "trainer_state"]),
             ) from error
         _check_numbers(name, rewards, len(rows))
         silent += [name] if all(reward is None for reward in rewards) else []

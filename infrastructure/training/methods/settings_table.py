@@ -64,12 +64,12 @@ def _nothing(why: str) -> Treatment:
 
 
 _RUN, _DATA, _MODEL = (Treatment(use, "") for use in (Use.RUN, Use.DATA, Use.MODEL))
-_OWN_LOOP = "methods.only_temper_own_loop"
-_ALL_WEIGHTS = "methods.trl_trains_weights_alike"
-_READS_ALL = "methods.trl_trainers_hold_rows"
-_ITS_LOADER = "methods.trl_loader_makes_batches"
-_ITS_LOSS = "methods.method_loss"
-_ONE_PROCESS = "methods.trl_methods_train_one"
+_OWN_LOOP = "methods.only_own_loop"
+_ALL_WEIGHTS = "methods.strategies_not_used"
+_READS_ALL = "methods.rows_kept_in_memory"
+_ITS_LOADER = "methods.loader_in_training_process"
+_ITS_LOSS = "methods.method_defines_loss"
+_ONE_PROCESS = "methods.only_one_process"
 
 # By key, or by a prefix of keys that ends with a dot. The longest match applies.
 SETTINGS: dict[str, Treatment] = {
@@ -83,14 +83,14 @@ SETTINGS: dict[str, Treatment] = {
         ),
         _MODEL,
     ),
-    "model.lora_config.init_lora_weights": _refused("methods.trl_trainers_begin_lora"),
-    "model.lora_config.router": _refused("methods.trl_trainers_train_matrices"),
+    "model.lora_config.init_lora_weights": _refused("methods.lora_initialization_fixed"),
+    "model.lora_config.router": _refused("methods.lora_router_not_trained"),
     "model.lora_config.rank_pattern": _refused("methods.lora_has_one_rank"),
-    "model.backend": _refused("methods.trl_trainers_load_models", "transformers"),
+    "model.backend": _refused("methods.loaded_by_transformers", "transformers"),
     "model.quantization_aware": _refused(_OWN_LOOP),
-    "model.adapter": _refused("methods.trl_talks_model_itself"),
-    "model.train_vision": _refused("methods.methods_train_on_text"),
-    "model.embedded.": _nothing("methods.method_begins_trained_model"),
+    "model.adapter": _refused("methods.adapter_not_used"),
+    "model.train_vision": _refused("methods.text_only"),
+    "model.embedded.": _nothing("methods.starts_from_trained_model"),
     **dict.fromkeys(
         (
             *("data.path", "data.eval_path", "data.format", "data.encoding", "data.prompt_column"),
@@ -100,21 +100,21 @@ SETTINGS: dict[str, Treatment] = {
         ),
         _DATA,
     ),
-    "data.shape": _refused("methods.columns_tell_what_rows"),
-    "data.text_column": _refused("methods.rows_answers_prompts_texts"),
-    "data.image_column": _refused("methods.methods_train_on_text"),
-    "data.image_background": _refused("methods.methods_train_on_text"),
+    "data.shape": _refused("methods.columns_determine_shape"),
+    "data.text_column": _refused("methods.plain_text_not_trained"),
+    "data.image_column": _refused("methods.text_only"),
+    "data.image_background": _refused("methods.text_only"),
     "data.task_column": _refused(_OWN_LOOP),
     "data.over_length": Treatment(
-        Use.DATA, "methods.trl_cuts_ends_longer", ("keep_start", "quarantine")
+        Use.DATA, "methods.truncates_only_ends", ("keep_start", "quarantine")
     ),
-    "data.packing": _nothing("methods.rows_compared_each_other"),
-    "data.train_on": _refused("methods.only_answers_learnt"),
+    "data.packing": _nothing("methods.rows_not_packed"),
+    "data.train_on": _refused("methods.only_answers_trained"),
     "data.num_workers": _refused(_ITS_LOADER, 0),
     "data.prefetch_factor": _refused(_ITS_LOADER),
     "data.pin_memory": _argument("dataloader_pin_memory"),
     "data.streaming": _refused(_READS_ALL),
-    "data.buffer_size": _nothing("methods.nothing_streams"),
+    "data.buffer_size": _nothing("methods.rows_not_streamed"),
     "data.memory_limit": _refused(_READS_ALL),
     "data.balance_by": _refused(_OWN_LOOP),
     "data.augmentation": _refused(_OWN_LOOP),
@@ -144,7 +144,7 @@ SETTINGS: dict[str, Treatment] = {
     "training.adam_beta2": _argument("adam_beta2"),
     "training.mixed_precision": _argument("bf16", True, False, "bf16", "fp16", "fp32"),
     "training.gradient_checkpointing": _argument("gradient_checkpointing"),
-    "training.gradient_checkpointing_mode": _refused("methods.trl_recomputes_blocks"),
+    "training.gradient_checkpointing_mode": _refused("methods.every_block_recomputed"),
     "training.memory_efficient_attention": _MODEL,
     "training.seed": _argument("seed"),
     "training.checkpoint_interval": _RUN,
@@ -152,32 +152,32 @@ SETTINGS: dict[str, Treatment] = {
     "training.keep_checkpoints": _RUN,
     "training.checkpoint_seconds": _RUN,
     "training.keep_best": _RUN,
-    "training.best_metric": _refused("methods.trl_measures_held_out", "loss"),
-    "training.best_metric_mode": _refused("methods.trl_measures_held_out", "auto"),
+    "training.best_metric": _refused("methods.only_held_out_loss", "loss"),
+    "training.best_metric_mode": _refused("methods.only_held_out_loss", "auto"),
     "training.keep_every": _RUN,
     "training.compress_checkpoints": _RUN,
     "training.deadline": _RUN,
     "training.validation_interval": _RUN,
     "training.validation_frequency": _RUN,
-    "training.validation_prompts": _refused("methods.trl_measures_held_out", 0),
+    "training.validation_prompts": _refused("methods.only_held_out_loss", 0),
     "training.log_frequency": _argument("logging_steps"),
     "training.early_stopping_patience": _RUN,
     "training.early_stopping_min_delta": _RUN,
     "training.enabled_extensions": _RUN,
-    "training.recovery.out_of_memory": _refused("methods.trl_trainers_stop_and", "stop"),
-    "training.recovery.not_finite": _refused("methods.training_whose_weights_longer", "stop"),
+    "training.recovery.out_of_memory": _refused("methods.stops_out_of_memory", "stop"),
+    "training.recovery.not_finite": _refused("methods.stops_not_finite", "stop"),
     "training.recovery.max_failed_saves": _RUN,
     "training.metrics_sinks": _RUN,
     "training.loss": _refused(_ITS_LOSS),
     "training.metrics": _refused(_ITS_LOSS),
-    "training.settings": _refused("methods.training_method_settings_trl"),
+    "training.settings": _refused("methods.set_method_settings"),
     "backup.": _RUN,
-    "cache.": _nothing("methods.rows_tokenised_trl_and"),
+    "cache.": _nothing("methods.rows_tokenized_by_trl"),
     "memory.": _refused(_OWN_LOOP),
     "memory.gpu_memory_fraction": _refused(_OWN_LOOP),
     "monitor.": _RUN,
     "resources.": _refused(_OWN_LOOP),
-    "quantum.": _refused("methods.quantum_step_belongs_temper"),
+    "quantum.": _refused("methods.quantum_needs_own_loop"),
     "output_dir": _RUN,
     "new_run": _RUN,
     "run_name": _RUN,
@@ -188,12 +188,12 @@ SETTINGS: dict[str, Treatment] = {
     **dict.fromkeys(("num_processes", "process_timeout"), _refused(_ONE_PROCESS)),
     "price_per_hour": _RUN,
     "enable_gpu_optimization": _argument("tf32"),
-    "enable_memory_optimization": _nothing("methods.nothing_temper_loop_release"),
+    "enable_memory_optimization": _nothing("methods.memory_released_in_own_loop"),
     "enable_monitoring": _RUN,
     "enable_backups": _RUN,
-    "enable_testing": _nothing("methods.rows_rewards_and_arguments"),
+    "enable_testing": _nothing("methods.checked_before_loading"),
     "testing_interval": _refused(_OWN_LOOP),
-    "max_memory_percent": _refused("methods.trl_trainers_release_memory"),
+    "max_memory_percent": _refused("methods.memory_not_released"),
 }
 
 

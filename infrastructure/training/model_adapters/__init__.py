@@ -15,6 +15,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import Setting
 from infrastructure.core.registry import Registry
 from infrastructure.training.data.preparation.plan import pictures_in
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
@@ -117,7 +118,6 @@ def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig
         if is_given and not adapter.takes_token_functions:
             raise ConfigurationError(
                 "models.token_function_no_effect",
-                name=name,
-                value=format_value(getattr(training_config, name)),
+                setting=Setting(f"training.{name}", format_value(getattr(training_config, name))),
                 adapter=type(adapter).__name__,
             )

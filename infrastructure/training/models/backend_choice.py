@@ -94,7 +94,7 @@ def _not_supported(
     if training.time_step_masking:
         return phrase("models.unsloth_no_masked_diffusion")
     if num_processes > 1:
-        return "several processes train"
+        return "this run trains in several processes"
     if model_config.adapter not in ("auto", "standard"):
         return phrase("models.adapter_loads_model", adapter=model_config.adapter)
     if training.gradient_checkpointing and training.gradient_checkpointing_mode != "all":

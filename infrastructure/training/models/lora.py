@@ -19,7 +19,7 @@ import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.errors import InputError
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import require
 from infrastructure.training.core.flops import num_weights
 from infrastructure.training.models.model_inputs import inner_model, language_model
@@ -182,7 +182,7 @@ def _targets_for_peft(
             names = sorted({_leaf(path.removesuffix(".weight")) for path in as_parameters})
             raise InputError(
                 "models.lora_option_on_experts",
-                name=name,
+                name=Setting(f"model.lora_config.{name}"),
                 layers=", ".join(names),
                 model=type(model).__name__,
             )

@@ -361,7 +361,7 @@ class ModelManager:
         assert self.vision is not None
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
             is_lora = source.kind is SourceKind.LORA_FOLDER
-            reason = phrase("models.is_unmerged_lora") if is_lora else "is none"
+            reason = phrase("models.is_unmerged_lora") if is_lora else "is not one"
             raise InputError(
                 "models.vision_needs_text_model",
                 name=self.config.name,

@@ -18,6 +18,7 @@ import torch
 from infrastructure.core.checksums import write_sums
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import whole_directory
+from infrastructure.core.messages import Setting
 from infrastructure.core.optional import require
 from infrastructure.training.models.model_inputs import language_model
 from infrastructure.training.models.progress_bars import without_progress_bars
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_KEPT = 0.1  # of the weights between embeddings and output, such as a router's
-_NEEDED_FOR = "model.quantization_aware"
+_NEEDED_FOR = Setting("model.quantization_aware")
 
 
 def check(model: torch.nn.Module) -> None:
@@ -104,7 +105,7 @@ def write_rounded(
     plain: Path, part: Path, kind: str, tokenizer: "PreTrainedTokenizerBase | None"
 ) -> None:
     """Write the rounded model to a folder that the caller completes; see `save_rounded`."""
-    transformers = require("transformers", _NEEDED_FOR)
+    transformers = require("transformers", format(_NEEDED_FOR))
     with without_progress_bars():
         config = transformers.TorchAoConfig(
             _rounding(kind), modules_to_not_convert=["lm_head", "embed_out", "output"]
@@ -134,4 +135,4 @@ def _rounding(kind: str) -> object:
 
 def _torchao(name: str) -> Any:
     logging.getLogger("torchao").setLevel(logging.ERROR)  # kernels that this machine lacks
-    return require(f"torchao.{name}", _NEEDED_FOR)
+    return require(f"torchao.{name}", format(_NEEDED_FOR))

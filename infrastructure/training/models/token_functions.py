@@ -113,7 +113,9 @@ def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False)
     def call(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         values = function(logits, targets)
         if not isinstance(values, torch.Tensor) or values.shape != targets.shape:
-            shape = list(values.shape) if isinstance(values, torch.Tensor) else type(values)
+            shape = (
+                list(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            )
             raise TokenFunctionError(
                 "models.token_function_shape",
                 function=shown,

@@ -20,7 +20,7 @@ from infrastructure.training.models.saved_model import (
 TOWER = Setting("training.multimodal.vision_tower")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
-SUCH_AS = "give a CLIP, a SigLIP, a ViT or a DINOv2"
+SUCH_AS = "use a CLIP, a SigLIP, a ViT or a DINOv2"
 
 
 def has_processor(folder: Path) -> bool:

@@ -92,7 +92,7 @@ def layers_on_disk(
             what = (
                 "lack"
                 if stored is None
-                else "have twice"
+                else "repeat"
                 if others
                 else phrase("models.stored_in_other_shape")
             )

@@ -267,13 +267,13 @@ class CopiesObserver(Observer):
         )
 
     def train_start(self, state: TrainingState) -> None:
-        self._best_effort.attempt("the copier", self.backup.start)
+        self._best_effort.attempt("the backup worker", self.backup.start)
 
     def step_end(self, state: TrainingState) -> None:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_AT_COPIER_SECONDS
-            self._best_effort.attempt("the copier", self.backup.look_after)
+            self._best_effort.attempt("the backup worker", self.backup.look_after)
 
     def checkpoint_saved(self, state: TrainingState) -> None:
-        self._best_effort.attempt("the copier", self.backup.nudge)
+        self._best_effort.attempt("the backup worker", self.backup.nudge)

@@ -35,7 +35,7 @@ def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
         return context
     loops = list(_OWN_LOOPS)
     if len(loops) != 1:
-        there = f"{len(loops)} trainings are" if loops else "no training is"
+        there = f"{len(loops)} training loops are" if loops else "no training loop is"
         raise InputError("quantum.own_loop_ambiguous", trainings=there, caller=caller)
     only: OwnLoop = loops[0]
     return only

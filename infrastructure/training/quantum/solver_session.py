@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from infrastructure.config.sections.quantum_config import SAMPLER, QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.error_place import named
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import (
     Solution,
@@ -220,7 +220,7 @@ class SolverSession:
         solution = quantum_solve(problem, config, seed=self.seed, chain=self.chain)
         if not solution.info.get("bound_hit") or least == self.config.timeout:
             return solution
-        bound = f"quantum.max_overhead_percent {self.cost.percent:g}"
+        bound = format(Setting("quantum.max_overhead_percent", f"{self.cost.percent:g}"))
         remark = phrase("quantum.solver_time_cut_by_budget", limit=bound, seconds=least)
         return replace(solution, remarks=[*solution.remarks, remark])
 

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.errors import DeviceFailedError
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, SkippedBatch, TrainingState
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
@@ -48,7 +48,7 @@ def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig)
     is_spike = bad.kind == RecoveryKind.LOSS_SPIKE
     chosen = policy.loss_spike if is_spike else policy.not_finite
     if chosen != "roll_back":
-        return f"training.recovery.{bad.kind} is {chosen}"
+        return f"{Setting(f'training.recovery.{bad.kind}', chosen)} is set"
     if num_rollbacks(state) >= policy.max_rollbacks:
         return phrase("training.max_rollbacks_reached", limit=policy.max_rollbacks)
     return None

@@ -334,7 +334,7 @@ def find_layers(
             model=kind,
             reason=f"it has several lists of layers ({', '.join(outermost)})"
             if outermost
-            else "no list of its modules hands hidden states (batch, length, width) on",
+            else "none of its module lists passes on hidden states (batch, length, width)",
         )
     [(path, layers)] = outermost.items()
     return layers, path

@@ -225,7 +225,7 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
             stack=stack,
             available=f"; it has: {', '.join(map(str, there))}"
             if there
-            else ": it holds no stacks",
+            else "; it contains no stacks",
         )
     record: dict[str, Any] = read_record(record_file)
     if record.get("format") != FORMAT_VERSION:

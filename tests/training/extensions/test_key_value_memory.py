@@ -229,7 +229,7 @@ def test_the_next_training_goes_on_with_it(saved_llama: Path, tmp_path: Path) ->
     other = trainer_of(tmp_path / "final", tmp_path, memory={"slots": 9})
     with pytest.raises(
         ConfigurationError,
-        match=r"training\.memory_setting_differs.*name=slots.*value=9.*existing=5",
+        match=r"training\.memory_setting_differs.*training.memory.slots=9.*existing=5",
     ):
         other.initialize_model()
 

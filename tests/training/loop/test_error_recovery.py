@@ -194,7 +194,7 @@ def test_the_count_of_ways_back_outlives_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("directory", "recovery", "reason"),
     [
-        ("runs", {"not_finite": "stop"}, "training.recovery.not_finite is stop"),
+        ("runs", {"not_finite": "stop"}, "training.recovery.not_finite=stop is set"),
         ("runs", {"max_rollbacks": 0}, "training.max_rollbacks_reached"),
         (None, {}, "training.no_checkpoints_saved"),
     ],

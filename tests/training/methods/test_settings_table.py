@@ -71,8 +71,8 @@ def test_a_setting_that_cannot_be_carried_out_is_refused_by_its_name(key: str) -
     [
         ("training", "optimizer", "adamw_offload", "methods.argument_takes_only(argument=optim"),
         ("training", "mixed_precision", "fp8", "methods.argument_takes_only(argument=bf16"),
-        ("data", "over_length", "truncate", "methods.trl_cuts_ends_longer()"),
-        ("model", "backend", "unsloth", "methods.trl_trainers_load_models()"),
+        ("data", "over_length", "truncate", "methods.truncates_only_ends()"),
+        ("model", "backend", "unsloth", "methods.loaded_by_transformers()"),
     ],
 )
 def test_some_values_of_a_setting_cannot_be_carried_out(

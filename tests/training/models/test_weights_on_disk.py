@@ -74,7 +74,7 @@ def test_what_was_trained_is_put_back_into_files(saved_llama: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("what", ["lack", r"models\.stored_in_other_shape\(\)", "have twice"])
+@pytest.mark.parametrize("what", ["lack", r"models\.stored_in_other_shape\(\)", "repeat"])
 def test_files_of_other_weights_are_refused(saved_llama: Path, tmp_path: Path, what: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(saved_llama, folder)
@@ -82,7 +82,7 @@ def test_files_of_other_weights_are_refused(saved_llama: Path, tmp_path: Path, w
     weights = load_file(file)
     if what == "lack":
         del weights["model.norm.weight"]
-    elif what == "have twice":
+    elif what == "repeat":
         config = folder / "config.json"
         config.write_text(config.read_text().replace('embeddings": false', 'embeddings": true'))
     else:
