@@ -46,11 +46,11 @@ def _title(key: str) -> str:
     if section == "training" and name.startswith(_CHECKPOINTS):
         return "training: checkpoints"
     if section == "training" and name.startswith(_LOOKS):
-        return "training: measuring"
+        return "training: evaluation"
     if section == "training" and name.startswith(_EXTENSIONS):
         return "training: extensions"
     if section == "training" and name in StackwiseFields.model_fields:
-        return "training: stack-wise"
+        return "training: block-wise"
     if FIELDS[key].is_switch:
         return key
     return section or RUN
