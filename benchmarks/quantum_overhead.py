@@ -19,10 +19,10 @@ from statistics import median
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.quantum_config import BLOCK_SELECTION
+from infrastructure.features.quantum.config import BLOCK_SELECTION
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.quantum.records_observer import quantum_extension_of
+from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 
 BATCH_SIZE = 64

@@ -34,12 +34,12 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.core.process_memory import peak_resident_bytes
-from infrastructure.quantum.problems.data_selection import DataSelection
-from infrastructure.quantum.samplers.dense_annealer import DenseAnnealer
-from infrastructure.quantum.samplers.exact_sampler import ExactSampler
-from infrastructure.quantum.samplers.library_samplers import LibrarySampler
-from infrastructure.quantum.samplers.sampler_factory import close_sampler, create_sampler
-from infrastructure.quantum.samplers.unbounded_samplers import DIRECT
+from infrastructure.features.quantum.problems.data_selection import DataSelection
+from infrastructure.features.quantum.samplers.dense_annealer import DenseAnnealer
+from infrastructure.features.quantum.samplers.exact_sampler import ExactSampler
+from infrastructure.features.quantum.samplers.library_samplers import LibrarySampler
+from infrastructure.features.quantum.samplers.sampler_factory import close_sampler, create_sampler
+from infrastructure.features.quantum.samplers.unbounded_samplers import DIRECT
 
 # name: variables, density in percent, seed of the generator, best known value (maximised)
 PROBLEMS = {

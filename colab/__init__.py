@@ -27,7 +27,7 @@ _PLACES: dict[str, str] = {
     "attach": "colab.training",
     "begin": "colab.session",
     "bring_secrets": "colab.secrets",
-    "compare_quantum_steps": "infrastructure.deployment.quantum_compare",
+    "compare_quantum_steps": "infrastructure.features.quantum.compare",
     "configure": "colab.settings",
     "download_results": "colab.downloading_results",
     "evaluate": "colab.results",

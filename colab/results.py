@@ -24,7 +24,7 @@ from infrastructure.evaluation.request import Request
 from infrastructure.monitoring.drawing.formatting import blank
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.monitoring.report.quantum_section import quantum_steps
+from infrastructure.features.quantum.report import quantum_steps
 from infrastructure.monitoring.report.report import REPORT_FILE
 from infrastructure.monitoring.report.stack_section import stack_section, stacks_of
 from infrastructure.run.checkpoint_paths import step_of
@@ -41,7 +41,7 @@ from infrastructure.training.data.encoding.token_preview import (
 )
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
 from infrastructure.training.models.saved_model import notes_of_rounded
-from infrastructure.training.quantum.step_records import Record, read_records
+from infrastructure.features.quantum.training.step_records import Record, read_records
 from infrastructure.training.trainer_factory import TrainerFactory
 
 HEIGHT_PIXELS = 900

@@ -19,9 +19,9 @@ from infrastructure.config import registries
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.named_object import load_object
 from infrastructure.core.registry import Registry
-from infrastructure.quantum.samplers.process_sampler import ProcessSampler
+from infrastructure.features.quantum.samplers.process_sampler import ProcessSampler
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
-from tests.quantum.samplers.questions import random_model
+from tests.features.quantum.samplers.questions import random_model
 from tests.test_documents import Block, taken_apart
 from tests.testing.suites import planted
 

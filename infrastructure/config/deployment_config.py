@@ -45,7 +45,7 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.config.sections.resource_config import (
     OPTIMIZES_MEMORY,
     CacheConfig,

@@ -107,7 +107,7 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.quantum.records_observer import quantum_observers, quantum_probes
+from infrastructure.features.quantum.training.records_observer import quantum_observers, quantum_probes
 from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark

@@ -38,7 +38,7 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.quantum.records_observer import quantum_extension_of
+from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.setup.stack_outputs import (
     disk_bytes,

@@ -30,15 +30,15 @@ _PLACES = {
     "TrainingMonitor": "infrastructure.monitoring.training_monitor",
     "UnifiedTrainer": "infrastructure.training.unified_trainer",
     "UnslothTrainer": "infrastructure.training.unsloth_trainer",
-    "apply_quantum_solution": "infrastructure.training.quantum.functional",
-    "formulate_quantum_problem": "infrastructure.training.quantum.functional",
+    "apply_quantum_solution": "infrastructure.features.quantum.training.functional",
+    "formulate_quantum_problem": "infrastructure.features.quantum.training.functional",
     "get_model_adapter": "infrastructure.training.model_adapters",
     "get_training_strategy": "infrastructure.training.strategies",
     "initialize_training": "infrastructure.training.context",
-    "quantum_optimize": "infrastructure.training.quantum.functional",
-    "quantum_solve": "infrastructure.quantum.quantum_step",
+    "quantum_optimize": "infrastructure.features.quantum.training.functional",
+    "quantum_solve": "infrastructure.features.quantum.quantum_step",
     "should_checkpoint": "infrastructure.training.context",
-    "should_optimize": "infrastructure.training.quantum.functional",
+    "should_optimize": "infrastructure.features.quantum.training.functional",
 }
 
 __all__ = [*_PLACES]

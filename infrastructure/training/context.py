@@ -33,8 +33,8 @@ from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.loop.loop import TrainingLoop, phase_ends, select_trainable
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.quantum.own_loop import own_loop, remember_own_loop
-from infrastructure.training.quantum.records_observer import quantum_extension_of
+from infrastructure.features.quantum.training.own_loop import own_loop, remember_own_loop
+from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 from infrastructure.training.unsloth_trainer import own_loop_checkpoints
 from infrastructure.training.whole_config import ModelManager

@@ -34,7 +34,7 @@ from infrastructure.config.merging.sharding import sharding_refusals, why_not_sp
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.agent import time_left
@@ -115,12 +115,12 @@ from infrastructure.training.models.trainable_state import trainable_state, whol
 from infrastructure.training.models.weights_on_disk import put_back
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.observers.standstill import Standstill
-from infrastructure.training.quantum.last_gradients import (
+from infrastructure.features.quantum.training.last_gradients import (
     TrainerGradients,
     last_gradients,
     trainable_parameters,
 )
-from infrastructure.training.quantum.records_observer import quantum_extension_of
+from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 from infrastructure.training.resume.fingerprint import (

@@ -19,8 +19,8 @@ from tests.foreign_folder import IS_MINE, NOTEBOOK, ROOT, foreign_folder, python
 MODULES = (
     "infrastructure.backup.replication.copier_process",
     "infrastructure.backup.writer.writer_process",
-    "infrastructure.quantum.samplers.sampler_process",
-    "infrastructure.quantum.solve_process",
+    "infrastructure.features.quantum.samplers.sampler_process",
+    "infrastructure.features.quantum.solve_process",
     "infrastructure.training.data.preparation.row_encoder",
     "infrastructure.commands.main",
 )

@@ -35,7 +35,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.training.core import precision, product_choice
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.quantum.data_selection_step import DataSelectionStep
+from infrastructure.features.quantum.training.data_selection_step import DataSelectionStep
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory

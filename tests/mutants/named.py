@@ -79,12 +79,12 @@ NAMED = {
         "        os.close(lock)\n\n",
     ),
     "a sampler is not told what time is left": (
-        "infrastructure/quantum/quantum_step.py",
+        "infrastructure/features/quantum/quantum_step.py",
         "time_limit=deadline.seconds_left",
         "time_limit=deadline.seconds",
     ),
     "the next sampler is not told what time is left": (
-        "infrastructure/quantum/samplers/fallback.py",
+        "infrastructure/features/quantum/samplers/fallback.py",
         "limit - (time.monotonic() - began)",
         "limit",
     ),
@@ -264,7 +264,7 @@ NAMED = {
         "\n",
     ),
     "an energy is that of the answer before it kept the rules": (
-        "infrastructure/quantum/quantum_step.py",
+        "infrastructure/features/quantum/quantum_step.py",
         "question.energies([sample])[0]",
         "float(sample_set.first.energy)",
     ),

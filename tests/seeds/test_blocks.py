@@ -35,7 +35,7 @@ from infrastructure.monitoring.training_monitor import TrainingMetrics, Training
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
 from infrastructure.optimization.memory_optimizer import MemoryOptimizer, create_memory_optimizer
 from infrastructure.optimization.pipeline_optimizer import PipelineOptimizer
-from infrastructure.quantum.quantum_step import quantum_solve
+from infrastructure.features.quantum.quantum_step import quantum_solve
 from infrastructure.training import (
     CheckpointManager,
     DataPipeline,
@@ -355,7 +355,7 @@ def test_resource_errors(context: TrainingContext) -> None:
     context.trainer.train_step(next(iter(context.pipeline)))
     problem = formulate_quantum_problem(context.trainer.gradients, context.trainer.parameters)
     resources = context.trainer.quantum_config.copy_with(
-        solver="tests.training.quantum.bad_samplers:Failing", fallback=["exact"]
+        solver="tests.features.quantum.training.bad_samplers:Failing", fallback=["exact"]
     )
     found = quantum_solve(problem, resources, seed=0)
     assert found.answered_by == "exact"

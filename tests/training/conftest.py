@@ -4,7 +4,7 @@ import pytest
 
 from infrastructure.backup.replication import copier_client
 from infrastructure.backup.writer import background_writer
-from infrastructure.quantum.samplers import process_sampler
+from infrastructure.features.quantum.samplers import process_sampler
 from tests.deployment.runs import ForkedHelper
 
 

@@ -16,11 +16,11 @@ from infrastructure.config.merging.added_weights import (
     on_several_processes,
 )
 from infrastructure.config.merging.contradictions import CONTRADICTIONS, contradictions_in
-from infrastructure.config.sampler_needs import check_sampler
+from infrastructure.features.quantum.sampler_needs import check_sampler
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.quantum_config import (
+from infrastructure.features.quantum.config import (
     BASELINES,
     SAMPLER,
     QuantumConfig,

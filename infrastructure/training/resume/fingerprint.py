@@ -14,7 +14,7 @@ from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.plugin_names import CodeOfParts, code_at, code_of
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.hardware import gpus, processor
 from infrastructure.core.json_text import JsonObject, JsonValue

@@ -17,10 +17,10 @@ from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
 from infrastructure.training.data.defaults import fit_lengths, make_ready, problems_of
 from infrastructure.training.data.samples import SAMPLE_EPOCHS
-from infrastructure.training.quantum.records_observer import quantum_extension_of
+from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import detached_trainings_are_forks, write_rows
-from tests.training.quantum.quantum_runs import records
+from tests.features.quantum.training.quantum_runs import records
 
 TINY = {
     "model": {

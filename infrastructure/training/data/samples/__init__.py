@@ -7,7 +7,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
-from infrastructure.config.sections.quantum_config import AT_ANY_COST, DATA_SELECTION
+from infrastructure.features.quantum.config import AT_ANY_COST, DATA_SELECTION
 from infrastructure.config.sections.training_config import QUANTUM, SFT
 
 SAMPLE_TRAIN = Path(__file__).parent / "train.jsonl"

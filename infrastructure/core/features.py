@@ -1,0 +1,123 @@
+"""The doors for features: parts that the core finds, but never names.
+
+A feature of Temper is a folder of `infrastructure/features/` whose module `feature` has a
+`FEATURE`. A feature of an installed package is an entry point in the group "temper.features" whose
+object is a `Feature`. Everything that a feature adds is an address, `module:name`, and is loaded
+when it is first needed: finding all features imports only their `feature` modules, which import
+nothing but this one.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.errors import InputError
+from infrastructure.core.importing import importing
+
+GROUP = "temper.features"
+FOLDER = Path(__file__).parents[1] / "features"
+PACKAGE = "infrastructure.features"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `temper`.
+
+    Attributes:
+        module: has `add_arguments(parser)` and `run(options)`.
+        help: one line.
+        group: the heading in `temper --help`.
+    """
+
+    module: str
+    help: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Feature:
+    """All that a feature adds. An address is `module:name`.
+
+    Attributes:
+        name: its folder; also the topic of its messages, which are in `messages.toml` beside it.
+        fields: section of the configuration ("" is the root) → address of the `ConfigSection` class
+            whose fields that section gets.
+        plugins: entry point group of a registry ("temper.strategies") → name → address.
+        commands: by name.
+        contradictions: address of a table as in `config.merging.contradictions`.
+        facts: names that such tables use → address of a function of the configuration.
+        checks: address of a function that yields a message for each setting that cannot be applied.
+        report: addresses of report sections, functions of a `RunView`.
+        run_files: files that it writes into a run directory, which travel with the run.
+        before_run: address of a function that completes a configuration before a run.
+        names: names that the specifications import from `infrastructure.training` → address.
+    """
+
+    name: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    plugins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    contradictions: str | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    checks: str | None = None
+    report: tuple[str, ...] = ()
+    run_files: tuple[str, ...] = ()
+    before_run: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def features() -> tuple[Feature, ...]:
+    """Return all features, those of Temper first, by name.
+
+    Raises:
+        InputError: the feature of an installed package cannot be loaded.
+    """
+    folders = sorted(path.parent.name for path in FOLDER.glob("*/feature.py"))
+    built_in = [importlib.import_module(f"{PACKAGE}.{name}.feature").FEATURE for name in folders]
+    return (*built_in, *_installed())
+
+
+def _installed() -> Iterator[Feature]:
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            feature = point.load()
+        except Exception as error:  # whatever the package raises on import
+            raise InputError(
+                "core.feature_failed",
+                name=point.name,
+                entry_point=point.value,
+                error_type=type(error).__name__,
+                error=error,
+            ) from error
+        yield feature
+
+
+def loaded(address: str) -> Any:
+    """Return the object at an address, `module:name`."""
+    module, _, name = address.partition(":")
+    with importing():
+        found = importlib.import_module(module)
+    return getattr(found, name)
+
+
+def all_of(attribute: str) -> Iterator[Any]:
+    """Yield the loaded object of an attribute that holds one address, or several, per feature."""
+    for feature in features():
+        value = getattr(feature, attribute)
+        for address in (value,) if isinstance(value, str) else value or ():
+            yield loaded(address)
+
+
+def plugins_of(group: str) -> dict[str, str]:
+    """Return name → address of the plug-ins that features add to a registry."""
+    return {n: address for f in features() for n, address in f.plugins.get(group, {}).items()}
+
+
+def fields_for(section: str) -> tuple[type, ...]:
+    """Return the classes whose fields features add to a section of the configuration."""
+    return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)

@@ -1,0 +1,183 @@
+"""`temper quantum compare`: the same run with the sampler, with classical baselines, and without.
+
+All have the same number of steps. Each is a run of its own, so an interrupted comparison resumes.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.schema import schema_of
+from infrastructure.features.quantum.config import (
+    AT_ANY_COST,
+    BLOCK_SELECTION,
+    DATA_SELECTION,
+    RANK_ALLOCATION,
+    SAMPLER,
+)
+from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.core.checksums import write_record
+from infrastructure.core.messages import phrase
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.monitoring.drawing.formatting import format_duration, format_number
+from infrastructure.monitoring.records.run_reader import COMPARISON_FILE
+from infrastructure.monitoring.report.report import REPORT_FILE, write_report
+from infrastructure.run.record_types import Summary
+from infrastructure.training.data.samples import use_sample_data
+from infrastructure.features.quantum.training.step_records import SKIPPED, read_records
+
+COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
+NONE = "none"  # no quantum step
+# What answers instead of a sampler: the usual baseline, and random choice.
+PLAIN = {
+    DATA_SELECTION: ("greedy", "random"),
+    BLOCK_SELECTION: ("gradient_norm", "random"),
+    RANK_ALLOCATION: ("diagonal_fisher", "random"),
+}
+BOUND = "quantum.max_overhead_percent"
+# Settings that have no effect without a sampler.
+OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeout"))
+
+
+class Row(TypedDict):
+    """One run of a comparison; `run` is its folder."""
+
+    answer: str
+    run: str
+    steps: int
+    eval_loss: float | None
+    seconds: float | None
+    quantum_seconds: float
+    energy: float | None
+
+
+def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
+    """Train with the sampler's answers, with baselines and without, and print the table.
+
+    Returns:
+        A row for each run; runs that finished before are not trained again.
+    """
+    rows, _ = compared(config)
+    print("\n".join(table_of(rows)))
+    return rows
+
+
+def compared(
+    config: DeploymentConfig, report: Callable[[str], None] = print
+) -> tuple[list[Row], Summary | None]:
+    """Return a row for each answer, and the summary of a run that was stopped (None if none was).
+
+    The rows are stored in each run, so that its report shows them. One line is printed before each
+    run and one after it; what the run itself would print is in its report.
+
+    Raises:
+        ConfigurationError: a run skipped every quantum step, so that there is nothing to compare.
+    """
+    config = with_quantum_step(config)
+    if config.source(BOUND).layer is Layer.DEFAULT:
+        report(phrase("deployment.comparison_lifts_bound"))
+        config = config.changed([Setting(BOUND, AT_ANY_COST, COMPARED)])
+    config.check_supported()  # before an answer that is not available is replaced
+    rows: list[Row] = []
+    steps: int | None = None
+    answers = (SAMPLER, *PLAIN[config.quantum.problem], NONE)
+    for number, answer in enumerate(answers, 1):
+        report(f"Training {number} of {len(answers)}: {_what(answer)}")
+        own = answered_by(config, answer, steps)
+        summary = TrainingDeployment(own, say=lambda _: None).run()
+        if summary["status"] != "finished":
+            return rows, summary
+        if answer != NONE:
+            refuse_skipped(Path(summary["paths"]["run"]))
+        steps = steps or summary["steps"]
+        rows.append(row_of(answer, summary))
+        report(f"  {steps:,} steps; its report: {Path(rows[-1]['run']) / REPORT_FILE}")
+    for row in rows:
+        run = Path(row["run"])
+        write_record(run / COMPARISON_FILE, {"rows": rows})
+        write_report(run)
+    return rows, None
+
+
+def refuse_skipped(run: Path) -> None:
+    """Refuse to compare a run that was meant to show the quantum step but skipped all of them.
+
+    Raises:
+        ConfigurationError: with the reason why they were skipped.
+    """
+    records = read_records(run)
+    if records and all(record["outcome"] == SKIPPED for record in records):
+        raise ConfigurationError(
+            "deployment.comparison_steps_skipped",
+            run=run,
+            reason=records[-1]["why"],
+        )
+
+
+def _what(answer: str) -> str:
+    if answer == NONE:
+        return "without a quantum step"
+    return f"chosen by {'the solver' if answer == SAMPLER else answer.replace('_', ' ')}"
+
+
+def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
+    """Return the configuration with the quantum step enabled, and set the default data."""
+    use_sample_data(config)
+    if QUANTUM in config.training.extensions:
+        return config
+    enabled = [*config.training.enabled_extensions, QUANTUM]
+    return config.changed([Setting("training.enabled_extensions", enabled, COMPARED)])
+
+
+def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> DeploymentConfig:
+    """Return the configuration of the same run with another answer and this number of steps."""
+    changes: dict[str, object] = {} if steps is None else {"training.max_steps": steps}
+    if answer == NONE:
+        others = [name for name in config.training.enabled_extensions if name != QUANTUM]
+        changes |= {"training.enabled_extensions": others, "training.optimization_frequency": None}
+        changes |= _undone(config, ("quantum.",))
+    elif answer == SAMPLER:
+        changes |= _undone(config, ("quantum.answer",))
+    else:
+        no_use = (*OF_A_SAMPLER, "quantum.background")
+        changes |= {"quantum.answer": answer, **_undone(config, no_use)}
+    return config.changed([Setting(key, value, COMPARED) for key, value in changes.items()])
+
+
+def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, object]:
+    """Return the defaults of settings that were changed; without effect, they would be refused."""
+    fields = schema_of(DeploymentConfig).fields
+    defaults = {key: spec.default for key, spec in fields.items() if key.startswith(keys)}
+    return {key: value for key, value in defaults.items() if config.value(key) != value}
+
+
+def row_of(answer: str, summary: Summary) -> Row:
+    """Return the outcome of one run."""
+    run = Path(summary["paths"]["run"])
+    records = read_records(run)
+    loss = (summary.get("after") or {}).get("eval_loss")
+    return {
+        "answer": QUANTUM if answer == SAMPLER else answer,
+        "run": str(run),
+        "steps": summary["steps"],
+        # Otherwise a name, such as NaN.
+        "eval_loss": loss if isinstance(loss, int | float) else None,
+        "seconds": summary.get("seconds"),
+        "quantum_seconds": sum(record.get("seconds", 0.0) for record in records),
+        "energy": records[-1].get("energy") if records else None,
+    }
+
+
+def table_of(rows: list[Row]) -> list[str]:
+    """Format the rows as a table, with a caution about single runs."""
+    lines = [f"{'trained on':<16}{'held-out loss':>14}{'steps':>8}{'quantum steps':>15}{'all':>12}"]
+    for row in rows:
+        loss = "–" if row["eval_loss"] is None else format_number(row["eval_loss"])
+        quantum, total = (
+            format_duration(row[name] or 0.0) for name in ("quantum_seconds", "seconds")
+        )
+        lines.append(f"{row['answer']:<16}{loss:>14}{row['steps']:>8,}{quantum:>15}{total:>12}")
+    return [*lines, phrase("deployment.comparison_of_single_runs")]

@@ -1,0 +1,136 @@
+"""The settings of the quantum step: what it decides, which sampler solves it, and at what cost."""
+
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Gt, Le
+from pydantic import Field
+
+from infrastructure.config.base import ConfigSection
+from infrastructure.features.quantum.sampler_needs import most_variables
+from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.config.types import (
+    Allowed,
+    Auto,
+    Count,
+    EachOnce,
+    Positive,
+    ShareAboveZero,
+    SplitCommas,
+    UsedWhen,
+)
+
+DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
+    "data_selection",
+    "block_selection",
+    "rank_allocation",
+)
+AT_ANY_COST = 1e6  # percent, for max_overhead_percent: no limit
+SAMPLER = "sampler"  # the answer comes from a sampler and not from a baseline
+# What solves each problem without a sampler.
+BASELINES = {
+    DATA_SELECTION: (
+        *("greedy_and_exchange", "greedy", "deduplicate_then_top", "top_relevance", "random"),
+    ),
+    BLOCK_SELECTION: ("gradient_norm", "first_order", "random", "cyclic", "top"),
+    RANK_ALLOCATION: ("diagonal_fisher", "sensitivity", "random"),
+}
+
+
+def _decides(problem: str) -> UsedWhen:
+    return UsedWhen(
+        lambda config: config.quantum.problem == problem,
+        "config.unused_other_problem",
+        about={"problem": problem},
+    )
+
+
+_DATA, _BLOCKS, _RANKS = map(_decides, BASELINES)
+_SAMPLED = UsedWhen(
+    lambda config: config.quantum.answer == SAMPLER,
+    "config.unused_no_sampler",
+)
+
+
+class QuantumConfig(ConfigSection):
+    """One decision of the run as a binary problem, solved repeatedly."""
+
+    prefix: ClassVar[str] = "quantum"
+    used_when: ClassVar[tuple[UsedWhen, ...]] = (
+        UsedWhen(
+            lambda config: QUANTUM in config.training.extensions,
+            "config.unused_no_quantum_step",
+            "config.unused_add_quantum_extension",
+        ),
+    )
+
+    problem: Literal["data_selection", "block_selection", "rank_allocation"] = Field(
+        default="data_selection",
+        description="What the quantum step decides: which examples, blocks or LoRA components"
+        " to keep.",
+    )
+    answer: str = Field(
+        default=SAMPLER,
+        description="Solver of the quantum step's problem: sampler, or a baseline such as"
+        " greedy or random.",
+    )
+    data_budget: Annotated[ShareAboveZero | Auto, _DATA] = Field(
+        default="auto",
+        description="Share of examples to train on; auto: all but a tenth of the candidates.",
+    )
+    target: Annotated[Literal["pool", "validation"], _DATA] = Field(
+        default="pool",
+        description="What the selected examples represent: all examples, or the held-out rows.",
+    )
+    candidates: Annotated[Count | Auto, _DATA] = Field(
+        default="auto",
+        description="Candidate examples; auto: as many as max_qubits, the solver and the cost"
+        " limit allow.",
+    )
+    num_blocks: Annotated[Count | None, _BLOCKS] = Field(
+        default=None, description="Number of blocks that train at a time; none: half of them."
+    )
+    rank_budget: Annotated[ShareAboveZero, _RANKS] = Field(
+        default=0.5, description="Share of LoRA components to keep, from 0 to 1."
+    )
+    max_overhead_percent: (
+        Annotated[float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")] | Auto
+    ) = Field(
+        default="auto",
+        description="Time for quantum steps, in percent; auto: 1, or 10 and none skipped with a"
+        " frequency.",
+    )
+    background: Annotated[bool, _SAMPLED] = Field(
+        default=False,
+        description="Solve in another process while training continues with the previous answer.",
+    )
+    solver: Annotated[str, _SAMPLED] = Field(
+        default="auto", description="QUBO solver (sampler); auto: chosen by size, density and time."
+    )
+    max_qubits: Count = Field(
+        default=5000, description="Largest problem of the quantum step, in variables."
+    )
+    timeout: Annotated[Positive, _SAMPLED] = Field(
+        default=300, description="Hard wall-time limit for one answer of the solver, in seconds."
+    )
+    fallback: Annotated[
+        list[str],
+        SplitCommas,
+        EachOnce,
+        Allowed('a list of names, each once, such as "tabu,exact"'),
+        _SAMPLED,
+    ] = Field(default=[], description="Samplers to try if the solver fails, in this order.")
+
+    def samplers(self) -> list[tuple[str, str]]:
+        """Return setting and name of each sampler that may solve it, the preferred one first."""
+        return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
+
+    @property
+    def most_candidates(self) -> int:
+        """The variables of the largest problem worth building: the solver takes no larger one."""
+        return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
+
+    @property
+    def largest_problem(self) -> int:
+        """The variables of the largest problem that any of the samplers takes."""
+        limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
+        return min(self.max_qubits, max(limits))

@@ -1,0 +1,106 @@
+"""Baselines that choose k of n examples without a sampler, for comparison with a sampler's answer.
+
+All of them take numbers of the candidates (cosines and relevance, see `data_selection`) and return
+k different indices.
+"""
+
+import numpy as np
+
+from infrastructure.features.quantum.arrays import Array
+
+LEAST_GAIN = 1e-6  # least gain of an exchange, in cosines: above float32 rounding
+
+
+def greedy_matching(similarity: Array, relevance: Array, scale: float, num_chosen: int) -> Array:
+    """Choose examples one at a time, each time the one that brings the mean nearest to the target.
+
+    Each step is exact for the number chosen so far, as in herding (Welling 2009). GRAD-MATCH (arXiv
+    2103.00123) is similar, with weights.
+
+    Args:
+        similarity: (n, n) cosines between candidates, the diagonal 1.
+        relevance: (n,) cosine of each with the target's mean.
+        scale: length of the target's mean, rho.
+        num_chosen: k.
+
+    Returns:
+        Indices in the order in which they were chosen.
+    """
+    joint = np.zeros(len(relevance))
+    is_free = np.ones(len(relevance), dtype=np.bool_)
+    chosen: list[int] = []
+    for count in range(1, num_chosen + 1):
+        cost = joint - scale * count * relevance
+        best = int(np.argmin(np.where(is_free, cost, np.inf)))
+        chosen.append(best)
+        is_free[best] = False
+        joint += similarity[best]
+    return np.array(chosen)
+
+
+def exchanged(
+    chosen: Array, similarity: Array, relevance: Array, scale: float, num_passes: int = 4
+) -> Array:
+    """Exchange each chosen example in turn for the one that lowers the distance most, if any does.
+
+    The search ends when a pass changes nothing, or after `num_passes`. After a greedy choice it
+    came, in milliseconds, within 1 to 8 % of the best distance that any search found for a tenth of
+    the pool, and reached the best one for a half.
+
+    Args:
+        chosen: indices to begin with; the other arguments are those of `greedy_matching`.
+    """
+    chosen, k = np.array(chosen), len(chosen)
+    is_free = np.ones(len(relevance), dtype=np.bool_)
+    is_free[chosen] = False
+    joint = similarity[chosen].sum(axis=0, dtype=np.float64)
+    wanted = k * scale * relevance
+    for _ in range(num_passes):
+        before = chosen.copy()
+        for place, old in enumerate(chosen):
+            cost = joint - similarity[old] - wanted
+            new = int(np.argmin(np.where(is_free, cost, np.inf)))
+            if is_free[new] and cost[new] < cost[old] - LEAST_GAIN:
+                chosen[place] = new
+                is_free[old], is_free[new] = True, False
+                joint += similarity[new].astype(np.float64) - similarity[old]
+        if (chosen == before).all():
+            break
+    return chosen
+
+
+def top_relevance(relevance: Array, num_chosen: int) -> Array:
+    """Return the examples most similar to the target, as LESS (arXiv 2402.04333) does.
+
+    The duplicates of a good example are chosen, too: on a pool with near-duplicates this choice
+    measured far below a random one.
+    """
+    return np.argsort(-relevance, kind="stable")[:num_chosen]
+
+
+def deduplicated_top_relevance(
+    similarity: Array, relevance: Array, num_chosen: int, largest_cosine: float = 0.9
+) -> Array:
+    """Return the most relevant examples without near-duplicates, then the rest by relevance.
+
+    At a budget of a third this choice measured best in one of three pools, and near random
+    otherwise.
+    """
+    order = np.argsort(-relevance, kind="stable")
+    is_near = np.zeros(len(order), dtype=np.bool_)
+    chosen: list[int] = []
+    passed_over: list[int] = []
+    for i in order:
+        if is_near[i]:
+            passed_over.append(int(i))
+            continue
+        chosen.append(int(i))
+        if len(chosen) == num_chosen:
+            break
+        is_near |= similarity[i] > largest_cosine
+    return np.array((chosen + passed_over)[:num_chosen])
+
+
+def random_choice(num_candidates: int, num_chosen: int, seed: int) -> Array:
+    """Return k of n indices at random, the baseline that every other method has to beat."""
+    return np.random.default_rng(seed).permutation(num_candidates)[:num_chosen]

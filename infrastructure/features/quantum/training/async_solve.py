@@ -1,0 +1,49 @@
+"""A problem that another process solves while the training continues."""
+
+from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.core.errors import SamplerError
+from infrastructure.features.quantum.problems.problem import QuantumProblem
+from infrastructure.features.quantum.quantum_step import Solution
+from infrastructure.features.quantum.samplers.deadline import Deadline
+from infrastructure.features.quantum.samplers.process_sampler import Child
+from infrastructure.features.quantum.solve_process import question_of
+
+MODULE = "infrastructure.features.quantum.solve_process"
+
+
+class AsyncSolve:
+    """The solution of one problem in a separate process, which ends with this process.
+
+    The separate process runs none of the training script's code. It returns the solution that
+    `quantum_solve` would return here, because it gets the same problem, samplers and seed.
+    """
+
+    def __init__(self, problem: QuantumProblem, config: QuantumConfig, seed: int) -> None:
+        self.problem = problem
+        self._child = Child(MODULE)
+        self._talk = self._child.talk(*question_of(problem, config, seed))
+
+    @property
+    def is_done(self) -> bool:
+        """True if `result` returns or raises at once."""
+        return self._talk.is_over
+
+    def result(self) -> Solution:
+        """Wait for the solution and return it.
+
+        Raises:
+            SamplerError: the process died, or the solver raised an error there.
+        """
+        try:
+            values, _ = self._talk.result(Deadline(None))
+        except (EOFError, OSError, ValueError) as error:
+            raise SamplerError("quantum.solver_process_gone", error=error) from error
+        finally:
+            self.close()
+        if "error" in values:
+            raise SamplerError(str(values["error"]))
+        return Solution.from_json(values)
+
+    def close(self) -> None:
+        """End the process and everything it has started; a second call does nothing."""
+        self._child.end()

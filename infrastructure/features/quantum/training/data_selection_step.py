@@ -1,0 +1,313 @@
+"""The data selection step: its choice of examples to examine, its cost, and its selection.
+
+Examples that were not examined complete the selection.
+"""
+
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infrastructure.features.quantum.config import DATA_SELECTION, SAMPLER, QuantumConfig
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import Setting, phrase
+from infrastructure.features.quantum.problems.data_selection import DataSelection
+from infrastructure.features.quantum.problems.problem import QuantumProblem
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.serving.example_order import random_selection
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.features.quantum.training.decisions import Decisions
+from infrastructure.features.quantum.training.overhead_budget import solver_seconds
+from infrastructure.features.quantum.training.per_example_gradients import example_gradients
+from infrastructure.features.quantum.training.step_records import Record, histogram
+from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+AUTO_SHARE = 0.9  # share of the examined examples that is chosen if no budget is set
+NUM_TARGET = 256  # held-out rows whose mean gradient is the target, evenly spread
+NUM_PROBED = 8  # examples with which the cost is measured
+NUM_NAMED = 20  # tasks, and dropped examples, in a record
+LEAST_CANDIDATES = 16  # fewer are not representative
+
+Ids = npt.NDArray[np.int64]
+
+
+def num_selected(num_examples: int, budget: float) -> int:
+    """Return the number of examples that a budget, a share of them, allows."""
+    return max(1, round(num_examples * budget))
+
+
+def limit_data(data: DataSource, config: QuantumConfig) -> None:
+    """Apply the budget, if one is set, to a data source before its size is used.
+
+    Raises:
+        ValueError: examples cannot be selected from this source.
+    """
+    if config.problem != DATA_SELECTION:
+        return
+    if not isinstance(data, DataPipeline):
+        raise InputError("quantum.data_selection_needs_data_files")
+    if config.data_budget == "auto":
+        data.unselect()  # raises if the source does not support selection
+    else:
+        data.limit_to(num_selected(data.num_candidates, config.data_budget))
+
+
+def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_at: int) -> str:
+    """Describe how many examples are trained on, and how many of them were examined."""
+    counts = f"{num_selected:,} of {num_examples:,} training examples"
+    if num_looked_at == num_examples:
+        return counts
+    others, drawn = num_examples - num_looked_at, num_selected - num_chosen
+    rest = (
+        "all others"
+        if drawn == others
+        else phrase("quantum.others_drawn_at_random", drawn=drawn, others=others)
+    )
+    return phrase(
+        "quantum.selected_of_examined",
+        counts=counts,
+        num_chosen=num_chosen,
+        num_examined=num_looked_at,
+        rest=rest,
+    )
+
+
+@dataclass(kw_only=True)
+class DataSelectionStep:
+    """The choice of the examples that a prepared run trains on.
+
+    Attributes:
+        micro_batch_size: examples in a forward pass.
+        seed: seed of this problem.
+    """
+
+    config: QuantumConfig
+    model: torch.nn.Module
+    adapter: ModelAdapter
+    strategy: TrainingStrategy
+    precision: Precision
+    data: DataPipeline
+    optimizer: torch.optim.Optimizer
+    micro_batch_size: int
+    seed: int
+
+    def least_steps(self, global_batch_size: int, *, measures_training: bool) -> float:
+        """Return the lowest cost of the step, in training steps.
+
+        It consists of measuring the costs, and of examining the fewest examples.
+        """
+        probed = self._probed_ids
+        num_rows = len(probed) * (1 + measures_training) + min(self._num_warming, len(probed))
+        num_rows += min(LEAST_CANDIDATES, self.data.num_candidates) + self._num_target
+        return num_rows / global_batch_size
+
+    def gradient_seconds(self) -> float:
+        """Measure the seconds of one example's gradient with a few examples; leave no trace."""
+        examples = self.data.examples(self._probed_ids)
+        self._gradients(examples[: self._num_warming])
+        started = time.perf_counter()
+        self._gradients(examples)
+        return (time.perf_counter() - started) / len(examples)
+
+    def training_seconds(self) -> float:
+        """Measure the seconds of training on one example; leave no trace.
+
+        The examples are those whose gradients were measured before: the micro-batches are the same,
+        so kernels for their shapes exist.
+        """
+        examples = self.data.examples(self._probed_ids)
+        ordered = [examples[i] for i in self._by_length(examples)]
+        with dry_run(self.model, self.adapter.device):
+            probe = DryRunStep(self.model, self.adapter, self.strategy, self.optimizer)
+            seconds = sum(probe.micro_batch(piece).seconds for piece in self._pieces(ordered))
+        return seconds / len(examples)
+
+    def has_choice(self, most: int) -> bool:
+        """Return whether the step would leave out any example; `most` is as in `num_candidates`."""
+        wanted = self.num_wanted(most)
+        return self._share(wanted) < wanted or self.data.num_examples < self.data.num_candidates
+
+    def nothing_to_leave_out(self, most: int) -> str:
+        """Return the reason why there is no choice."""
+        number = self.num_wanted(most) if self._is_auto else self.data.num_candidates
+        budget = Setting("quantum.data_budget", str(self.config.data_budget))
+        return phrase("quantum.budget_excludes_nothing", budget=budget, count=number)
+
+    def num_candidates(
+        self,
+        gradient_seconds: float,
+        allowed_seconds: float,
+        most: int,
+        *,
+        never_skips: bool = False,
+    ) -> int:
+        """Return the number of examples to examine.
+
+        The number is the one requested, or what the time budget allows; 0 if that is too few to be
+        representative.
+
+        Args:
+            gradient_seconds: time of one example's gradient.
+            allowed_seconds: time that the step may take.
+            most: the largest number of variables in a problem.
+            never_skips: never return 0, but the fewest representative examples at any cost.
+        """
+        wanted = self.num_wanted(most)
+        if self.cost_seconds(gradient_seconds, wanted) <= allowed_seconds:
+            return wanted
+        if self.config.candidates != "auto":
+            return wanted if never_skips else 0
+        number = bisect_right(
+            range(1, wanted + 1),
+            allowed_seconds,
+            key=lambda n: self.cost_seconds(gradient_seconds, n),
+        )
+        least = min(wanted, LEAST_CANDIDATES)
+        return max(number, least) if never_skips or number >= LEAST_CANDIDATES else 0
+
+    def num_wanted(self, most: int) -> int:
+        """Return the number of examples to examine if the cost does not matter."""
+        requested = self.config.candidates
+        return min(most, self.data.num_candidates, most if requested == "auto" else requested)
+
+    def cost_seconds(self, gradient_seconds: float, num_candidates: int) -> float:
+        """Return the predicted seconds for this number of candidates, including a sampler's
+        answer."""
+        gradients = gradient_seconds * (num_candidates + self._num_target)
+        is_sampled = self.config.answer == SAMPLER
+        return gradients + (solver_seconds(num_candidates) if is_sampled else 0.0)
+
+    def problem(self, num_candidates: int) -> DataSelection:
+        """Formulate the problem for examples drawn at random.
+
+        The same share of them is chosen as of all examples, or nine in ten if no budget is set.
+        Examples whose gradient is zero (no supervised token) or not finite count as not examined.
+
+        Raises:
+            ValueError, TemperError: the gradients of the examples cannot be separated, or too few
+                are usable.
+        """
+        ids = random_selection(self.data.num_candidates, num_candidates, self.seed)
+        gradients = self._gradients(self.data.examples(ids))
+        is_usable = np.isfinite(gradients).all(axis=1) & (gradients != 0).any(axis=1)
+        ids, gradients = ids[is_usable], gradients[is_usable]
+        if len(ids) < 2:
+            raise InputError(
+                "quantum.too_few_usable_gradients", count=len(ids), total=num_candidates
+            )
+        target = None
+        if self.config.target == "validation":
+            target = self._gradients(list(self._held_out()))
+            target = target[np.isfinite(target).all(axis=1) & (target != 0).any(axis=1)]
+        return DataSelection(
+            ids.tolist(), gradients, self._share(len(ids)), target=target, seed=self.seed
+        )
+
+    def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
+        """Add a decision to those in force, and return a description of it for reports."""
+        assert isinstance(problem, DataSelection)
+        problem.apply(decision, decisions)
+        chosen = decisions.selection
+        assert chosen is not None
+        candidates = np.array(problem.labels, dtype=np.int64)
+        selection = self.completed(candidates, chosen)
+        decisions.select_examples(selection)
+        dropped = np.setdiff1d(candidates, chosen)
+        n = self.data.num_candidates
+        return {
+            "chosen": in_words(len(selection), n, len(chosen), len(candidates)),
+            "num_examples": n,
+            "num_selected": len(selection),
+            "num_dropped": len(dropped),
+            "selection": decisions.selection_hash,
+            "density": histogram(selection, n),
+            "by_task": self._by_task(candidates, chosen),
+            "dropped": self.data.places_of(dropped[:NUM_NAMED]),
+        }
+
+    @property
+    def _probed_ids(self) -> list[int]:
+        """The ids of the examples with which the costs are measured."""
+        return self._spread(NUM_PROBED, self.data.num_candidates)
+
+    @property
+    def _num_warming(self) -> int:
+        """The number of probed examples that run first, to draw the signs of the sketch.
+
+        On a CPU one is enough: kernels for a new shape are also compiled for each micro-batch that
+        is examined later.
+        """
+        return 1 if self.adapter.device.type == "cpu" else NUM_PROBED
+
+    @property
+    def _num_target(self) -> int:
+        return NUM_TARGET if self.config.target == "validation" else 0
+
+    @property
+    def _is_auto(self) -> bool:
+        return self.config.data_budget == "auto"
+
+    def _by_task(self, candidates: Ids, chosen: Ids) -> dict[str, list[int]]:
+        """Return the numbers of chosen and of examined examples for the largest tasks."""
+        is_chosen = np.isin(candidates, chosen)
+        tasks = [example.task for example in self.data.examples(candidates)]
+        looked_at = Counter(tasks)
+        taken = Counter(task for task, is_one in zip(tasks, is_chosen, strict=True) if is_one)
+        return {
+            task: [taken[task], number] for task, number in looked_at.most_common(NUM_NAMED) if task
+        }
+
+    def completed(self, candidates: Ids, chosen: Ids) -> Ids:
+        """Return a complete selection: the chosen candidates and a random draw of the others.
+
+        The draw fills the budget. If no budget is set, it contains all other examples.
+        """
+        others = np.setdiff1d(np.arange(self.data.num_candidates), candidates)
+        missing = len(others) if self._is_auto else self.data.num_examples - len(chosen)
+        drawn = others[random_selection(len(others), missing, self.seed + 1)]
+        return np.sort(np.concatenate([chosen, drawn]))
+
+    def _share(self, num_candidates: int) -> int:
+        """Return the number of candidates to choose, so that the other examples can supply the
+        rest."""
+        if self._is_auto:
+            return num_selected(num_candidates, AUTO_SHARE)
+        n, k = self.data.num_candidates, self.data.num_examples
+        least = max(1, k - (n - num_candidates))
+        return min(num_candidates, k, max(least, round(k * num_candidates / n)))
+
+    def _held_out(self) -> Iterator[object]:
+        with closing(self.data.evaluation_batches(self.micro_batch_size)) as batches:
+            rows = list(chain.from_iterable(batches))
+        return (rows[i] for i in self._spread(NUM_TARGET, len(rows)))
+
+    @staticmethod
+    def _spread(count: int, num_rows: int) -> list[int]:
+        return [int(i) for i in np.linspace(0, num_rows - 1, min(count, num_rows))]
+
+    def _gradients(self, examples: Sequence[object]) -> npt.NDArray[np.float32]:
+        """Return gradients in the order of `examples`, computed by length to keep padding low."""
+        order = self._by_length(examples)
+        batches = self._pieces([examples[i] for i in order])
+        gradients = example_gradients(self.model, self.adapter, batches, precision=self.precision)
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = np.arange(len(order))
+        rows: npt.NDArray[np.float32] = gradients[back]
+        return rows
+
+    def _by_length(self, examples: Sequence[object]) -> list[int]:
+        return sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
+
+    def _pieces(self, examples: Sequence[object]) -> Iterator[list[object]]:
+        """Yield micro-batches."""
+        remaining = iter(examples)
+        return iter(lambda: list(islice(remaining, self.micro_batch_size)), [])

@@ -1,0 +1,199 @@
+"""The quantum step as plain functions, for custom training loops.
+
+    for batch in context.pipeline:
+        loss = context.trainer.train_step(batch)
+        if should_optimize(context):
+            quantum_optimize(context)
+
+In a custom loop a quantum step runs only if one of these functions is called. Its decisions take
+effect, are saved and are restored on resume as in Temper's own loop.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from infrastructure.features.quantum.config import (
+    BLOCK_SELECTION,
+    DATA_SELECTION,
+    RANK_ALLOCATION,
+    QuantumConfig,
+)
+from infrastructure.core.errors import InputError
+from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
+from infrastructure.features.quantum.problems.block_selection import BlockSelection
+from infrastructure.features.quantum.problems.data_selection import DataSelection
+from infrastructure.features.quantum.problems.problem import QuantumProblem
+from infrastructure.features.quantum.quantum_step import Solution, quantum_solve
+from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.features.quantum.training.freeze_blocks import block_name, phase_blocks
+from infrastructure.features.quantum.training.gradient_steps import num_chosen_blocks
+from infrastructure.features.quantum.training.last_gradients import TrainerGradients
+from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
+from infrastructure.features.quantum.training.own_loop import OwnLoop, own_loop
+from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
+from infrastructure.features.quantum.training.records_observer import quantum_extension_of
+
+
+class OwnLoopTrainer(Protocol):
+    """The part of a trainer that these functions need."""
+
+    quantum_config: QuantumConfig
+
+    @property
+    def gradients(self) -> TrainerGradients: ...
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]: ...
+
+    def prepare(self) -> TrainingLoop: ...
+
+
+def formulate_quantum_problem(
+    gradients: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, torch.nn.Parameter],
+    num_blocks: int | None = None,
+) -> BlockSelection:
+    """Formulate the choice of blocks to train: those whose gradient step lowers the loss most.
+
+    To first order, a step along -g lowers it by |g|^2. So the blocks with the largest gradient
+    norms are chosen, which measured no worse than any other choice. The extension's problem also
+    has second-order terms.
+
+    Args:
+        gradients, parameters: tensors by the same names, which tell the blocks.
+        num_blocks: number of blocks that train at a time; None: `quantum.num_blocks` if the
+            gradients come from a trainer, else half of the blocks.
+
+    Raises:
+        ValueError: fewer than two blocks have a gradient, or a gradient has no parameter.
+    """
+    strange = sorted(gradients.keys() - parameters.keys())
+    if strange:
+        raise InputError("quantum.gradient_of_unknown_parameter", name=strange[0])
+    squares: dict[str, float] = {}
+    for name, gradient in gradients.items():
+        block = block_name(name)
+        if block is not None:
+            squares[block] = squares.get(block, 0.0) + float(gradient.double().square().sum())
+    names = sorted(squares, key=lambda block: int(block.split()[1]))
+    if len(names) < 2:
+        raise InputError("quantum.too_few_blocks_with_gradient", count=len(names))
+    decrease = np.array([squares[name] for name in names])
+    given = gradients.config if isinstance(gradients, TrainerGradients) else None
+    counted = given if given and num_blocks is None else QuantumConfig(num_blocks=num_blocks)
+    chosen = num_chosen_blocks(counted, len(names))
+    nothing = np.zeros((len(names), len(names)))
+    problem = BlockSelection(names, -decrease, nothing, chosen, gradient_norms=np.sqrt(decrease))
+    problem.config = given
+    return problem
+
+
+def should_optimize(context: OwnLoop | None = None) -> bool:
+    """Return whether a step is due, by `training.optimization_frequency`.
+
+    Args:
+        context: None: the only training prepared in this process.
+    """
+    context = own_loop(context, "should_optimize")
+    return context.state.every(context.trainer.training_config.optimization_frequency)
+
+
+def quantum_optimize(context: OwnLoop) -> Solution:
+    """Formulate, solve and apply the problem that `quantum.problem` names, using the last batch.
+
+    Blocks are chosen as in `formulate_quantum_problem`. For data selection, as many examples are
+    examined as `quantum.candidates`, `max_qubits` and the solver allow. The step always runs:
+    `quantum.max_overhead_percent` applies only to Temper's own loop.
+
+    Raises:
+        ValueError: the configuration has no quantum step, or there is nothing to choose from.
+    """
+    trainer: OwnLoopTrainer = context.trainer
+    extension = _extension_of(context)
+    problem = _formulated(context, extension)
+    session = extension.session
+    config = trainer.quantum_config
+    solution = quantum_solve(problem, config, seed=session.seed, chain=session.chain)
+    if isinstance(problem, DataSelection):  # completed with a random draw of unexamined examples
+        candidates = np.array(problem.labels, dtype=np.int64)
+        chosen = np.array(solution.decision, dtype=np.int64)
+        selection = extension.data_selection_step(context.state).completed(candidates, chosen)
+        solution = replace(solution, decision=selection.tolist())
+    apply_quantum_solution(context, solution)
+    return solution
+
+
+def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem:
+    trainer: OwnLoopTrainer = context.trainer
+    problem = trainer.quantum_config.problem
+    if problem == DATA_SELECTION:
+        question = extension.data_selection_step(context.state)
+        return question.problem(question.num_wanted(trainer.quantum_config.most_candidates))
+    if problem == RANK_ALLOCATION:
+        if not context.state.batch:
+            raise ValueError(phrase("quantum.no_gradients_before_first_step"))
+        return extension.gradient_step(context.state, extension.session.num_steps).problem()
+    return formulate_quantum_problem(trainer.gradients, trainer.parameters)
+
+
+def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
+    """Apply a solution: blocks and components at once, examples from the next epoch on.
+
+    Raises:
+        ValueError: this training cannot carry out the decision, or the configuration has no quantum
+            step to store it. Nothing has changed then.
+    """
+    extension, decision = _extension_of(context), solution.decision
+    problem = _problem_of(decision)
+    if problem == DATA_SELECTION:
+        extension.check_selection(decision)
+        extension.session.decisions.select_examples(decision)
+    elif problem == BLOCK_SELECTION:
+        _refuse_unknown("block", decision, phase_blocks(context.state))
+        extension.session.decisions.train_only(decision)
+    else:
+        _check_components(decision, ranks_of(context.state.model))
+        extension.session.decisions.keep_components(decision)
+    extension.session.record_own_answer(context.state, problem, solution)
+    extension.carry_out(context.state)
+
+
+def _refuse_unknown(what: str, named: Iterable[str], known: Mapping[str, object]) -> None:
+    for name in named:
+        if name not in known:
+            raise ValueError(unknown_name(what, name, known))
+
+
+def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
+    _refuse_unknown("LoRA module", kept, ranks)
+    for module, components in kept.items():
+        wrong = [number for number in components if number not in range(ranks[module])]
+        if wrong:
+            raise InputError(
+                "quantum.no_such_component", module=module, count=ranks[module], number=wrong[0]
+            )
+
+
+def _problem_of(decision: object) -> str:
+    """Return the problem that a decision belongs to, by its type."""
+    if isinstance(decision, Mapping):
+        return RANK_ALLOCATION
+    if isinstance(decision, list | tuple) and decision:
+        kinds = {type(one) for one in decision}
+        if kinds == {int}:
+            return DATA_SELECTION
+        if kinds == {str}:
+            return BLOCK_SELECTION
+    raise InputError("quantum.unknown_kind_of_decision", decision=str(decision)[:80])
+
+
+def _extension_of(context: OwnLoop) -> QuantumExtension:
+    extension = quantum_extension_of(context.trainer.hooks.hooks)
+    if extension is None:
+        raise InputError("quantum.no_quantum_step_in_training")
+    return extension

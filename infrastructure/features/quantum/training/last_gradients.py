@@ -1,0 +1,58 @@
+"""The trainable parameters of a phase and the gradients of the last batch, for custom loops."""
+
+import torch
+
+from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.core.messages import phrase
+from infrastructure.training.core.preserve import preserve
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.forward.one_step import backward_of_sum
+from infrastructure.training.loop.loop import TrainingLoop, select_trainable
+from infrastructure.features.quantum.training.activation_hooks import measuring
+
+
+class TrainerGradients(dict[str, torch.Tensor]):
+    """Gradients by parameter, with the configuration of the trainer that they come from.
+
+    `formulate_quantum_problem` and `quantum_solve` use that configuration if they get no other.
+    """
+
+    def __init__(self, gradients: dict[str, torch.Tensor], config: QuantumConfig) -> None:
+        super().__init__(gradients)
+        self.config = config
+
+
+def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
+    """Return all parameters that can train in this phase, by name.
+
+    Blocks that the last choice froze are included, because each choice is made among all blocks.
+    """
+    with preserve(state.model, requires_grad=True):
+        select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
+        return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+
+
+def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:
+    """Return gradients of the last batch's mean loss at the current weights, by parameter.
+
+    They are computed again, because a step drops its own gradients. Nothing else changes.
+
+    Raises:
+        ValueError: no batch was trained on yet.
+    """
+    if not state.batch:
+        raise ValueError(phrase("quantum.no_gradients_before_first_step"))
+    adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
+    parameters = trainable_parameters(loop, state)
+    with measuring(state.model, adapter.device, parameters_have_gradients=True):
+        select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
+        size = state.micro_batch_size
+        for start in range(0, len(state.batch), size):
+            batch = adapter.prepare_batch(state.batch[start : start + size])
+            backward_of_sum(state.model, adapter, strategy.precision, batch)
+        items = max(1, adapter.count_items(state.batch))
+        return {
+            name: parameter.grad.detach() / items
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }

@@ -1,0 +1,341 @@
+"""The quantum step inside a run: its times, its cost limit, and the effects of its answer.
+
+Data selection runs at the start of an epoch: before the first step, and then at the first epoch
+that begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a
+step for which all blocks have gradients. LoRA components are chosen once.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from infrastructure.features.quantum.config import (
+    BLOCK_SELECTION,
+    DATA_SELECTION,
+    RANK_ALLOCATION,
+)
+from infrastructure.core.console import details
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
+from infrastructure.monitoring.drawing.formatting import format_duration
+from infrastructure.features.quantum.quantum_step import close_chain
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.model_adapters.base_adapter import DataSource
+from infrastructure.features.quantum.training.data_selection_step import DataSelectionStep, limit_data
+from infrastructure.features.quantum.training.decisions import Ids, packed, unpacked
+from infrastructure.features.quantum.training.freeze_blocks import forget_optimizer_moments, train_only
+from infrastructure.features.quantum.training.gradient_steps import (
+    BlockSelectionStep,
+    GradientStep,
+    RankAllocationStep,
+    check_blocks,
+)
+from infrastructure.features.quantum.training.lora_rank_pruning import keep_only
+from infrastructure.features.quantum.training.overhead_budget import over_budget, too_few_steps
+from infrastructure.features.quantum.training.solver_session import SolverSession, TrainingParts
+
+LONG_SECONDS = 5.0  # a step at least this long is announced
+
+
+class QuantumExtension(Extension):
+    """The extension that runs quantum steps when they are due and carries out their decisions.
+
+    Args:
+        trainer: its parts are used after the run has begun.
+        clock: a monotonic clock in seconds.
+
+    Attributes:
+        session: solves the problems and stores the decisions.
+        in_force: ids of the current epoch's examples; None: the random draw that is used before any
+            selection. A selection decided later takes effect at the next epoch.
+    """
+
+    def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
+        self.trainer = trainer
+        self.config = trainer.quantum_config
+        self.frequency = trainer.training_config.optimization_frequency
+        self.session = SolverSession(trainer, clock)
+        self.session.without_answer = self._drawn_by_chance
+        self.in_force: Ids | None = None
+        self._is_in_loop = self._decides_in_step = False
+
+    @property
+    def name(self) -> str:
+        return "quantum"
+
+    def check(self, data: DataSource, model: torch.nn.Module) -> None:
+        """Apply the data budget, and refuse a run that has nothing to choose from.
+
+        This is called before the run's length is computed.
+
+        Raises:
+            ValueError: examples cannot be selected, or there are too few blocks.
+        """
+        limit_data(data, self.config)
+        check_blocks(self.config, model)
+
+    def state_dict(self) -> dict[str, object]:
+        is_newest = _are_same(self.in_force, self.session.decisions.selection)
+        before = None if is_newest or self.in_force is None else packed(self.in_force)
+        return {**self.session.state_dict(), "is_newest_in_force": is_newest, "in_force": before}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.session.load_state_dict(saved)
+        before = saved["in_force"]
+        self.in_force = None if before is None else unpacked(before)
+        if saved["is_newest_in_force"]:
+            self.in_force = self.session.decisions.selection
+
+    def epoch_start(self, state: TrainingState) -> None:
+        if self.config.problem != DATA_SELECTION:
+            return
+        if state.position.example == 0:
+            self._decided_by_first(lambda: self._decide_at_epoch(state))
+        self.hold_selection(state)
+
+    def train_start(self, state: TrainingState) -> None:
+        self._is_in_loop = True
+
+    def phase_start(self, state: TrainingState) -> None:
+        """Freeze the blocks that were not chosen, since a new phase makes all its blocks
+        trainable."""
+        if self.session.decisions.blocks is not None:
+            train_only(state, self.session.decisions.blocks)
+
+    def step_start(self, state: TrainingState) -> None:
+        self.session.cost.step_begins()
+        if self._is_in_loop and self.config.problem != DATA_SELECTION:
+            self._decided_by_first(lambda: self._look_before_step(state))
+        if self.session.decisions.blocks is not None:
+            all_of_them = self._decides_in_step and self.config.problem == BLOCK_SELECTION
+            train_only(state, None if all_of_them else self.session.decisions.blocks)
+
+    def after_backward(self, state: TrainingState) -> None:
+        if self._decides_in_step:
+            self._decided_by_first(
+                lambda: self.session.run(state, lambda: self._decide_in_step(state))
+            )
+            self._decides_in_step = False
+            if self.config.problem == BLOCK_SELECTION:
+                train_only(state, self.session.decisions.blocks)
+
+    def step_end(self, state: TrainingState) -> None:
+        """Set dropped LoRA components to zero, and drop the optimizer state of frozen blocks.
+
+        Weights and optimizer state change only here, because at any other time a checkpoint of the
+        last boundary could already contain the change.
+        """
+        self.session.cost.step_has_ended()
+        keep_only(state.model, self.session.decisions.kept)
+        forget_optimizer_moments(state, self.session.decisions.blocks)
+        if state.metrics and self.session.unlogged:
+            state.metrics.update(self.session.unlogged)
+            self.session.unlogged = {}
+
+    def carry_out(self, state: TrainingState) -> None:
+        """Carry out decisions made between two steps of a custom loop."""
+        train_only(state, self.session.decisions.blocks)
+        forget_optimizer_moments(state, self.session.decisions.blocks)
+        keep_only(state.model, self.session.decisions.kept)
+        if self.config.problem == DATA_SELECTION:
+            self.hold_selection(state)
+
+    def train_end(self, state: TrainingState) -> None:
+        self._is_in_loop = False
+        self.session.report_unused(state)
+        self.session.close()
+        close_chain(self.session.chain)
+
+    # When
+
+    def _decided_by_first(self, work: Callable[[], None]) -> None:
+        """Run `work` on rank 0 and give every rank the resulting decisions."""
+
+        def decide() -> dict[str, Any]:
+            before = self.session.decisions
+            work()
+            is_new = self.session.decisions is not before
+            return {
+                "decides_in_step": self._decides_in_step,
+                "decisions": self.session.decisions.state_dict() if is_new else None,
+            }
+
+        group = self.trainer.prepare().optimizer_step.group
+        decided = group.decide(decide)
+        if not group.is_first:
+            self._decides_in_step = decided["decides_in_step"]
+            if decided["decisions"] is not None:
+                self.session.decisions.load_state_dict(decided["decisions"])
+
+    def _decide_at_epoch(self, state: TrainingState) -> None:
+        self.session.collect(state)
+        if self._is_due(state):
+            self.session.run(state, lambda: self._select_data(state))
+
+    def _look_before_step(self, state: TrainingState) -> None:
+        self.session.collect(state)
+        self._decides_in_step = self._is_due(state)
+
+    def _is_due(self, state: TrainingState) -> bool:
+        if self.session.waiting is not None:
+            return False
+        if self.session.last_step is None:
+            is_late = self.config.problem == RANK_ALLOCATION
+            return not is_late or state.step >= (self.frequency or state.total_steps // 2)
+        if (
+            self.config.problem == BLOCK_SELECTION
+            and self.session.last_phase != state.position.phase
+        ):
+            return True  # a new phase has other blocks to choose from
+        if self.frequency is None or self.config.problem == RANK_ALLOCATION:
+            return False
+        return state.step - self.session.last_step >= self.frequency
+
+    def _steps_ahead(self, state: TrainingState) -> int:
+        """Return the number of steps until the next answer replaces this one."""
+        left = max(1, state.total_steps - state.step)
+        return left if self.frequency is None else min(left, self.frequency)
+
+    @property
+    def _data(self) -> DataPipeline:
+        assert isinstance(self.trainer.data, DataPipeline)  # `check` has verified it
+        return self.trainer.data
+
+    def _drawn_by_chance(self) -> str:
+        """Return a note if a budget is set and nothing is selected, else "".
+
+        Without the note, a random share could be taken for all examples, or for a choice.
+        """
+        if self.config.problem != DATA_SELECTION or self.session.decisions.selection is not None:
+            return ""
+        number, whole = self._data.num_examples, self._data.num_candidates
+        if number == whole:
+            return ""
+        return phrase(
+            "quantum.examples_drawn_at_random",
+            selected=number,
+            total=whole,
+            data_budget=self.config.data_budget,
+        )
+
+    def hold_selection(self, state: TrainingState) -> None:
+        """Apply the selection in force to the data source.
+
+        At the start of an epoch the latest selection comes into force.
+        """
+        if state.position.example == 0:
+            self.in_force = self.session.decisions.selection
+        if self.in_force is None:
+            self._data.unselect()
+        elif not _are_same(self.in_force, self._data.selected):
+            self._data.select(self.in_force)
+
+    def check_selection(self, ids: Sequence[int]) -> None:
+        """Refuse a selection that the data source cannot provide.
+
+        Raises:
+            ValueError: this run does not select examples, or not that many, or an id is invalid.
+        """
+        if self.config.problem != DATA_SELECTION:
+            raise InputError("quantum.problem_selects_no_examples", problem=self.config.problem)
+        self._data.check_selection(ids)
+
+    def data_selection_step(self, state: TrainingState) -> DataSelectionStep:
+        """Return the step that selects the examples of this run."""
+        return DataSelectionStep(
+            config=self.config,
+            model=state.model,
+            adapter=self.trainer.adapter,
+            strategy=self.trainer.strategy,
+            precision=self.trainer.precision,
+            data=self._data,
+            optimizer=self.trainer.prepare().optimizer_step.optimizer,
+            micro_batch_size=state.micro_batch_size,
+            seed=self.session.seed,
+        )
+
+    def _select_data(self, state: TrainingState) -> None:
+        loop, step = self.trainer.prepare(), self.data_selection_step(state)
+        most = self.config.most_candidates
+        if not step.has_choice(most):
+            self.session.skip(state, step.nothing_to_leave_out(most))
+            return
+        budget, num_steps = self.session.cost, self._steps_ahead(state)
+        step_seconds = budget.step_seconds
+        least = step.least_steps(loop.global_batch_size, measures_training=step_seconds is None)
+        if not budget.never_skips and least > budget.allowed_steps(num_steps):
+            self.session.skip(state, too_few_steps(least, num_steps, budget.percent))
+            return
+        gradient_seconds = step.gradient_seconds()
+        if step_seconds is None:
+            step_seconds = step.training_seconds() * loop.global_batch_size
+        spent = self.session.seconds_so_far
+        allowed = budget.allowed_seconds(num_steps, step_seconds)
+        number = step.num_candidates(
+            gradient_seconds, allowed - spent, most, never_skips=budget.never_skips
+        )
+        if number == 0:
+            cost = spent + step.cost_seconds(gradient_seconds, step.num_wanted(most))
+            self.session.skip(state, over_budget(cost, allowed, budget.percent))
+            return
+        predicted = spent + step.cost_seconds(gradient_seconds, number)
+        is_solvers_limit = most < self.config.max_qubits and number == most
+        limit = f" ({self.config.solver} takes no more)" if is_solvers_limit else ""
+        is_whole = number == min(most, self._data.num_candidates)
+        is_long = predicted >= LONG_SECONDS
+        (self.session.report if is_long else details(self.session.report))(
+            phrase(
+                "quantum.examining_training_examples",
+                count=number,
+                total=self._data.num_candidates,
+                limit=limit,
+                duration=format_duration(predicted),
+            )
+        )
+        state.must_save |= self.config.candidates == "auto" and not is_whole
+        problem = step.problem(number)
+        self.session.solve(state, step, problem, predicted, allowed)
+
+    def gradient_step(self, state: TrainingState, number: int) -> GradientStep:
+        """Return the step that decides with the gradients of the last batch.
+
+        Args:
+            number: quantum steps before this one.
+        """
+        assert state.optimizer is not None
+        is_about_blocks = self.config.problem == BLOCK_SELECTION
+        return (BlockSelectionStep if is_about_blocks else RankAllocationStep)(
+            config=self.config,
+            model=state.model,
+            adapter=self.trainer.adapter,
+            precision=self.trainer.precision,
+            data=self.trainer.data,
+            optimizer=state.optimizer,
+            examples=state.batch,
+            micro_batch_size=state.micro_batch_size,
+            seed=self.trainer.training_config.seed,
+            number=number,
+        )
+
+    def _decide_in_step(self, state: TrainingState) -> None:
+        step = self.gradient_step(state, self.session.num_steps - 1)
+        taken = self.session.cost.seconds_so_far
+        predicted = step.cost_seconds(taken)
+        step_seconds = self.session.cost.step_seconds or taken
+        allowed = self.session.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
+        if not self.session.cost.never_skips and predicted > allowed:
+            self.session.skip(state, over_budget(predicted, allowed, self.session.cost.percent))
+            return
+        problem = step.problem()
+        self.session.solve(state, step, problem, predicted, allowed)
+
+
+def _are_same(one: Ids | None, other: Ids | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)

@@ -1,0 +1,109 @@
+"""The file `quantum.json` in a run directory: all quantum steps so far, for displays."""
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from infrastructure.core.checksums import write_record
+from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
+from infrastructure.monitoring.training_monitor import Probe
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Hook, Observer
+
+if TYPE_CHECKING:  # they import dimod, which runs without a quantum step do not need
+    from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
+    from infrastructure.features.quantum.training.solver_session import SolverSession
+    from infrastructure.features.quantum.training.step_records import Record
+
+log = logging.getLogger(__name__)
+
+
+class QuantumRecords(Observer):
+    """An observer that writes a session's history to a file.
+
+    Records that a rollback removes from the history are removed from the file.
+    """
+
+    def __init__(self, run_directory: Path, session: "SolverSession") -> None:
+        self.path, self.session = run_directory / QUANTUM_FILE, session
+        self._written: list[str] = []
+
+    def train_start(self, state: TrainingState) -> None:
+        self._write()
+
+    def epoch_start(self, state: TrainingState) -> None:
+        self._write()
+
+    def step_start(self, state: TrainingState) -> None:
+        self._write()
+
+    def step_end(self, state: TrainingState) -> None:
+        self._write()
+
+    def train_end(self, state: TrainingState) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        texts = self.session.history.state_dict()
+        if texts == self._written:
+            return
+        self._written = texts
+        try:
+            write_record(self.path, quantum_facts(self.session))
+        except OSError as error:  # for display only: checkpoints have the records, too
+            log.warning("%s is not complete: %s", self.path, error)
+
+
+class QuantumFacts(TypedDict):
+    """The content of `quantum.json`."""
+
+    problem: str
+    answer: str
+    solver: str
+    records: "list[Record]"
+
+
+def quantum_facts(session: "SolverSession") -> QuantumFacts:
+    """Return all quantum steps of a run, as JSON values."""
+    config = session.config
+    return {
+        "problem": config.problem,
+        "answer": config.answer,
+        "solver": session.config.solver,
+        "records": session.history.records(),
+    }
+
+
+def quantum_extension_of(hooks: list[Hook]) -> "QuantumExtension | None":
+    """Return the quantum extension among the hooks of a run, or None.
+
+    Nothing is imported: if the extension's module was never imported, there is no such extension.
+    """
+    module = sys.modules.get("infrastructure.features.quantum.training.quantum_extension")
+    if module is None:
+        return None
+    return next((hook for hook in hooks if isinstance(hook, module.QuantumExtension)), None)
+
+
+def quantum_observers(
+    run_directory: Path, hooks: list[Hook], report: Callable[[str], None]
+) -> list[Hook]:
+    """Return the observer that records quantum steps, if the run makes any.
+
+    From now on each quantum step is shown with `report`.
+    """
+    extension = quantum_extension_of(hooks)
+    if extension is None:
+        return []
+    extension.session.report = report
+    return [QuantumRecords(run_directory, extension.session)]
+
+
+def quantum_probes(hooks: list[Hook]) -> dict[str, Probe]:
+    """Return the monitor's probe of the latest solver time, if the run has quantum steps."""
+    extension = quantum_extension_of(hooks)
+    if extension is None:
+        return {}
+    return {"quantum_solver_seconds": lambda: extension.session.solver_seconds}

@@ -1,0 +1,385 @@
+"""Whatever a sampler does, the training goes on, and says so; answers of another process count from
+the step that they are used in; a kill changes nothing."""
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.features.quantum.config import BASELINES, QuantumConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core import optional
+from infrastructure.features.quantum.problems.block_selection import BlockSelection
+from infrastructure.features.quantum.problems.data_selection import DataSelection
+from infrastructure.features.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.run.checkpoint_paths import by_step
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.features.quantum.training.overhead_budget import OverheadBudget
+from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
+from infrastructure.features.quantum.training.solver_session import Waiting
+from tests.deployment.runs import deploy, losses, runs_of, small_settings
+from tests.forks import outcome_of_forked
+from tests.features.quantum.samplers.questions import waits_cut_short
+from tests.slow import slow
+from tests.features.quantum.training.quantum_runs import (
+    extension_of,
+    quantum_trainer,
+    records,
+    same_weights,
+)
+
+BAD = "tests.features.quantum.training.bad_samplers"
+
+
+class FirstStep(Observer):
+    """When the first step began."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def step_start(self, state: TrainingState) -> None:
+        self.time = self.time or time.monotonic()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        ("Hanging", "quantum.sampler_timed_out"),
+        ("Raising", "the solver is offline"),
+        ("Garbage", "Garbage"),
+        pytest.param("Empty", "Empty", marks=slow),
+    ],
+)
+def test_a_sampler_that_does_not_answer(
+    saved_llama: Path,
+    tmp_path: Path,
+    sampler: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, timeout = FirstStep(), 60  # which a busy machine is given to answer
+    limits = waits_cut_short(monkeypatch) if sampler == "Hanging" else [timeout]
+    trainer = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        quantum={"data_budget": 0.5, "solver": f"{BAD}:{sampler}", "timeout": timeout},
+        hooks=(first,),
+        checkpoints=tmp_path / "c",
+        max_steps=2,
+    )
+    trainer.prepare()
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["outcome"] == "answered"
+    assert record["is_fallback"]
+    assert record["answered_by"] == next(iter(record["alternatives"]))
+    assert record["solver_seconds"] < timeout + 0.5
+    assert 0 < limits[0] <= timeout
+    assert record["allowed_seconds"] is None  # and no large number that means nothing
+    assert trainer.state is not None
+    (noted,) = trainer.state.recoveries
+    assert noted["kind"] == "quantum_step"
+    assert noted["message"] == "; ".join(record["failures"])
+    assert message in noted["message"]
+    assert trainer.state.step == 2
+
+
+def test_the_next_of_the_chain_answers(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        quantum={
+            "data_budget": 0.5,
+            "solver": f"{BAD}:Raising",
+            "fallback": ["dense_annealer"],
+            "timeout": 30,
+        },
+        max_steps=1,
+    )
+    trainer.train()
+    (record,) = records(trainer)
+    assert "the solver is offline" in record["failures"][0]
+    assert record["answered_by"] == "dense_annealer" or record["is_fallback"]
+
+
+@pytest.mark.parametrize("quantum", [{"solver": "tabuu"}, {"fallback": ["tabuu"]}], ids=str)
+def test_an_unknown_sampler_is_refused_before_anything(
+    saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=tabu\)"):
+        quantum_trainer(saved_llama, tmp_path, quantum=quantum)
+
+
+def test_a_solver_that_is_not_here_is_refused_before_anything(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optional, "is_installed", lambda package: package != "dwave.system")
+    needed = r"needed_for=the sampler qpu, package=dwave\.system, command=pip install"
+    missing = rf"setting=quantum\.solver, .*core\.package_not_installed\({needed}"
+    with pytest.raises(ValueError, match=missing):
+        quantum_trainer(saved_llama, tmp_path, quantum={"solver": "qpu"})
+    lost = r"setting=quantum\.fallback, .*core\.plugin_module_not_found\(.*address=lost:Cls"
+    with pytest.raises(ValueError, match=lost):
+        quantum_trainer(saved_llama, tmp_path, quantum={"fallback": ["lost:Cls"]})
+
+
+def test_a_solver_has_what_the_overhead_leaves_it(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the timeout is: what was foretold is no bound, the end of a solver is."""
+    monkeypatch.setattr(OverheadBudget, "allowed_seconds", lambda *_: 4.0)
+    trainer = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        quantum={
+            "data_budget": 0.5,
+            "max_overhead_percent": 10_000,
+            "solver": f"{BAD}:Hanging",
+            "timeout": 300,
+        },
+        max_steps=1,
+    )
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["is_fallback"]
+    assert record["solver_seconds"] < 30  # 4, and what a busy machine takes to end it; not 300
+    cut = "quantum.solver_time_cut_by_budget(limit=quantum.max_overhead_percent"
+    assert cut in record["remarks"][-1]
+    assert "10000" in record["remarks"][-1].replace("_", "").replace(",", "")
+
+
+def test_an_answer_that_comes_too_late_is_reported(saved_llama: Path, tmp_path: Path) -> None:
+    hanging = {"solver": f"{BAD}:Hanging", "timeout": 300}
+    quantum = {"data_budget": 0.5, "background": True, **hanging}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=2)
+    trainer.train()
+    assert [record["outcome"] for record in records(trainer)] == ["asked", "unused"]
+    assert "quantum.ended_before_answer_used" in records(trainer)[-1]["why"]
+
+
+def test_an_answer_holds_with_all_its_records_or_not_at_all(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> list[str]:
+        raise LookupError("planted")
+
+    monkeypatch.setattr(DataPipeline, "places_of", broken)
+    quantum = {"data_budget": 0.5, "answer": "greedy"}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, num_epochs=1)
+    trainer.train()
+    assert [record["outcome"] for record in records(trainer)] == ["failed"]
+    assert extension_of(trainer).session.decisions.selection is None
+    assert trainer.state is not None
+    assert trainer.state.step == trainer.loop.total_steps
+
+
+def test_a_budget_that_is_all_of_the_data_is_reported(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum={"data_budget": 0.99}, max_steps=1)
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["outcome"] == "skipped"
+    assert "quantum.budget_excludes_nothing" in record["why"]
+
+
+def test_numbers_that_are_not_reported_yet_are_reported_after_a_resume(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    first, second = (quantum_trainer(saved_llama, tmp_path) for _ in range(2))
+    extension_of(first).session.unlogged = {"quantum_energy": 1.5}
+    extension_of(second).load_state_dict(json.loads(json.dumps(extension_of(first).state_dict())))
+    assert extension_of(second).session.unlogged == {"quantum_energy": 1.5}
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_question_that_another_process_was_at_comes_again_after_a_resume(
+    saved_llama: Path, tmp_path: Path, is_open: bool
+) -> None:
+    """Its numbers are gone with that process; one that was answered is not asked twice."""
+    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "top"}
+    first, second = (
+        quantum_trainer(
+            saved_llama, tmp_path, quantum=quantum, optimization_frequency=50, max_steps=2
+        )
+        for _ in range(2)
+    )
+    session = extension_of(first).session
+    session.last_step = 0
+    if is_open:
+        session.waiting = Waiting(background=None, step=None, record={})  # type: ignore[arg-type]
+    saved = json.loads(json.dumps(extension_of(first).state_dict()))
+    extension_of(second).load_state_dict(saved)
+    second.train()
+    assert [(r["outcome"], r["step"]) for r in records(second)] == [("answered", 0)] * is_open
+
+
+class Patience(Observer):
+    """Waits, at the end of a step, until another process has answered."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.extension = step, None
+
+    def step_end(self, state: TrainingState) -> None:
+        waiting = self.extension.session.waiting if self.extension is not None else None
+        deadline = time.monotonic() + 60
+        while state.step >= self.step and waiting is not None and not waiting.background.is_done:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_an_answer_in_the_background_is_used_where_it_is_recorded(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    quantum = {"problem": "block_selection", "num_blocks": 1, "background": True}
+    patience = Patience(3)
+    trainer = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        quantum=quantum,
+        hooks=(patience,),
+        checkpoints=tmp_path / "c",
+        optimization_frequency=50,
+        max_steps=7,
+        checkpoint_interval=None,
+    )
+    patience.extension = extension_of(trainer)
+    trainer.train()
+    solved_at, answered = records(trainer)
+    assert (solved_at["outcome"], solved_at["step"]) == ("asked", 0)
+    assert (answered["outcome"], answered["step"]) == ("answered", 0)
+    used = answered["used_at_step"]
+    assert 1 <= used <= 4
+    assert trainer.checkpoints is not None
+    steps = by_step(trainer.checkpoints.store)
+    assert used + 1 in steps  # saved at once, so a resume uses it there too
+    again = quantum_trainer(
+        saved_llama, tmp_path, quantum=quantum, optimization_frequency=50, max_steps=7
+    )
+    again.restore(steps[used + 1])
+    again.train()
+    assert same_weights(trainer, again)
+    assert records(again) == records(trainer)
+
+
+KILLED = """
+import os, signal, sys
+from infrastructure.commands.main import main
+from infrastructure.features.quantum.training import solver_session
+solve, number = solver_session.quantum_solve, [0]
+def killed(*arguments, **options):
+    number[0] += 1
+    if number[0] == {kill_at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return solve(*arguments, **options)
+solver_session.quantum_solve = killed
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run(folder: Path, kill_at: int) -> int:
+    """The real command, which dies in its question number `kill_at`."""
+    program = [sys.executable, "-c", KILLED.format(kill_at=kill_at)]
+    command = [*program, "train", "--config", "c.yaml"]
+    return outcome_of_forked(command, cwd=folder).returncode
+
+
+def test_killed_in_a_quantum_step_and_gone_on_with(tmp_path: Path) -> None:
+    """The second question is killed; the run that goes on is, bit for bit, the undisturbed one."""
+    settings = small_settings(
+        tmp_path, enabled_extensions=["quantum"], optimization_frequency=2, num_epochs=3
+    )
+    settings |= {"quantum": {"data_budget": 0.5, "max_overhead_percent": 1e6}}
+    settings |= {"enable_monitoring": False, "enable_testing": False}
+    found = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        settings["output_dir"] = str(folder / "runs")
+        if name == "killed":
+            (folder / "c.yaml").write_text(json.dumps(settings))
+            assert run(folder, kill_at=2) == -signal.SIGKILL
+        directory, _ = deploy(DeploymentConfig(**settings))
+        assert runs_of(folder) == [directory]
+        records_read = json.loads((directory / "quantum.json").read_text())["records"]
+        weights = (directory / "final" / "model.safetensors").read_bytes()
+        selections = [record["selection"] for record in records_read]
+        found.append((losses(directory), weights, selections))
+    assert len(found[0][2]) >= 2
+    assert found[0] == found[1]
+
+
+def test_the_plain_answers_that_a_configuration_may_name_are_there() -> None:
+    pairs = np.eye(4, dtype=np.float32)
+    problems = [
+        DataSelection(range(4), pairs, 2),
+        BlockSelection("abcd", -np.ones(4), pairs, 2, gradient_norms=np.ones(4)),
+        RankAllocation({"a": 4}, np.ones(4), pairs, 2),
+    ]
+    found = {problem.name: tuple(problem.alternatives()) for problem in problems}
+    assert found == BASELINES
+
+
+def extension_without_a_model(frequency: int | None, **quantum: Any) -> QuantumExtension:
+    parts: Any = SimpleNamespace(
+        quantum_config=QuantumConfig(**quantum),
+        training_config=TrainingConfig(optimization_frequency=frequency),
+    )
+    return QuantumExtension(parts)
+
+
+@pytest.mark.parametrize("in_force", ["none", "before", "newest"])
+def test_a_selection_of_the_next_epoch_is_not_in_force_after_a_restart_either(
+    in_force: str,
+) -> None:
+    first, again = extension_without_a_model(None), extension_without_a_model(None)
+    if in_force != "none":
+        first.session.decisions.select_examples([1, 4])
+        first.in_force = first.session.decisions.selection
+    if in_force != "newest":
+        first.session.decisions.select_examples([0, 9, 300])
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert again.session.decisions.selection_hash == first.session.decisions.selection_hash
+    expected = {"none": None, "before": [1, 4], "newest": [1, 4]}[in_force]
+    assert (None if again.in_force is None else again.in_force.tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("problem", "frequency", "last", "due"),
+    [
+        ("data_selection", None, None, [0, 5, 10, 20]),  # at once, and then no more
+        ("data_selection", None, 0, []),
+        ("data_selection", 5, 3, [10, 20]),
+        ("block_selection", 5, 5, [10, 20]),
+        ("rank_allocation", None, None, [10, 20]),  # half-way
+        ("rank_allocation", 5, None, [5, 10, 20]),
+        ("rank_allocation", 5, 5, []),  # once
+    ],
+)
+def test_when_something_is_to_be_decided(
+    problem: str, frequency: int | None, last: int | None, due: list[int]
+) -> None:
+    extension = extension_without_a_model(frequency, problem=problem)
+    extension.session.last_step = last
+    state = TrainingState(torch.nn.Linear(1, 1), total_steps=20)
+    found = []
+    for state.step in (0, 5, 10, 20):
+        found += [state.step] if extension._is_due(state) else []
+    assert found == due
+    state.step, state.position.phase = 6, 1  # other blocks train than were chosen from
+    is_new_phase = problem == "block_selection" and last is not None
+    assert not is_new_phase or extension._is_due(state)
+    extension.session.waiting = object()  # type: ignore[assignment]
+    assert not extension._is_due(state)
+    ahead = {None: 14, 5: 5}[frequency]
+    assert extension._steps_ahead(state) == ahead
+    state.step = 18
+    assert extension._steps_ahead(state) == 2

@@ -1,0 +1,127 @@
+"""What is kept of quantum steps, and how it is told."""
+
+import math
+
+import numpy as np
+
+from infrastructure.features.quantum.config import AT_ANY_COST
+from infrastructure.features.quantum.problems.data_selection import DataSelection
+from infrastructure.features.quantum.training.decisions import Decisions, packed, unpacked
+from infrastructure.features.quantum.training.overhead_budget import (
+    OverheadBudget,
+    over_budget,
+    too_few_steps,
+)
+from infrastructure.features.quantum.training.step_records import (
+    MAX_RECORDS,
+    NUM_WHOLE,
+    History,
+    histogram,
+    in_words,
+    numbers_of,
+    random_energies,
+)
+
+ANSWER = {
+    "problem": "data_selection",
+    "outcome": "answered",
+    "chosen": "5 of 10 training examples",
+    "answered_by": "tabu",
+    "energy": 0.25,
+    "lower_bound": 0.0,
+    "num_variables": 10,
+    "seconds": 1.5,
+    "alternatives": {"greedy": 0.5},
+    "info": {"num_reads": 4, "chain_break_fraction": 0.1},
+}
+
+
+def test_old_records_are_short_and_very_old_ones_gone() -> None:
+    history = History()
+    for step in range(MAX_RECORDS + 5):
+        history.add({**ANSWER, "step": step})
+    found = history.records()
+    assert [record["step"] for record in found] == list(range(5, MAX_RECORDS + 5))
+    assert ["info" in record for record in found[-NUM_WHOLE - 1 :]] == [False] + [True] * NUM_WHOLE
+    again = History()
+    again.load_state_dict(history.state_dict())
+    assert again.records() == found
+
+
+def test_numbers_and_words() -> None:
+    assert numbers_of(ANSWER) == {
+        "quantum_problem_size": 10.0,
+        "quantum_energy": 0.25,
+        "quantum_gap": 0.25,
+        "quantum_seconds": 1.5,
+        "quantum_reads": 4.0,
+        "quantum_chain_breaks": 0.1,
+    }
+    assert in_words(ANSWER) == (
+        "Quantum step (data selection): 5 of 10 training examples, chosen by tabu in 1.5 s"
+    )
+    skipped = {"problem": "data_selection", "outcome": "skipped", "why": "dear"}
+    assert in_words(skipped) == "Quantum step (data selection) skipped: dear"
+
+
+def test_energies_by_chance_are_those_of_the_problem() -> None:
+    problem = DataSelection(range(6), np.random.default_rng(0).standard_normal((6, 8)), 5)
+    possible = [problem.energy_of(np.delete(np.arange(6), one)) for one in range(6)]
+    found = random_energies(problem, 3)
+    assert found == sorted(found)
+    assert all(min(abs(energy - one) for one in possible) < 1e-5 for energy in found)
+
+
+def test_a_selection_in_a_few_letters() -> None:
+    for ids in ([], [0], [7, 8, 9], list(range(0, 100, 3))):
+        assert unpacked(packed(np.array(ids, dtype=np.int64))).tolist() == ids
+    decisions = Decisions()
+    decisions.select_examples([5, 1])
+    decisions.train_only(["block 1"])
+    decisions.keep_components({"a": [0, 2]})
+    again = Decisions()
+    again.load_state_dict(decisions.state_dict())
+    assert again.state_dict() == decisions.state_dict()
+    assert again.selection_hash == decisions.selection_hash
+    assert histogram(np.array([0, 1, 2, 9]), 10) == [1, 1, 1, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_what_a_step_may_cost() -> None:
+    now = [0.0]
+    bound = OverheadBudget(5.0, lambda: now[0])
+    assert bound.step_seconds is None
+    for seconds in (10.0, 2.0, 2.0):
+        bound.step_begins()
+        now[0] += seconds
+        bound.step_has_ended()
+    assert bound.step_seconds == 2.0  # the first one warms up
+    bound.step_begins()
+    now[0] += 3.0
+    bound.pay(1.0)
+    assert bound.seconds_so_far == 2.0
+    bound.step_has_ended()
+    assert bound.step_seconds == 2.0
+    assert bound.allowed_seconds(100, 2.0) == 10.0
+    assert OverheadBudget(AT_ANY_COST).allowed_seconds(100, 2.0) == math.inf
+    assert OverheadBudget(AT_ANY_COST).allowed_seconds(0, 2.0) == 0.0
+    over = "quantum.step_over_time_budget"
+    assert "percent=5.0, allowed=10 s, needed=20)" in over_budget(40.0, 10.0, 5.0)
+    assert "allowed=21 ms, needed=2,340)" in over_budget(10.0, 0.02137, 5.0)
+    assert "percent=1.0, allowed=10 s, needed=1.1)" in over_budget(10.3, 10.0, 1.0)  # not 1
+    assert over_budget(10.3, 10.0, 1.0).startswith(f"{over}(cost=")
+    few = too_few_steps(6.25, 600, 1.0)
+    assert few.startswith("quantum.step_over_work_budget(least_steps=6.25, num_steps=600, ")
+    assert few.endswith("percent=1.0, allowed_steps=6.0, needed=1.1)")
+
+
+def test_a_frequency_is_kept_and_a_bound_that_was_given_holds() -> None:
+    cases = {("auto", None): (1.0, False), ("auto", 50): (10.0, True)}
+    cases |= {(3.0, None): (3.0, False), (3.0, 50): (3.0, False)}
+    for (percent, frequency), expected in cases.items():
+        budget = OverheadBudget.of(percent, frequency, lambda: 0.0)  # type: ignore[arg-type]
+        assert (budget.percent, budget.never_skips) == expected
+    forecast = OverheadBudget(1.0, lambda: 0.0, forecast_step_seconds=7.0)
+    assert forecast.step_seconds == 7.0
+    forecast.step_begins()
+    forecast.step_has_ended()
+    assert forecast.step_seconds == 0.0
