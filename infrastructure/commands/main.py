@@ -26,6 +26,7 @@ from infrastructure.core.errors import (
     TemperError,
 )
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
+from infrastructure.core.features import features
 from infrastructure.core.importing import own_process
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
@@ -69,10 +70,12 @@ GROUPS = {
         "backup": "back up, list and restore runs",
     },
     "More": {
-        "quantum": "run the quantum step by itself, or compare solvers",
         "completion": "print a script that completes commands in a shell",
     },
 }
+_OF_FEATURES = {name: one for feature in features() for name, one in feature.commands.items()}
+for _name, _command in _OF_FEATURES.items():
+    GROUPS[_command.group][_name] = _command.help
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 # The same by other names: those of the specification, and what people type.
 SAME_COMMANDS = {
@@ -112,8 +115,9 @@ class Command(Protocol):
 
 def command(name: str) -> Command:
     """Return the module of a command, which is loaded when the command or its flags are needed."""
-    module = importlib.import_module(f"infrastructure.commands.{name.replace('-', '_')}")
-    return cast(Command, module)
+    of_feature = _OF_FEATURES.get(name)
+    own = f"infrastructure.commands.{name.replace('-', '_')}"
+    return cast(Command, importlib.import_module(of_feature.module if of_feature else own))
 
 
 def create_parser() -> CommandParser:

@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from infrastructure.core.features import features
+
 # Other names of sections. The first matching prefix is replaced, then KEYS is consulted.
 PREFIXES = {
+    **{other: prefix for f in features() for other, prefix in f.aliases.items()},
     "optimization.": "training.",
     "processing.": "training.",
-    "resource.quantum.": "quantum.",
-    "resources.quantum.": "quantum.",
     "resource.": "resources.",
     "training.qlora.": "training.qlora_",
     "qlora.": "training.qlora_",

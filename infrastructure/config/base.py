@@ -15,6 +15,7 @@ from infrastructure.config.elsewhere import SAME_WORDS, known_elsewhere, plain_n
 from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
 from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import fields_for
 from infrastructure.core.lookup import did_you_mean, nearest
 from infrastructure.core.messages import Setting, phrase
 
@@ -136,6 +137,15 @@ class ConfigSection(BaseModel):
         for name, value in changes.items():
             setattr(changed, name, value)
         return changed
+
+
+def with_fields_of_features(section: str) -> type[ConfigSection]:
+    """Return a base for a section of the configuration that has the fields of all features.
+
+    Args:
+        section: its path; "" is the root.
+    """
+    return type("FieldsOfFeatures", fields_for(section) or (ConfigSection,), {"prefix": section})
 
 
 def _word_of(words: Collection[str], given: str) -> str:

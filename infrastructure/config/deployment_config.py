@@ -6,12 +6,17 @@ resolves them.
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
 
 from infrastructure.config.aliases import KEYS, canonical
-from infrastructure.config.base import ConfigSection, ConfigurationError
+from infrastructure.config.base import (
+    ConfigSection,
+    ConfigurationError,
+    with_fields_of_features,
+)
 from infrastructure.config.merging import plugin_names
 from infrastructure.config.merging.cross_checks import (
     contradictions,
@@ -45,7 +50,6 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.config.sections.resource_config import (
     OPTIMIZES_MEMORY,
     CacheConfig,
@@ -53,7 +57,7 @@ from infrastructure.config.sections.resource_config import (
     MonitorConfig,
     ResourcesConfig,
 )
-from infrastructure.config.sections.training_config import QUANTUM, SFT, TrainingConfig
+from infrastructure.config.sections.training_config import SFT, TrainingConfig
 from infrastructure.config.serialize import (
     PATHS,
     absolute_place,
@@ -72,6 +76,7 @@ from infrastructure.config.types import (
     PriceText,
 )
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import feature_sections
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_mapping
@@ -96,6 +101,11 @@ def _no_secret(value: str | None) -> str | None:
     return value
 
 
+if TYPE_CHECKING:  # the core reads no field of a feature
+    FieldsOfFeatures = ConfigSection
+else:
+    FieldsOfFeatures = with_fields_of_features("")
+
 # Settings recorded by earlier versions that no longer exist: section and name.
 GONE = (("training", "fusion_mode"),)
 
@@ -110,7 +120,7 @@ def _flat(key: str) -> Any:
     )
 
 
-class DeploymentConfig(ConfigSection):
+class DeploymentConfig(FieldsOfFeatures):
     """The configuration of one run.
 
     Accepts sections (`training=TrainingConfig(...)` or a mapping), the flat names of
@@ -134,9 +144,6 @@ class DeploymentConfig(ConfigSection):
         default=MonitorConfig(), description="Monitoring of the machine and the run."
     )
     resources: ResourcesConfig = Field(default=ResourcesConfig(), description="Machine limits.")
-    quantum: QuantumConfig = Field(
-        default=QuantumConfig(), description="What the quantum step decides, and at what cost."
-    )
 
     output_dir: PathText = Field(
         default="runs", description="Directory in which run directories are created."
@@ -296,6 +303,10 @@ class DeploymentConfig(ConfigSection):
             if len([*contradictions(other)]) < before:
                 return {setting.key}
         return set()
+
+    def sections_of_features(self) -> dict[str, ConfigSection]:
+        """Return the sections that features have added, by name."""
+        return {name: getattr(self, name) for name in feature_sections()}
 
     def value(self, key: str) -> Any:
         """Return the value of a canonical key; false for an absent section (model.lora_config)."""
@@ -533,16 +544,18 @@ def check_sections(
     model: ModelConfig,
     training: TrainingConfig,
     data: DataConfig,
-    quantum: QuantumConfig | None = None,
+    others: Mapping[str, ConfigSection] = MappingProxyType({}),
 ) -> None:
     """Run `check_supported` for callers that have only these sections.
+
+    Args:
+        others: sections of features, by name.
 
     Raises:
         ConfigurationError: a sentence for each setting that cannot be applied.
     """
-    sections: dict[str, object] = {"model": model, "training": training, "data": data}
-    if quantum is not None and QUANTUM in training.extensions:
-        sections["quantum"] = quantum
+    used = {name: one for name, one in others.items() if name in training.extensions}
+    sections = {"model": model, "training": training, "data": data, **used}
     # The number of processes is not part of these sections.
     DeploymentConfig(**sections, num_processes="auto").check_supported()
 

@@ -13,26 +13,20 @@ from infrastructure.config.deployment_config import GONE, DeploymentConfig
 from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import SameResult
+from infrastructure.core.features import feature_sections
 
-SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.")
-OF_THE_QUANTUM_STEP = "quantum."  # these count only if the quantum step is enabled
+SECTIONS_THAT_COUNT = ("model.", "data.", "training.")
 # Defaults that have changed, with their earlier values, oldest first. A run that began with one of
 # them keeps it. A run that recorded none is from the time of the first.
 EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
     "data.over_length": ("quarantine",),
-    "quantum.max_overhead_percent": (5.0, 2.0, 1.0),
     "model.adapter": ("standard",),
 }
 # False has the same effect as None, and was the default of earlier runs.
 OFF_IS_NONE = ("training.backbone_quantized", "training.qlora_progressive_enabled")
 # These have not always counted: records of earlier versions do not show their values.
-COUNTED_LATER = (
-    "quantum.max_overhead_percent",
-    "quantum.timeout",
-    "training.validation_prompts",
-)
+COUNTED_LATER = ("training.validation_prompts",)
 BACKEND = "model.backend"
 # Locations. The same content at another location is the same training.
 PLACES = (
@@ -44,7 +38,12 @@ PLACES = (
 def affects_result(key: str) -> bool:
     """Return whether a canonical key decides the result of training."""
     spec = schema_of(DeploymentConfig).fields.get(key)
-    return key.startswith(SECTIONS_THAT_COUNT) and not (spec and metadata_of(spec.info, SameResult))
+    counts = key.startswith((*SECTIONS_THAT_COUNT, *_sections_of_features()))
+    return counts and not (spec and metadata_of(spec.info, SameResult))
+
+
+def _sections_of_features() -> tuple[str, ...]:
+    return tuple(f"{name}." for name in feature_sections())
 
 
 def result_settings(config: DeploymentConfig) -> dict[str, object]:
@@ -64,8 +63,8 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
 def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
     """Yield the beginnings of keys that can decide a result but do not decide this one."""
     training = config.training
-    if QUANTUM not in training.extensions:
-        yield OF_THE_QUANTUM_STEP
+    for name in feature_sections() - {*training.extensions}:
+        yield f"{name}."
     if training.early_stopping_patience is None or not training.best_needs_answers:
         yield "training.validation_prompts"  # more prompts only make the measurement more precise
 
@@ -101,14 +100,14 @@ def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -
     A default that the user did not set is the one that applied when the run began.
     """
     recorded = current_keys(recorded)
-    had_quantum_step = any(key.startswith(OF_THE_QUANTUM_STEP) for key in recorded)
+    had = {key.partition(".")[0] for key in recorded}
     began_with = {key: recorded.get(key, values[0]) for key, values in EARLIER_DEFAULTS.items()}
     return {
         key: value
         for key, value in began_with.items()
         if value in EARLIER_DEFAULTS[key]
         and config.source(key).layer is Layer.DEFAULT
-        and (had_quantum_step or not key.startswith(OF_THE_QUANTUM_STEP))
+        and key.partition(".")[0] in had
     }
 
 

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.importing import importing
+from infrastructure.core.messages import FEATURES
 
 GROUP = "temper.features"
-FOLDER = Path(__file__).parents[1] / "features"
 PACKAGE = "infrastructure.features"
 
 
@@ -46,27 +45,41 @@ class Feature:
         name: its folder; also the topic of its messages, which are in `messages.toml` beside it.
         fields: section of the configuration ("" is the root) → address of the `ConfigSection` class
             whose fields that section gets.
+        flags: canonical key → its flags, where the rule in `config.sources.flags` gives others.
+        aliases: other beginnings of keys → the canonical beginning.
+        enables: extension → the name of the training setting that enables it.
+        needs_own_loop: whether its extensions work only in Temper's own training loop.
+        adds_weights: whether its extensions add weights to the model.
         plugins: entry point group of a registry ("temper.strategies") → name → address.
         commands: by name.
         contradictions: address of a table as in `config.merging.contradictions`.
         facts: names that such tables use → address of a function of the configuration.
         checks: address of a function that yields a message for each setting that cannot be applied.
         report: addresses of report sections, functions of a `RunView`.
+        own_code: address of a function that yields the entry point group and the address of each
+            part of a user that a configuration names in the feature's own settings.
         run_files: files that it writes into a run directory, which travel with the run.
-        before_run: address of a function that completes a configuration before a run.
+        on_samples: address of a function of a configuration and a source (text), called when a run
+            uses the sample data; it may change settings that the user has not set.
         names: names that the specifications import from `infrastructure.training` → address.
     """
 
     name: str
     fields: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    enables: Mapping[str, str] = field(default_factory=dict)
+    needs_own_loop: bool = False
+    adds_weights: bool = True
     plugins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     commands: Mapping[str, Command] = field(default_factory=dict)
     contradictions: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     checks: str | None = None
     report: tuple[str, ...] = ()
+    own_code: str | None = None
     run_files: tuple[str, ...] = ()
-    before_run: str | None = None
+    on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -77,7 +90,7 @@ def features() -> tuple[Feature, ...]:
     Raises:
         InputError: the feature of an installed package cannot be loaded.
     """
-    folders = sorted(path.parent.name for path in FOLDER.glob("*/feature.py"))
+    folders = sorted(path.parent.name for path in FEATURES.glob("*/feature.py"))
     built_in = [importlib.import_module(f"{PACKAGE}.{name}.feature").FEATURE for name in folders]
     return (*built_in, *_installed())
 
@@ -121,3 +134,20 @@ def plugins_of(group: str) -> dict[str, str]:
 def fields_for(section: str) -> tuple[type, ...]:
     """Return the classes whose fields features add to a section of the configuration."""
     return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)
+
+
+def weightless_extensions() -> set[str]:
+    """Return the extensions of features that add no weights to the model."""
+    group = "temper.extensions"
+    return {name for f in features() if not f.adds_weights for name in f.plugins.get(group, {})}
+
+
+def feature_sections() -> frozenset[str]:
+    """Return the names of the sections that features add to the root of the configuration."""
+    return frozenset(name for kind in fields_for("") for name in getattr(kind, "model_fields", ()))
+
+
+def own_loop_extensions() -> set[str]:
+    """Return the extensions of features that need Temper's own training loop."""
+    group = "temper.extensions"
+    return {name for f in features() if f.needs_own_loop for name in f.plugins.get(group, {})}

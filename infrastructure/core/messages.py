@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 CATALOGUE = Path(__file__).with_name("catalogue")
+FEATURES = Path(__file__).parents[1] / "features"
 CODE = re.compile(r"[a-z_]+\.[a-z0-9_]+")
 WORDS, CODES = "TEMPER_MESSAGES", "codes"  # environment variable: show codes instead of words
 
@@ -148,14 +149,21 @@ def words_of(code: str) -> str | None:
 
 @cache
 def _entries(topic: str) -> Mapping[str, str]:
-    path = CATALOGUE / f"{topic}.toml"
-    if not path.is_file():
+    path = catalogue_files().get(topic)
+    if path is None:
         return {}
     entries = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
         name: ". ".join(entry[part] for part in ("text", "remedy") if part in entry)
         for name, entry in entries.items()
     }
+
+
+@cache
+def catalogue_files() -> Mapping[str, Path]:
+    """Return topic → its file: of the core, and `messages.toml` in the folder of each feature."""
+    of_features = {path.parent.name: path for path in FEATURES.glob("*/messages.toml")}
+    return {path.stem: path for path in CATALOGUE.glob("*.toml")} | of_features
 
 
 class _Named(str):

@@ -14,12 +14,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import distribution, entry_points, packages_distributions
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import plugins_of
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import (
@@ -70,7 +71,7 @@ class Registry(Generic[Plugin]):
     def __init__(self, what: str, group: str, built_in: tuple[str, ...] = ()) -> None:
         self.what = what
         self.group = group
-        self.built_in = built_in
+        self._built_in = built_in
         self.contract: type | None = None
         self._makes = True
         self._registered: dict[str, Plugin] = {}
@@ -79,6 +80,16 @@ class Registry(Generic[Plugin]):
         self._adopted: dict[str, Origin] = {}  # of the run that this process resumes
         self._noted: dict[str, Origin] = {}  # of runs whose records this process has read
         _REGISTRIES.append(self)
+
+    @cached_property
+    def _of_features(self) -> dict[str, str]:
+        """The addresses of what features add, by name."""
+        return plugins_of(self.group)
+
+    @cached_property
+    def built_in(self) -> tuple[str, ...]:
+        """The names that belong to Temper, those of features last."""
+        return (*self._built_in, *self._of_features)
 
     def provide(
         self, plugins: Mapping[str, Plugin], contract: type | None = None, *, makes: bool = True
@@ -163,6 +174,8 @@ class Registry(Generic[Plugin]):
             address = self._address(name)
             if address is None and name in self._provided:
                 return self._provided[name]
+            if address is None and name in self._of_features:
+                address = self._of_features[name]
             if address is not None:  # load again: a notebook may have reloaded the module
                 plugin = load_object(self.what, address)
             else:

@@ -107,7 +107,6 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.features.quantum.training.records_observer import quantum_observers, quantum_probes
 from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
@@ -646,10 +645,12 @@ class TrainingDeployment:
         )
         assert trainer.checkpoints is not None
         trainer.checkpoints.apart = copies.backup.apart
-        probes = {**quantum_probes(trainer.hooks.hooks), **copies.probes()}
+        extensions = trainer.hooks.extensions
+        sampled = {name: probe for one in extensions for name, probe in one.probes().items()}
+        probes = {**sampled, **copies.probes()}
         watched = trainer.adapter, trainer.precision
         watching = monitoring_hooks(self.config, run.path, *watched, self.report, probes)
-        recorded = quantum_observers(run.path, trainer.hooks.hooks, self.report)
+        recorded = [hook for one in extensions for hook in one.recorders(run.path, self.report)]
         trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
         trainer.add_hooks(stack_observers(trainer, run.path))
         compiling = [h for h in trainer.hooks.hooks if isinstance(h, CompileBenchmark)]

@@ -38,7 +38,6 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.setup.stack_outputs import (
     disk_bytes,
@@ -228,9 +227,8 @@ class RunForecast:
             self._report_plan(plan_lines(trainer))
             return
         self._report_plan(plan_lines(trainer, costs.step_seconds))
-        quantum_step = quantum_extension_of(trainer.hooks.hooks)
-        if quantum_step is not None:  # its cost limit is a share of this
-            quantum_step.session.cost.forecast_step_seconds = costs.step_seconds
+        for extension in trainer.hooks.extensions:
+            extension.forecast_known(costs.step_seconds)
         self.keep(forecast, first_step)
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
             self._keep_within(trainer, costs)

@@ -4,6 +4,7 @@ of parts.
 The names below can be imported from here. Each is loaded on first use.
 """
 
+from infrastructure.core.features import features
 from infrastructure.core.lazy_exports import lazy_names
 from infrastructure.training.other_names import ELSEWHERE
 
@@ -30,17 +31,13 @@ _PLACES = {
     "TrainingMonitor": "infrastructure.monitoring.training_monitor",
     "UnifiedTrainer": "infrastructure.training.unified_trainer",
     "UnslothTrainer": "infrastructure.training.unsloth_trainer",
-    "apply_quantum_solution": "infrastructure.features.quantum.training.functional",
-    "formulate_quantum_problem": "infrastructure.features.quantum.training.functional",
     "get_model_adapter": "infrastructure.training.model_adapters",
     "get_training_strategy": "infrastructure.training.strategies",
     "initialize_training": "infrastructure.training.context",
-    "quantum_optimize": "infrastructure.features.quantum.training.functional",
-    "quantum_solve": "infrastructure.features.quantum.quantum_step",
     "should_checkpoint": "infrastructure.training.context",
-    "should_optimize": "infrastructure.features.quantum.training.functional",
 }
 
+_PLACES |= {name: module for feature in features() for name, module in feature.names.items()}
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES, elsewhere=ELSEWHERE)
 

@@ -31,10 +31,10 @@ from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop, phase_ends, select_trainable
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.features.quantum.training.own_loop import own_loop, remember_own_loop
-from infrastructure.features.quantum.training.records_observer import quantum_extension_of
+from infrastructure.training.own_loop import own_loop, remember_own_loop
 from infrastructure.training.trainer_factory import TrainerFactory
 from infrastructure.training.unsloth_trainer import own_loop_checkpoints
 from infrastructure.training.whole_config import ModelManager
@@ -131,9 +131,9 @@ class TrainingContext:
                 state.model, loop.optimizer_step.optimizer, state.position.phase
             )
             select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
-        quantum_step = quantum_extension_of(loop.hooks.hooks)
-        if quantum_step is not None:
-            quantum_step.carry_out(state)
+        for hook in loop.hooks.hooks:
+            if isinstance(hook, Extension):
+                hook.carry_out(state)
 
     def end_epoch(self) -> None:
         """Move to the start of the next epoch, and to the next phase if the current one is over."""

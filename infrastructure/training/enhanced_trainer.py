@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from infrastructure.config.auto import (
     learning_rate_for,
     num_epochs_for,
 )
-from infrastructure.config.base import ConfigurationError
+from infrastructure.config.base import ConfigSection, ConfigurationError
 from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.fingerprint import EARLIER_DEFAULTS
 from infrastructure.config.measures import PERPLEXITY
@@ -34,9 +35,8 @@ from infrastructure.config.merging.sharding import sharding_refusals, why_not_sp
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
-from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
+from infrastructure.config.sections.training_config import CURRICULUM, TrainingConfig
 from infrastructure.core.agent import time_left
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
@@ -55,7 +55,6 @@ from infrastructure.run.configuration_judge import (
 )
 from infrastructure.run.history import history_in
 from infrastructure.run.identity import HELD_OUT_DATA, keyed, new_key
-from infrastructure.training import quantum
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -93,6 +92,11 @@ from infrastructure.training.forward.evaluation_loss import (
 )
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
+from infrastructure.training.loop.last_gradients import (
+    TrainerGradients,
+    last_gradients,
+    trainable_parameters,
+)
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.loop.optimizer_step import OptimizerStep
@@ -115,12 +119,6 @@ from infrastructure.training.models.trainable_state import trainable_state, whol
 from infrastructure.training.models.weights_on_disk import put_back
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.observers.standstill import Standstill
-from infrastructure.features.quantum.training.last_gradients import (
-    TrainerGradients,
-    last_gradients,
-    trainable_parameters,
-)
-from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 from infrastructure.training.resume.fingerprint import (
@@ -172,7 +170,7 @@ class EnhancedTrainer:
         cache_config: where prepared data is cached, and how much of it.
         memory_config: memory limits for the preparation of data.
         memory_budget: the memory that `batch_size: auto` may use.
-        quantum_config: the decision of the quantum steps, and the sampler that solves it.
+        sections: further sections of the configuration, those of features, by name.
         checkpoint_directory: where checkpoints go. None: no checkpoints are saved.
         hooks: observers and extensions in addition to `training_config.enabled_extensions`.
 
@@ -200,24 +198,23 @@ class EnhancedTrainer:
         cache_config: CacheConfig | None = None,
         memory_config: MemoryConfig | None = None,
         memory_budget: MemoryBudget | None = None,
-        quantum_config: QuantumConfig | None = None,
+        sections: Mapping[str, ConfigSection] = MappingProxyType({}),
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
         if isinstance(training_strategy, CurriculumStrategy) and training_config.strategy == "auto":
             training_config = training_config.copy_with(strategy=CURRICULUM)
-        check_sections(model_config, training_config, data_config, quantum_config)
+        check_sections(model_config, training_config, data_config, sections)
         self.model_config = model_config
         self.training_config = training_config
         self.data_config = data_config
         self.cache_config = cache_config or CacheConfig()
-        self.quantum_config = quantum_config or QuantumConfig()
+        self.sections = sections
         self.device = training_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         if self.precision.name == "fp32" and training_config.holds_half_weights:
             self.precision = choose_precision("bf16", self.device)  # otherwise dtypes mismatch
         own: dict[str, ExtensionFactory] = {
-            QUANTUM: lambda trainer: quantum.QuantumExtension(trainer),  # loaded on first use
             MULTIMODAL: MultimodalExtension,
         }
         self._declare_settings(model_adapter, training_strategy, own)
@@ -358,9 +355,8 @@ class EnhancedTrainer:
             )
             if self.data.num_examples == 0:
                 raise InputError("training.no_examples_left", path=self.data_config.path)
-            quantum_step = quantum_extension_of(self.hooks.hooks)
-            if quantum_step is not None:
-                quantum_step.check(self.data, self.initialize_model())
+            for extension in self.hooks.extensions:
+                extension.check_data(self.data, self.initialize_model())
             if self.curriculum is not None:
                 self.curriculum.check_data()
             if self.ranks is not None:
@@ -500,7 +496,7 @@ class EnhancedTrainer:
         loop, state = self.prepare(), self.state
         assert state is not None
         gradients = last_gradients(loop, state)
-        return TrainerGradients(gradients, self.quantum_config)
+        return TrainerGradients(gradients, self.sections)
 
     @property
     def quantization(self) -> str | None:

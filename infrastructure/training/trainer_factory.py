@@ -89,7 +89,7 @@ class TrainerFactory:
             cache_config=caches_within(config.cache, config.memory),
             memory_config=config.memory,
             memory_budget=MemoryBudget.of(config),
-            quantum_config=config.quantum,
+            sections=config.sections_of_features(),
             backend=backend,
             **options,
         )
@@ -138,7 +138,7 @@ class TrainerFactory:
             raise ConfigurationError(
                 "training.method_needs_trl_trainer", method=training_config.method
             )
-        check_sections(model_config, training_config, data_config, options.get("quantum_config"))
+        check_sections(model_config, training_config, data_config, options.get("sections", {}))
         if (backend if model_config.backend == "auto" else model_config.backend) == "unsloth":
             return UnslothTrainer(model_config, training_config, data_config, **options)
         return EnhancedTrainer(model_config, training_config, data_config, **options)

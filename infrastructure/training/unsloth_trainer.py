@@ -89,7 +89,7 @@ def parts_of(config: DeploymentConfig) -> dict[str, object]:
     return {
         "device": config.device,
         "memory_budget": MemoryBudget.of(config),
-        "quantum_config": config.quantum,
+        "sections": config.sections_of_features(),
         "checkpoint_directory": own_loop_checkpoints(config),
     }
 

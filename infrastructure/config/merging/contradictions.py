@@ -7,6 +7,7 @@ their own. The words of a row can use the last part of each key: `{quantization}
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,7 @@ from infrastructure.config.field_help import as_typed
 from infrastructure.config.sections.model_config import variants_of
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.stackwise_config import STACKWISE
-from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.core.features import all_of, features, loaded
 from infrastructure.core.messages import Setting, phrase
 
 Table = tuple[tuple[str, ...], ...]
@@ -36,12 +37,11 @@ def _lora_variant(config: Any) -> Setting | None:
     return Setting(f"model.lora_config.{named[0]}") if named else None
 
 
-NAMED_FACTS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
+_OWN_FACTS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
     {
         "strategy": _strategy,
         "by_stacks": _by_stacks,
         "lora_variant": _lora_variant,
-        "quantum_step": lambda c: c.quantum.problem if QUANTUM in c.training.extensions else None,
         "vision_encoder": lambda c: c.training.enables(MULTIMODAL),
         "several_tasks": lambda c: len(c.training.curriculum_order) > 1,
     }
@@ -76,54 +76,8 @@ CONTRADICTIONS: Table = (
     ("config.qat_with_quantized_model", "model.quantization_aware", "model.quantization"),
     ("config.qat_with_unsloth", "model.quantization_aware", "model.backend=unsloth"),
     ("config.qat_with_stacks", "model.quantization_aware", "by_stacks"),
-    # The quantum step.
-    ("config.data_selection_with_streaming", "quantum_step=data_selection", "data.streaming"),
-    (
-        "config.data_budget_keeps_everything",
-        "quantum_step=data_selection",
-        "quantum.data_budget=1.0",
-    ),
-    (
-        "config.rank_budget_keeps_everything",
-        "quantum_step=rank_allocation",
-        "quantum.rank_budget=1.0",
-    ),
-    (
-        "config.background_answer_too_late",
-        "quantum_step=data_selection",
-        "quantum.answer=sampler",
-        "quantum.background",
-        "training.num_epochs=1",
-    ),
-    (
-        "config.quantum_target_not_held_out",
-        "quantum_step",
-        "quantum.target=validation",
-        "not data.holds_out",
-    ),
-    (
-        "config.rank_allocation_without_lora",
-        "quantum_step=rank_allocation",
-        "not model.lora_config",
-    ),
-    (
-        "config.rank_allocation_with_dora",
-        "quantum_step=rank_allocation",
-        "model.lora_config.use_dora",
-    ),
-    (
-        "config.rank_allocation_with_lora_init",
-        "quantum_step=rank_allocation",
-        "model.lora_config",
-        f"not {_INIT}=default",
-    ),
     # A curriculum.
     ("config.curriculum_with_streaming", "training.strategy=curriculum", "data.streaming"),
-    (
-        "config.curriculum_with_data_selection",
-        "training.strategy=curriculum",
-        "quantum_step=data_selection",
-    ),
     (
         "config.curriculum_with_early_stopping",
         "training.strategy=curriculum",
@@ -302,6 +256,19 @@ def contradictions_in(table: Table, config: Any, **about: object) -> Iterator[st
             yield phrase(code, **about, **dict(_about(facts, config)))
 
 
+@cache
+def named_facts() -> Mapping[str, Callable[[Any], object]]:
+    """Return the facts that have names of their own, with those of features."""
+    of_features = {name: a for feature in features() for name, a in feature.facts.items()}
+    return {**_OWN_FACTS, **{name: loaded(address) for name, address in of_features.items()}}
+
+
+@cache
+def all_contradictions() -> Table:
+    """Return the rows of the core and of all features."""
+    return (*CONTRADICTIONS, *(row for table in all_of("contradictions") for row in table))
+
+
 def key_of(fact: str) -> str:
     """Return the key, or the name, that a fact is about."""
     return fact.removeprefix("not ").partition("=")[0]
@@ -315,8 +282,8 @@ def _holds(fact: str, config: Any) -> bool:
 
 
 def _value(key: str, config: Any) -> Any:
-    if key in NAMED_FACTS:
-        return NAMED_FACTS[key](config)
+    if key in named_facts():
+        return named_facts()[key](config)
     for name in key.split("."):
         config = None if config is None else getattr(config, name)
     return config

@@ -15,22 +15,15 @@ from infrastructure.config.merging.added_weights import (
     added_weights_refusals,
     on_several_processes,
 )
-from infrastructure.config.merging.contradictions import CONTRADICTIONS, contradictions_in
-from infrastructure.features.quantum.sampler_needs import check_sampler
+from infrastructure.config.merging.contradictions import all_contradictions, contradictions_in
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.features.quantum.config import (
-    BASELINES,
-    SAMPLER,
-    QuantumConfig,
-)
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import (
-    QUANTUM,
     TrainingConfig,
 )
-from infrastructure.core.errors import MissingPackageError, MissingSecretError
+from infrastructure.core.features import all_of
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
@@ -44,7 +37,6 @@ class HasSections(Protocol):
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig
-    quantum: QuantumConfig
     enable_gpu_optimization: bool
 
 
@@ -54,8 +46,9 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _longer_than_the_model_sees(config.model, config.data)
     yield from _web_addresses(config)
     yield from _no_best(config.training)
-    yield from _unusable_answer(config)
-    yield from contradictions_in(CONTRADICTIONS, config)
+    yield from contradictions_in(all_contradictions(), config)
+    for problems in all_of("checks"):
+        yield from problems(config)
     enabled = [MEMORY] if config.training.enables(MEMORY) else []
     yield from added_weights_refusals(enabled, config.model, config.training)
 
@@ -144,28 +137,6 @@ def _no_best(training: TrainingConfig) -> Iterator[str]:
         yield phrase("config.best_metric_without_mode", name=name)
     if name in OF_TORCHMETRICS and not is_installed("torchmetrics"):
         yield phrase("config.best_metric_needs_torchmetrics", name=name)
-
-
-def _unusable_answer(config: HasSections) -> Iterator[str]:
-    """Yield a message if the quantum step gets an unknown answer, or a sampler is missing."""
-    if QUANTUM not in config.training.extensions:
-        return
-    answers = (SAMPLER, *BASELINES[config.quantum.problem])
-    if config.quantum.answer not in answers:
-        reason = unknown_name("answer", config.quantum.answer, answers)
-        yield phrase("config.setting_says", setting=Setting("quantum.answer"), reason=reason)
-    if config.quantum.answer == SAMPLER:
-        yield from _missing_samplers(config.quantum)
-
-
-def _missing_samplers(quantum: QuantumConfig) -> Iterator[str]:
-    """Yield a message for each sampler that this machine cannot use."""
-    for key, name in quantum.samplers():
-        try:
-            check_sampler(name)
-        except (ValueError, MissingPackageError, MissingSecretError) as error:
-            setting = Setting(f"quantum.{key}")
-            yield phrase("config.setting_says", setting=setting, reason=error)
 
 
 def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterator[str]:

@@ -26,9 +26,9 @@ from infrastructure.config.registries import (
     STRATEGIES,
 )
 from infrastructure.config.schema import schema_of, value_at
-from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import RegisteredName, names_in
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import all_of
 from infrastructure.core.files import file_sha256
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.named_object import (
@@ -49,7 +49,6 @@ DECIDING = (
     *(CORRUPTIONS, QUANTIZATIONS),
 )
 OUR_PACKAGES = ("infrastructure", "temper")
-SAMPLER_GROUP = "temper.samplers"
 
 
 class PartCode(TypedDict):
@@ -146,17 +145,10 @@ def code_of(config: ConfigSection) -> CodeOfParts:
             continue
         if (code := code_at(origin.address)) is not None:
             by_group.setdefault(registry.group, {})[name] = code
-    for name in _samplers_in(config):
+    for group, name in (one for own_code in all_of("own_code") for one in own_code(config)):
         if package_of(name) is None and (code := code_at(name)) is not None:
-            by_group.setdefault(SAMPLER_GROUP, {})[name] = code
+            by_group.setdefault(group, {})[name] = code
     return by_group
-
-
-def _samplers_in(config: ConfigSection) -> Iterator[str]:
-    """Yield the addresses of user-defined samplers that a quantum step uses."""
-    sections: Any = config  # a whole configuration, whose class is in a higher module
-    if QUANTUM in sections.training.extensions:
-        yield from (name for _, name in sections.quantum.samplers() if is_address(name))
 
 
 def code_at(address: str) -> PartCode | None:

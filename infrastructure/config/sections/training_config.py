@@ -1,11 +1,11 @@
 """The settings of training. Intervals count epochs, frequencies count optimizer steps."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, JsonValue, PrivateAttr
 
-from infrastructure.config.base import ConfigurationError
+from infrastructure.config.base import ConfigurationError, with_fields_of_features
 from infrastructure.config.measures import (
     LOSS,
     MEASURES,
@@ -40,13 +40,13 @@ from infrastructure.config.types import (
     TimeLimit,
     UsedWhen,
 )
+from infrastructure.core.features import features, weightless_extensions
 from infrastructure.core.messages import Setting, phrase
 
 SFT = "sft"  # the method of Temper's own loop; every other one is a trainer of TRL
 BY_REWARD = ("grpo", "rloo")
 GENERATING = (*BY_REWARD, "distillation")  # methods that learn from text that the model generates
 WITH_BETA = ("dpo", "kto", "orpo", *GENERATING)
-QUANTUM = "quantum"  # the extension that `optimization_frequency` enables
 # The same setting in two units: giving one of a pair switches the other off.
 EPOCHS_OR_STEPS = {
     "checkpoint_interval": "checkpoint_frequency",
@@ -55,7 +55,7 @@ EPOCHS_OR_STEPS = {
 
 
 _ADDS_WEIGHTS = UsedWhen(
-    lambda config: set(config.training.extensions) - {QUANTUM},
+    lambda config: set(config.training.extensions) - weightless_extensions(),
     "config.unused_nothing_adds_weights",
     "config.unused_add_extension",
 )
@@ -123,7 +123,15 @@ _BY_TASK = UsedWhen(
 )
 
 
-class TrainingConfig(StackwiseFields):
+if TYPE_CHECKING:  # the core reads no field of a feature
+    FieldsOfFeatures = StackwiseFields
+else:
+
+    class FieldsOfFeatures(StackwiseFields, with_fields_of_features("training")):
+        """The fields of block-wise training and of all features."""
+
+
+class TrainingConfig(FieldsOfFeatures):
     """The settings of the loop and of the training strategies."""
 
     prefix: ClassVar[str] = "training"
@@ -384,11 +392,6 @@ class TrainingConfig(StackwiseFields):
         default=False,
         description="Train only what extensions add; the model's own weights are frozen.",
     )
-    optimization_frequency: Count | None = Field(
-        default=None,
-        description="Enable the quantum step and run it every N steps; none: once, if it is"
-        " enabled.",
-    )
     recovery: RecoveryConfig = Field(
         default=RecoveryConfig(), description="What is done about an error before giving up."
     )
@@ -542,13 +545,14 @@ class TrainingConfig(StackwiseFields):
 
     @property
     def extensions(self) -> list[str]:
-        """The active extensions: the enabled ones, and `quantum` if it was given a frequency."""
-        is_scheduled = (
-            self.optimization_frequency is not None and QUANTUM not in self.enabled_extensions
+        """The active extensions: the enabled ones, and those that a setting of theirs enables."""
+        by_setting = (
+            name for f in features() for name, key in f.enables.items() if self._is_set(key)
         )
-        return (
-            [*self.enabled_extensions, QUANTUM] if is_scheduled else list(self.enabled_extensions)
-        )
+        return list(dict.fromkeys([*self.enabled_extensions, *by_setting]))
+
+    def _is_set(self, name: str) -> bool:
+        return getattr(self, name) is not None
 
     def __getattr__(self, name: str) -> Any:
         """Return a user-defined setting, which is read like a built-in one: `config.stages`."""

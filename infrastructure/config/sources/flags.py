@@ -22,6 +22,7 @@ from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
 from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.types import split_commas
+from infrastructure.core.features import features
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 
@@ -42,7 +43,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "training.validation_frequency": ("--eval-steps", "--validation-frequency"),
     "training.validation_interval": ("--eval-epochs", "--validation-interval"),
     "training.log_frequency": ("--log-steps", "--log-frequency"),
-    "training.optimization_frequency": ("--quantum-steps", "--optimization-frequency"),
     "backup.allow_missing_place": ("--allow-missing-place",),
     "output_dir": ("--output", "--output-dir"),
     "run_name": ("--name", "--run-name"),
@@ -65,14 +65,19 @@ SETTINGS_DEST = "config_flags"
 
 def flag_names(key: str) -> tuple[str, ...]:
     """Return the flags of a canonical key; for a boolean, the one that switches it on."""
-    if key in NAMES:
-        return NAMES[key]
+    if (names := _names().get(key)) is not None:
+        return names
     section, _, name = key.rpartition(".")
     if section == "training" and name in StackwiseFields.model_fields:
         return _of_stacks(name)
     inner = section.rpartition(".")[2].removesuffix("_config")
     own = name.removeprefix("enable_") if section in _OWN_NAME else f"{inner}_{name}"
     return ("--" + own.replace("_", "-"),)
+
+
+@cache
+def _names() -> Mapping[str, tuple[str, ...]]:
+    return {**NAMES, **{key: names for f in features() for key, names in f.flags.items()}}
 
 
 def _of_stacks(name: str) -> tuple[str, ...]:

@@ -11,6 +11,10 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.schema import schema_of
+from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.core.checksums import write_record
+from infrastructure.core.messages import phrase
+from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.features.quantum.config import (
     AT_ANY_COST,
     BLOCK_SELECTION,
@@ -18,16 +22,12 @@ from infrastructure.features.quantum.config import (
     RANK_ALLOCATION,
     SAMPLER,
 )
-from infrastructure.config.sections.training_config import QUANTUM
-from infrastructure.core.checksums import write_record
-from infrastructure.core.messages import phrase
-from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.features.quantum.training.step_records import SKIPPED, read_records
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.monitoring.records.run_reader import COMPARISON_FILE
 from infrastructure.monitoring.report.report import REPORT_FILE, write_report
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.samples import use_sample_data
-from infrastructure.features.quantum.training.step_records import SKIPPED, read_records
 
 COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
 NONE = "none"  # no quantum step

@@ -1,13 +1,11 @@
 """The settings of the quantum step: what it decides, which sampler solves it, and at what cost."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Le
 from pydantic import Field
 
 from infrastructure.config.base import ConfigSection
-from infrastructure.features.quantum.sampler_needs import most_variables
-from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import (
     Allowed,
     Auto,
@@ -18,7 +16,9 @@ from infrastructure.config.types import (
     SplitCommas,
     UsedWhen,
 )
+from infrastructure.features.quantum.sampler_needs import most_variables
 
+QUANTUM = "quantum"  # its section, and its extension
 DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
     "data_selection",
     "block_selection",
@@ -134,3 +134,29 @@ class QuantumConfig(ConfigSection):
         """The variables of the largest problem that any of the samplers takes."""
         limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
         return min(self.max_qubits, max(limits))
+
+
+class QuantumSection(ConfigSection):
+    """The field that the root of the configuration gets."""
+
+    quantum: QuantumConfig = Field(
+        default=QuantumConfig(), description="What the quantum step decides, and at what cost."
+    )
+
+
+class QuantumTraining(ConfigSection):
+    """The field that the training section gets."""
+
+    prefix: ClassVar[str] = "training"
+
+    optimization_frequency: Count | None = Field(
+        default=None,
+        description="Enable the quantum step and run it every N steps; none: once, if it is"
+        " enabled.",
+    )
+
+
+def config_of(trainer: Any) -> QuantumConfig:
+    """Return the settings of the quantum steps of a trainer."""
+    section: QuantumConfig = trainer.sections.get(QUANTUM) or QuantumConfig()
+    return section

@@ -8,14 +8,14 @@ from typing import Any
 
 import dimod
 
-from infrastructure.features.quantum.sampler_needs import check_sampler
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.core.errors import MissingPackageError, MissingSecretError, SamplerError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.formulated_problem import FormulatedProblem
 from infrastructure.features.quantum.problems.problem import QuantumProblem, Sample
+from infrastructure.features.quantum.sampler_needs import check_sampler
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.fallback import FallbackSampler
 from infrastructure.features.quantum.samplers.process_sampler import ProcessSampler

@@ -3,6 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from infrastructure.core.messages import phrase
+from infrastructure.features.quantum.plots import (
+    block_picture,
+    density_picture,
+    energy_picture,
+)
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_duration,
@@ -11,11 +16,6 @@ from infrastructure.monitoring.drawing.formatting import (
     is_number,
 )
 from infrastructure.monitoring.drawing.html import Markup, element, table
-from infrastructure.features.quantum.plots import (
-    block_picture,
-    density_picture,
-    energy_picture,
-)
 from infrastructure.monitoring.records.run_reader import baseline_is_as_good
 from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 from infrastructure.monitoring.report.report_sections import NOTHING, section

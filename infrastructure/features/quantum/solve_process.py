@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.core.json_text import JsonObject, as_integer, as_object
 from infrastructure.features.quantum.arrays import Array
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.quantum_step import quantum_solve
 from infrastructure.features.quantum.samplers.messages import Outgoing

@@ -9,11 +9,11 @@ already removed.
 from pathlib import Path
 
 from infrastructure.core.files import write_text
+from infrastructure.features.quantum.report import quantum_steps
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_reader import FINISHED
 from infrastructure.monitoring.records.run_view import RunView, read_view
 from infrastructure.monitoring.report.check_section import checks
-from infrastructure.features.quantum.report import quantum_steps
 from infrastructure.monitoring.report.report_forecast import forecast
 from infrastructure.monitoring.report.report_machine import machine_use
 from infrastructure.monitoring.report.report_sections import (

@@ -160,3 +160,21 @@ def _attributes(model: torch.nn.Module) -> Restore:
             table.update(was)
 
     return restore
+
+
+@contextmanager
+def measuring(
+    model: torch.nn.Module, device: torch.device, *, parameters_have_gradients: bool = False
+) -> Iterator[None]:
+    """Run the model in the context as in evaluation, but with gradients.
+
+    Gradient checkpointing stays on if it is. On exit, weights, gradients, trainable parameters,
+    modes, buffers and random state are as before, bit for bit.
+    """
+    kept = preserve(model, random=device, modes=True, requires_grad=True, gradients=True)
+    with kept, torch.enable_grad():
+        for module in model.modules():  # a layer checkpoints only in training mode
+            module.training = bool(getattr(module, "gradient_checkpointing", False))
+        if not parameters_have_gradients:
+            model.requires_grad_(False)
+        yield

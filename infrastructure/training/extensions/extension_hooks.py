@@ -5,9 +5,10 @@ their order, and may change the state. Observers run after all extensions and mu
 event fails when the class is defined.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
@@ -136,6 +137,31 @@ class Extension(Hook):
 
     def detach(self, model: torch.nn.Module) -> None:
         """Remove from `model` what `attach` has added."""
+
+    def check_data(self, data: Any, model: torch.nn.Module) -> None:
+        """Inspect the data and the model before the training's length is computed.
+
+        Raises:
+            ValueError: this extension cannot work with them.
+        """
+
+    def recorders(self, run_directory: Path, report: Callable[[str], None]) -> "list[Observer]":
+        """Return observers that write this extension's own files into the run directory.
+
+        Args:
+            report: prints a line on the console.
+        """
+        return []
+
+    def probes(self) -> dict[str, Callable[[], float | None]]:
+        """Return functions whose values the monitor samples, by name."""
+        return {}
+
+    def forecast_known(self, step_seconds: float) -> None:
+        """Handle the predicted duration of an optimizer step."""
+
+    def carry_out(self, state: TrainingState) -> None:
+        """Carry out decisions that were made between two steps of a custom loop."""
 
     def gradients_forgotten(self) -> None:
         """Handle a lack of memory in the middle of a step, before the step is repeated in

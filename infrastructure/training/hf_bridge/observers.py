@@ -7,8 +7,8 @@ from typing import NoReturn
 from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import own_loop_extensions
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import (
@@ -35,8 +35,8 @@ from infrastructure.training.observers.standstill import Standstill
 CONSOLE = "console"  # a Trainer prints its numbers itself
 
 
-def _refuse_quantum(_parts: TrainerParts) -> NoReturn:
-    raise InputError("trainer.quantum_needs_own_loop")
+def _refuse_own_loop(name: str, _parts: object = None) -> NoReturn:
+    raise InputError("trainer.extension_needs_own_loop", name=name)
 
 
 def _refuse_added_weights(name: str, _parts: object = None) -> NoReturn:
@@ -57,7 +57,7 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     precision = Precision(precision_name(parts.args), parts.device.type)
     names: list[str] = config.training.enabled_extensions
     brought: dict[str, ExtensionFactory] = {
-        QUANTUM: _refuse_quantum,
+        **{name: partial(_refuse_own_loop, name) for name in own_loop_extensions()},
         **{name: partial(_refuse_added_weights, name) for name in (MEMORY, MULTIMODAL)},
     }
     declare_settings(config.training, own_extensions(names, brought))

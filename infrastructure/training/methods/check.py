@@ -167,8 +167,6 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
         )
     if config.model.quantization is not None and config.model.lora_config is None:
         yield (phrase("methods.quantization_without_lora", quantization=config.model.quantization))
-    if "quantum" in training.extensions:
-        yield (phrase("methods.quantum_not_supported", method=method))
 
 
 def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterator[str]:

@@ -9,12 +9,12 @@ from typing import Any, Protocol, TypedDict
 
 import torch
 
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.plugin_names import CodeOfParts, code_at, code_of
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.hardware import gpus, processor
 from infrastructure.core.json_text import JsonObject, JsonValue
@@ -70,7 +70,7 @@ class HasSettings(Protocol):
     model_config: ModelConfig
     training_config: TrainingConfig
     data_config: DataConfig
-    quantum_config: QuantumConfig
+    sections: Mapping[str, ConfigSection]
 
 
 def settings_of(trainer: HasSettings) -> dict[str, object]:
@@ -93,7 +93,7 @@ def _configuration_of(trainer: HasSettings) -> DeploymentConfig:
         model=trainer.model_config,
         training=trainer.training_config,
         data=trainer.data_config,
-        quantum=trainer.quantum_config,
+        **trainer.sections,
     )
     config.know_models(MODELS)
     return config

@@ -11,8 +11,8 @@ from typing import ClassVar, Protocol
 
 import dimod
 
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.core.json_text import JsonObject
+from infrastructure.features.quantum.config import QuantumConfig
 
 Variable = Hashable  # a plain value: an example's id, a block's name
 Sample = Mapping[Variable, int]  # each variable of the model: 0 or 1

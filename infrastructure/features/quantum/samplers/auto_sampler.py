@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import dimod
 
-from infrastructure.features.quantum.sampler_needs import MOST_COUNTED
 from infrastructure.core.messages import phrase
+from infrastructure.features.quantum.sampler_needs import MOST_COUNTED
 from infrastructure.features.quantum.samplers.bqm_arrays import vectors_of
 from infrastructure.features.quantum.samplers.dense_problem import matrix_fits
 

@@ -7,9 +7,13 @@ from typing import Any, ClassVar
 import dimod
 import numpy as np
 
-from infrastructure.features.quantum.sampler_needs import DWAVE_CONFIG_FILE, DWAVE_TOKEN, check_access
 from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
+from infrastructure.features.quantum.sampler_needs import (
+    DWAVE_CONFIG_FILE,
+    DWAVE_TOKEN,
+    check_access,
+)
 
 DEFAULT_SHOTS = 100
 

@@ -13,7 +13,12 @@ from typing import ClassVar
 import numpy as np
 
 from infrastructure.features.quantum.samplers.dense_problem import Bits, Indices
-from infrastructure.features.quantum.samplers.dense_search_base import Search, TimeIsUp, distance, distinct
+from infrastructure.features.quantum.samplers.dense_search_base import (
+    Search,
+    TimeIsUp,
+    distance,
+    distinct,
+)
 from infrastructure.features.quantum.samplers.dense_state import FlipState
 
 # Temperatures are multiples of the problem's field scale; a spin glass freezes at a quarter of it.

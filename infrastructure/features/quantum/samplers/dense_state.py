@@ -12,7 +12,12 @@ from typing import Self
 
 import numpy as np
 
-from infrastructure.features.quantum.samplers.dense_problem import Bits, DenseProblem, Floats, Indices
+from infrastructure.features.quantum.samplers.dense_problem import (
+    Bits,
+    DenseProblem,
+    Floats,
+    Indices,
+)
 
 BLOCK = 256  # variables compared at once
 REFRESH_AFTER_FLIPS = 200_000  # float32 sums then have a relative error of about 1e-5

@@ -7,8 +7,8 @@ import dimod
 import numpy as np
 import numpy.typing as npt
 
-from infrastructure.features.quantum.sampler_needs import MOST_COUNTED
 from infrastructure.core.errors import InputError
+from infrastructure.features.quantum.sampler_needs import MOST_COUNTED
 from infrastructure.features.quantum.samplers.bqm_arrays import vectors_of
 
 Energies = npt.NDArray[np.float64]

@@ -11,8 +11,8 @@ from typing import Any
 import dimod
 import numpy as np
 
-from infrastructure.features.quantum.sampler_needs import check_access
 from infrastructure.core.optional import require
+from infrastructure.features.quantum.sampler_needs import check_access
 from infrastructure.features.quantum.samplers.qaoa_sampler import Angles
 
 DEFAULT_TARGET = "ionq.simulator"

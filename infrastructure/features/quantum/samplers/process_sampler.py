@@ -24,7 +24,11 @@ from infrastructure.core.json_text import JsonObject, as_text
 from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.samplers import messages as wire
-from infrastructure.features.quantum.samplers.bqm_arrays import as_arrays, coefficient_sum, vectors_of
+from infrastructure.features.quantum.samplers.bqm_arrays import (
+    as_arrays,
+    coefficient_sum,
+    vectors_of,
+)
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.messages import Message
 

@@ -15,8 +15,8 @@ import dimod
 import numpy as np
 import numpy.typing as npt
 
-from infrastructure.features.quantum.sampler_needs import MOST_COUNTED
 from infrastructure.core.errors import InputError
+from infrastructure.features.quantum.sampler_needs import MOST_COUNTED
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.exact_sampler import (
     all_energies,

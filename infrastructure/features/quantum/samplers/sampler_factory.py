@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import dimod
 
-from infrastructure.features.quantum.sampler_needs import canonical
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
+from infrastructure.features.quantum.sampler_needs import canonical
 from infrastructure.features.quantum.samplers.auto_sampler import AutoSampler
 from infrastructure.features.quantum.samplers.dense_annealer import DenseAnnealer
 from infrastructure.features.quantum.samplers.exact_sampler import ExactSampler

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from infrastructure.core.errors import TemperError
-from infrastructure.training.core.preserve import preserve
 
 # called with the kept tensor and the gradient of the output
 Receive = Callable[[torch.Tensor, torch.Tensor], None]
@@ -77,24 +76,6 @@ def gradient_hooks(
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def measuring(
-    model: torch.nn.Module, device: torch.device, *, parameters_have_gradients: bool = False
-) -> Iterator[None]:
-    """Run the model in the context as in evaluation, but with gradients.
-
-    Gradient checkpointing stays on if it is. On exit, weights, gradients, trainable parameters,
-    modes, buffers and random state are as before, bit for bit.
-    """
-    kept = preserve(model, random=device, modes=True, requires_grad=True, gradients=True)
-    with kept, torch.enable_grad():
-        for module in model.modules():  # a layer checkpoints only in training mode
-            module.training = bool(getattr(module, "gradient_checkpointing", False))
-        if not parameters_have_gradients:
-            model.requires_grad_(False)
-        yield
 
 
 def check_heard(heard: set[str], wanted: Mapping[str, torch.nn.Module]) -> None:

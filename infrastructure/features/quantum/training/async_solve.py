@@ -1,7 +1,7 @@
 """A problem that another process solves while the training continues."""
 
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.core.errors import SamplerError
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.quantum_step import Solution
 from infrastructure.features.quantum.samplers.deadline import Deadline

@@ -16,33 +16,34 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from infrastructure.config.base import ConfigSection
+from infrastructure.core.errors import InputError
+from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
     RANK_ALLOCATION,
     QuantumConfig,
+    config_of,
 )
-from infrastructure.core.errors import InputError
-from infrastructure.core.lookup import unknown_name
-from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.problems.block_selection import BlockSelection
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.quantum_step import Solution, quantum_solve
-from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.features.quantum.training.freeze_blocks import block_name, phase_blocks
 from infrastructure.features.quantum.training.gradient_steps import num_chosen_blocks
-from infrastructure.features.quantum.training.last_gradients import TrainerGradients
 from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
-from infrastructure.features.quantum.training.own_loop import OwnLoop, own_loop
 from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
-from infrastructure.features.quantum.training.records_observer import quantum_extension_of
+from infrastructure.training.loop.last_gradients import TrainerGradients
+from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.own_loop import OwnLoop, own_loop
 
 
 class OwnLoopTrainer(Protocol):
     """The part of a trainer that these functions need."""
 
-    quantum_config: QuantumConfig
+    sections: Mapping[str, ConfigSection]
 
     @property
     def gradients(self) -> TrainerGradients: ...
@@ -84,7 +85,7 @@ def formulate_quantum_problem(
     if len(names) < 2:
         raise InputError("quantum.too_few_blocks_with_gradient", count=len(names))
     decrease = np.array([squares[name] for name in names])
-    given = gradients.config if isinstance(gradients, TrainerGradients) else None
+    given = config_of(gradients) if isinstance(gradients, TrainerGradients) else None
     counted = given if given and num_blocks is None else QuantumConfig(num_blocks=num_blocks)
     chosen = num_chosen_blocks(counted, len(names))
     nothing = np.zeros((len(names), len(names)))
@@ -117,7 +118,7 @@ def quantum_optimize(context: OwnLoop) -> Solution:
     extension = _extension_of(context)
     problem = _formulated(context, extension)
     session = extension.session
-    config = trainer.quantum_config
+    config = config_of(trainer)
     solution = quantum_solve(problem, config, seed=session.seed, chain=session.chain)
     if isinstance(problem, DataSelection):  # completed with a random draw of unexamined examples
         candidates = np.array(problem.labels, dtype=np.int64)
@@ -130,13 +131,13 @@ def quantum_optimize(context: OwnLoop) -> Solution:
 
 def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem:
     trainer: OwnLoopTrainer = context.trainer
-    problem = trainer.quantum_config.problem
-    if problem == DATA_SELECTION:
+    config = config_of(trainer)
+    if config.problem == DATA_SELECTION:
         question = extension.data_selection_step(context.state)
-        return question.problem(question.num_wanted(trainer.quantum_config.most_candidates))
-    if problem == RANK_ALLOCATION:
+        return question.problem(question.num_wanted(config.most_candidates))
+    if config.problem == RANK_ALLOCATION:
         if not context.state.batch:
-            raise ValueError(phrase("quantum.no_gradients_before_first_step"))
+            raise ValueError(phrase("training.no_gradients_before_first_step"))
         return extension.gradient_step(context.state, extension.session.num_steps).problem()
     return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 
@@ -193,7 +194,8 @@ def _problem_of(decision: object) -> str:
 
 
 def _extension_of(context: OwnLoop) -> QuantumExtension:
-    extension = quantum_extension_of(context.trainer.hooks.hooks)
+    hooks = context.trainer.hooks.hooks
+    extension = next((hook for hook in hooks if isinstance(hook, QuantumExtension)), None)
     if extension is None:
         raise InputError("quantum.no_quantum_step_in_training")
     return extension

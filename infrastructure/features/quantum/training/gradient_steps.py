@@ -10,22 +10,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from infrastructure.features.quantum.config import BLOCK_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import phrase
+from infrastructure.features.quantum.config import BLOCK_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.features.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.features.quantum.training.block_statistics import (
+    block_statistics,
+    trainable_blocks,
+)
+from infrastructure.features.quantum.training.decisions import Decisions
+from infrastructure.features.quantum.training.lora_rank_gradients import (
+    num_components,
+    rank_gradients,
+)
+from infrastructure.features.quantum.training.overhead_budget import solver_seconds
+from infrastructure.features.quantum.training.step_records import Record
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.features.quantum.training.block_statistics import block_statistics, trainable_blocks
-from infrastructure.features.quantum.training.decisions import Decisions
-from infrastructure.features.quantum.training.lora_rank_gradients import num_components, rank_gradients
-from infrastructure.features.quantum.training.overhead_budget import solver_seconds
-from infrastructure.features.quantum.training.step_records import Record
 
 NUM_GATED = 256  # examples with which components are measured, evenly spread
 PASSES = 2  # forward and backward passes: with the data's labels, and with the model's own

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 
 from infrastructure.core.errors import InputError
-from infrastructure.training.core.precision import Precision
-from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.features.quantum.training.fisher_labels import SampledLabels
 from infrastructure.features.quantum.training.per_example_pass import ExamplePass, Split
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 
 def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:

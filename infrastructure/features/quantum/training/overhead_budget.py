@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from infrastructure.features.quantum.config import AT_ANY_COST
 from infrastructure.core.messages import phrase
+from infrastructure.features.quantum.config import AT_ANY_COST
 from infrastructure.monitoring.drawing.formatting import format_duration
 
 AUTO_PERCENT, FREQUENT_PERCENT = 1.0, 10.0  # without and with a frequency, if no bound is given

@@ -7,28 +7,31 @@ step for which all blocks have gradients. LoRA components are chosen once.
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from infrastructure.core.console import details
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
     RANK_ALLOCATION,
+    config_of,
 )
-from infrastructure.core.console import details
-from infrastructure.core.errors import InputError
-from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.features.quantum.quantum_step import close_chain
-from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.model_adapters.base_adapter import DataSource
-from infrastructure.features.quantum.training.data_selection_step import DataSelectionStep, limit_data
+from infrastructure.features.quantum.training.data_selection_step import (
+    DataSelectionStep,
+    limit_data,
+)
 from infrastructure.features.quantum.training.decisions import Ids, packed, unpacked
-from infrastructure.features.quantum.training.freeze_blocks import forget_optimizer_moments, train_only
+from infrastructure.features.quantum.training.freeze_blocks import (
+    forget_optimizer_moments,
+    train_only,
+)
 from infrastructure.features.quantum.training.gradient_steps import (
     BlockSelectionStep,
     GradientStep,
@@ -37,7 +40,14 @@ from infrastructure.features.quantum.training.gradient_steps import (
 )
 from infrastructure.features.quantum.training.lora_rank_pruning import keep_only
 from infrastructure.features.quantum.training.overhead_budget import over_budget, too_few_steps
+from infrastructure.features.quantum.training.records_observer import QuantumRecords
 from infrastructure.features.quantum.training.solver_session import SolverSession, TrainingParts
+from infrastructure.monitoring.drawing.formatting import format_duration
+from infrastructure.monitoring.training_monitor import Probe
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.extensions.extension_hooks import Extension, Observer
+from infrastructure.training.model_adapters.base_adapter import DataSource
 
 LONG_SECONDS = 5.0  # a step at least this long is announced
 
@@ -57,7 +67,7 @@ class QuantumExtension(Extension):
 
     def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
         self.trainer = trainer
-        self.config = trainer.quantum_config
+        self.config = config_of(trainer)
         self.frequency = trainer.training_config.optimization_frequency
         self.session = SolverSession(trainer, clock)
         self.session.without_answer = self._drawn_by_chance
@@ -68,7 +78,7 @@ class QuantumExtension(Extension):
     def name(self) -> str:
         return "quantum"
 
-    def check(self, data: DataSource, model: torch.nn.Module) -> None:
+    def check_data(self, data: DataSource, model: torch.nn.Module) -> None:
         """Apply the data budget, and refuse a run that has nothing to choose from.
 
         This is called before the run's length is computed.
@@ -150,6 +160,16 @@ class QuantumExtension(Extension):
         self.session.report_unused(state)
         self.session.close()
         close_chain(self.session.chain)
+
+    def recorders(self, run_directory: Path, report: Callable[[str], None]) -> list[Observer]:
+        self.session.report = report
+        return [QuantumRecords(run_directory, self.session)]
+
+    def probes(self) -> dict[str, Probe]:
+        return {"quantum_solver_seconds": lambda: self.session.solver_seconds}
+
+    def forecast_known(self, step_seconds: float) -> None:
+        self.session.cost.forecast_step_seconds = step_seconds  # the cost limit is a share of it
 
     # When
 

@@ -1,19 +1,15 @@
 """The file `quantum.json` in a run directory: all quantum steps so far, for displays."""
 
 import logging
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from infrastructure.core.checksums import write_record
 from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
-from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.extensions.extension_hooks import Hook, Observer
+from infrastructure.training.extensions.extension_hooks import Observer
 
 if TYPE_CHECKING:  # they import dimod, which runs without a quantum step do not need
-    from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
     from infrastructure.features.quantum.training.solver_session import SolverSession
     from infrastructure.features.quantum.training.step_records import Record
 
@@ -74,36 +70,3 @@ def quantum_facts(session: "SolverSession") -> QuantumFacts:
         "solver": session.config.solver,
         "records": session.history.records(),
     }
-
-
-def quantum_extension_of(hooks: list[Hook]) -> "QuantumExtension | None":
-    """Return the quantum extension among the hooks of a run, or None.
-
-    Nothing is imported: if the extension's module was never imported, there is no such extension.
-    """
-    module = sys.modules.get("infrastructure.features.quantum.training.quantum_extension")
-    if module is None:
-        return None
-    return next((hook for hook in hooks if isinstance(hook, module.QuantumExtension)), None)
-
-
-def quantum_observers(
-    run_directory: Path, hooks: list[Hook], report: Callable[[str], None]
-) -> list[Hook]:
-    """Return the observer that records quantum steps, if the run makes any.
-
-    From now on each quantum step is shown with `report`.
-    """
-    extension = quantum_extension_of(hooks)
-    if extension is None:
-        return []
-    extension.session.report = report
-    return [QuantumRecords(run_directory, extension.session)]
-
-
-def quantum_probes(hooks: list[Hook]) -> dict[str, Probe]:
-    """Return the monitor's probe of the latest solver time, if the run has quantum steps."""
-    extension = quantum_extension_of(hooks)
-    if extension is None:
-        return {}
-    return {"quantum_solver_seconds": lambda: extension.session.solver_seconds}

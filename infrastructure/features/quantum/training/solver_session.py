@@ -9,29 +9,21 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from infrastructure.features.quantum.config import SAMPLER, QuantumConfig
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.error_place import named
 from infrastructure.core.messages import Setting, phrase
+from infrastructure.features.quantum.config import SAMPLER, config_of
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.quantum_step import (
     Solution,
     create_chain,
     quantum_solve,
 )
-from infrastructure.training.core.error_handlers import (
-    free_memory,
-    is_device_fault,
-    release_traceback,
-)
-from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.state import RecoveryKind, TrainingState
-from infrastructure.training.loop.loop import TrainingLoop
-from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.features.quantum.training.async_solve import AsyncSolve
 from infrastructure.features.quantum.training.baseline import baseline_solution
 from infrastructure.features.quantum.training.decisions import Decisions
@@ -48,6 +40,15 @@ from infrastructure.features.quantum.training.step_records import (
     in_words,
     numbers_of,
 )
+from infrastructure.training.core.error_handlers import (
+    free_memory,
+    is_device_fault,
+    release_traceback,
+)
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.state import RecoveryKind, TrainingState
+from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.recovery.recovery_log import clipped, record_recovery
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -60,7 +61,7 @@ class TrainingParts(Protocol):
     """The parts of a trainer that the quantum step needs; they are complete when the run begins."""
 
     training_config: TrainingConfig
-    quantum_config: QuantumConfig
+    sections: Mapping[str, ConfigSection]
     adapter: ModelAdapter
     strategy: TrainingStrategy
     precision: Precision
@@ -107,7 +108,7 @@ class SolverSession:
 
     def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
         self.trainer, self.clock = trainer, clock
-        self.config = trainer.quantum_config
+        self.config = config_of(trainer)
         self.frequency = trainer.training_config.optimization_frequency
         self.decisions, self.history = Decisions(), History()
         self.chain = create_chain(self.config)

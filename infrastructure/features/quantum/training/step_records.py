@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
+from infrastructure.features.quantum.problems.choice import Choice
+from infrastructure.features.quantum.problems.problem import QuantumProblem
+from infrastructure.features.quantum.quantum_step import Solution
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.records.run_reader import (
     QUANTUM_FILE,
@@ -21,9 +24,6 @@ from infrastructure.monitoring.records.run_reader import (
     objects_in,
     read_files,
 )
-from infrastructure.features.quantum.problems.choice import Choice
-from infrastructure.features.quantum.problems.problem import QuantumProblem
-from infrastructure.features.quantum.quantum_step import Solution
 
 ANSWERED, SKIPPED, FAILED, SUBMITTED = "answered", "skipped", "failed", "asked"
 UNUSED = "unused"  # the answer of another process came too late

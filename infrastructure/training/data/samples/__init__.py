@@ -7,8 +7,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
-from infrastructure.features.quantum.config import AT_ANY_COST, DATA_SELECTION
-from infrastructure.config.sections.training_config import QUANTUM, SFT
+from infrastructure.config.sections.training_config import SFT
+from infrastructure.core.features import all_of
 
 SAMPLE_TRAIN = Path(__file__).parent / "train.jsonl"
 SAMPLE_HELDOUT = Path(__file__).parent / "heldout.jsonl"
@@ -17,8 +17,6 @@ SAMPLE_TOKENIZER = Path(__file__).parent / "tokenizer.json"
 _OF_OTHER_THINGS = {"max_length", "num_workers", "packing", "prefetch_factor", "pin_memory"}
 
 
-# So few can be solved exactly and instantly, and leaving out two examples of thousands is harmless.
-SAMPLE_CANDIDATES = 20
 # More rows in three epochs train better than fewer rows in four, with the same number of steps.
 SAMPLE_EPOCHS = 3
 SAMPLE_TASK_COLUMN = "task"
@@ -28,9 +26,9 @@ PLACE = "by the samples"  # the source of settings that are chosen for the sampl
 def use_sample_data(config: DeploymentConfig) -> None:
     """Use the sample tasks for the embedded model if no data path is set.
 
-    A small quantum step chooses among the tasks unless the user has set the extensions, and the run
-    takes `SAMPLE_EPOCHS` epochs unless the user has set its length. TRL methods are not affected,
-    because they need rows of another shape.
+    The run takes `SAMPLE_EPOCHS` epochs unless the user has set its length, and features may change
+    settings that the user has not set. TRL methods are not affected, because they need rows of
+    another shape.
     """
     is_sft = config.training.method == SFT
     if config.data.path is None and trains_from_scratch(config.model) and is_sft:
@@ -42,7 +40,8 @@ def use_sample_data(config: DeploymentConfig) -> None:
         if not config.data.task_column:
             config.data.task_column = SAMPLE_TASK_COLUMN
             config.came_from("data.task_column", PLACE)
-        _choose_among_samples(config)
+        for choose in all_of("on_samples"):
+            choose(config, PLACE)
         if config.training.max_steps is None and _is_open(config, "training.num_epochs"):
             config.training.num_epochs = SAMPLE_EPOCHS
             config.came_from("training.num_epochs", PLACE)
@@ -62,22 +61,6 @@ def known_tokenizer(data: DataConfig, vocab_size: int) -> Path | None:
     if there is none."""
     is_usual = vocab_size == EmbeddedModelConfig().vocab_size
     return SAMPLE_TOKENIZER if is_usual and is_sample_data(data) else None
-
-
-def _choose_among_samples(config: DeploymentConfig) -> None:
-    """Enable a small quantum step, except for settings that the user has set."""
-    has_one = QUANTUM in config.training.extensions
-    is_about_data = config.quantum.problem == DATA_SELECTION and not config.data.streaming
-    if has_one or not is_about_data or not _is_open(config, "training.enabled_extensions"):
-        return
-    config.training.enabled_extensions = [QUANTUM]
-    config.came_from("training.enabled_extensions", PLACE)
-    if _is_open(config, "quantum.candidates"):
-        config.quantum.candidates = SAMPLE_CANDIDATES
-        config.came_from("quantum.candidates", PLACE)
-    if _is_open(config, "quantum.max_overhead_percent"):
-        config.quantum.max_overhead_percent = AT_ANY_COST
-        config.came_from("quantum.max_overhead_percent", PLACE)
 
 
 def _is_open(config: DeploymentConfig, key: str) -> bool:

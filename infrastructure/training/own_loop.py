@@ -36,6 +36,6 @@ def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
     loops = list(_OWN_LOOPS)
     if len(loops) != 1:
         there = f"{len(loops)} training loops are" if loops else "no training loop is"
-        raise InputError("quantum.own_loop_ambiguous", trainings=there, caller=caller)
+        raise InputError("training.own_loop_ambiguous", trainings=there, caller=caller)
     only: OwnLoop = loops[0]
     return only

@@ -1,25 +1,28 @@
 """The trainable parameters of a phase and the gradients of the last batch, for custom loops."""
 
+from collections.abc import Mapping
+
 import torch
 
-from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.config.base import ConfigSection
 from infrastructure.core.messages import phrase
-from infrastructure.training.core.preserve import preserve
+from infrastructure.training.core.preserve import measuring, preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.loop.loop import TrainingLoop, select_trainable
-from infrastructure.features.quantum.training.activation_hooks import measuring
 
 
 class TrainerGradients(dict[str, torch.Tensor]):
-    """Gradients by parameter, with the configuration of the trainer that they come from.
+    """Gradients by parameter, with the sections of features of the trainer that they come from.
 
-    `formulate_quantum_problem` and `quantum_solve` use that configuration if they get no other.
+    A function that gets no configuration of its own uses these sections.
     """
 
-    def __init__(self, gradients: dict[str, torch.Tensor], config: QuantumConfig) -> None:
+    def __init__(
+        self, gradients: dict[str, torch.Tensor], sections: Mapping[str, ConfigSection]
+    ) -> None:
         super().__init__(gradients)
-        self.config = config
+        self.sections = sections
 
 
 def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
@@ -41,7 +44,7 @@ def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.
         ValueError: no batch was trained on yet.
     """
     if not state.batch:
-        raise ValueError(phrase("quantum.no_gradients_before_first_step"))
+        raise ValueError(phrase("training.no_gradients_before_first_step"))
     adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
     parameters = trainable_parameters(loop, state)
     with measuring(state.model, adapter.device, parameters_have_gradients=True):
