@@ -386,7 +386,7 @@ def _installed_at() -> tuple[tuple[str, float], ...]:
 
 @cache
 def _distributions(_places: tuple[tuple[str, float], ...]) -> Mapping[str, list[str]]:
-    """Return module → its packages; takes a second, because each package's file list is read."""
+    """Return the packages of each module. It takes a second: all packages' file lists are read."""
     return packages_distributions()
 
 

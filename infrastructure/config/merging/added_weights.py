@@ -11,7 +11,7 @@ from infrastructure.core.messages import Setting, phrase
 def added_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """Yield a message, with the remedy, for each setting that added weights do not work with.
+    """Yield a message, with the remedy, for each setting that is incompatible with added weights.
 
     Args:
         names: the enabled extensions that add weights.
@@ -27,17 +27,17 @@ def added_weights_refusals(
 
 
 def on_several_processes(names: Collection[str], num_processes: object) -> str:
-    """Return why extensions of these names, which add weights, train in one process only."""
+    """Return the message that these extensions, which add weights, train in one process only."""
     return phrase("config.added_weights_on_processes", count=num_processes, names=", ".join(names))
 
 
 def saved_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """Yield the same for weights that the model was saved with, whose extensions are not enabled.
+    """Yield such messages for added weights in a saved model whose extensions are not enabled.
 
     Args:
-        names: the kinds of those weights.
+        names: the kinds of these weights.
     """
     if names:
         yield from _in_a_model(f"{', '.join(names)} in model {model.name}", model, training)

@@ -1,4 +1,4 @@
-"""Settings of block-wise training that are valid by themselves but contradict each other."""
+"""Checks for settings of block-wise training that are valid alone but contradict each other."""
 
 from collections.abc import Iterator
 
@@ -45,7 +45,7 @@ def stackwise_contradictions(
 
 
 def stackwise_costs(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """Yield a message for each setting that works, but costs more than it may seem to."""
+    """Yield a message for each setting that works, but costs more than users may expect."""
     if training.strategy_for(model) not in STACKWISE or training.local_loss != "reconstruct":
         return
     if training.trains_units_in_turn:

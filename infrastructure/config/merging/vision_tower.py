@@ -9,7 +9,7 @@ from infrastructure.core.messages import Setting, phrase
 
 
 def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """Yield a message for each setting that a vision encoder on a text model does not work with."""
+    """Yield a message for each setting that is incompatible with such a vision encoder."""
     if not training.enables(MULTIMODAL):
         return
     enabled = Setting("training.enabled_extensions", MULTIMODAL)
