@@ -143,9 +143,7 @@ def _install_beside(
 
 @contextmanager
 def _unfinished() -> Iterator[None]:
-    """Mark an installation as unfinished with a file, which stays if the installation is
-    interrupted.
-    """
+    """Mark an installation as unfinished with a file, which stays after an interruption."""
     (FOLDER / UNFINISHED).touch()
     yield
     (FOLDER / UNFINISHED).unlink()

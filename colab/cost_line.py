@@ -107,9 +107,7 @@ def _epochs(config: DeploymentConfig) -> str:
 
 
 def _standing(facts: RunFacts) -> str:
-    """Return a text on an existing run with the same settings, and what training would do with
-    it.
-    """
+    """Return a text on an existing run with the same settings, and what happens to it."""
     name = facts.run_id
     trainer = read_trainer(facts.directory)
     if trainer is not None and trainer.is_alive:

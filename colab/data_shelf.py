@@ -75,8 +75,7 @@ class Shelf:
         self._lock.release()
 
     def fetched(self, sha256: str | None, version: str | None) -> Path | None:
-        """Return the data that was fetched before, or None if there is none or it is not as
-        requested.
+        """Return the data that was fetched before, or None if there is none as requested.
 
         Args:
             sha256: the required hash; None accepts any.

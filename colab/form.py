@@ -117,9 +117,7 @@ class ConfigForm:
             return [redact(phrase("notebook.measurement_failed", error=error))]
 
     def _doubt(self) -> list[str]:
-        """Return the question that a terminal would ask about the data; a box of the form
-        answers it.
-        """
+        """Return the question on the data that a terminal would ask. A box of the form shows it."""
         try:
             check_meant(self._state.config.data)
         except UnconfirmedDataError as error:
@@ -127,9 +125,7 @@ class ConfigForm:
         return []
 
     def _cost(self) -> list[str]:
-        """Return the costs known without measuring, and the measured ones if the settings are
-        the same.
-        """
+        """Return the known costs, and the measured ones if these are of the same settings."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, NOT_MEASURED]

@@ -146,9 +146,7 @@ def _status(state: FormState) -> str:
 
 
 def _line(state: FormState) -> str:
-    """Return the changes as code for the cell, because the notebook keeps code, but not the
-    form.
-    """
+    """Return the changes as code for the cell, since the notebook keeps code but no form."""
     changes = state.changes()
     if not changes:
         return ""

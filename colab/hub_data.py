@@ -66,8 +66,7 @@ def _git_hash(path: Path) -> str:
 
 
 def save_hub_dataset(name: str, folder: Path) -> None:
-    """Write the dataset `OWNER/NAME[:CONFIGURATION][@SPLIT]` into `folder`, completely or not at
-    all.
+    """Write all of the dataset `OWNER/NAME[:CONFIGURATION][@SPLIT]` into `folder`, or nothing.
 
     Raises:
         ValueError: if there is no such dataset, configuration or split.

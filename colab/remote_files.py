@@ -293,9 +293,7 @@ class MountedFile(RemoteFile):
             raise FileChangedError("it was changed while it was read")
 
     def _query(self, question: Callable[[], Answer]) -> Answer:
-        """Return the result of a file operation, with a time limit, since a dead mount never
-        responds.
-        """
+        """Return the result of a file operation within a time limit, as a dead mount would hang."""
         try:
             return within(self.silence_seconds, question)
         except FileNotFoundError as error:

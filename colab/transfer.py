@@ -139,9 +139,7 @@ class Transfer:
         return part, opened.version
 
     def _begin(self, opened: Opened) -> Path:
-        """Return the part file for the bytes of `opened`, after recording the file of which it
-        is a part.
-        """
+        """Return the part file for the bytes of `opened`, and record to which file it belongs."""
         if not opened.end_is_known and not self.is_checked:
             raise DataError(
                 f"{self.remote.shown}: the server does not say how long the file is, so nobody can"
@@ -255,9 +253,7 @@ def _cut(text: str, num_bytes: int) -> str:
 
 
 def _boot() -> str | None:
-    """Return the id of this boot of the machine, because after a power cut a file may end in
-    zeros.
-    """
+    """Return the id of this boot of the machine. After a power cut, a file may end in zeros."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

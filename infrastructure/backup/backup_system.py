@@ -140,9 +140,9 @@ class BackupSystem(RunBackup):
         """Restore `model`, `optimizer` and the random generators from a version.
 
         Args:
-            checkpoint: the path of a manifest, or a step. None: the newest healthy version that
-                verifies. With a step or None, a version that this machine does not have is fetched
-                from the destination.
+            checkpoint: the path of a manifest, or a step; by default, the newest healthy version
+                that verifies. With a step or None, a version that this machine does not have is
+                fetched from the destination.
 
         Returns:
             A dictionary with the keys epoch, step, loss (None if it is not finite), metrics, values
@@ -199,7 +199,7 @@ def create_backup_system(
     """Create a backup system with a local store in `directory`, and copies at `place` if given.
 
     Args:
-        run_id: the name of the copies at the destination; None: the name of the directory.
+        run_id: the name of the copies at the destination; by default, the name of the directory.
         options: the other settings of section `backup`: keep, compression, megabytes_per_second,
             finish_seconds, emergency_seconds.
 

@@ -74,7 +74,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-# The same by other names: those of the specification, and what people type.
+# Other names of commands: those of the specification, and those that people type.
 SAME_COMMANDS = {
     "train-resume": "resume",
     "train-eval": "eval",
@@ -88,7 +88,11 @@ HIDDEN = "train-detached"
 # An agent of ours, torchrun or accelerate may start several of these; the first one leads. Their
 # work is not what they print.
 TRAINS = ("train", "resume", HIDDEN)
-GOES_ON = ("train", "resume", "sweep")  # with what it has saved, when it is called again
+GOES_ON = (
+    "train",
+    "resume",
+    "sweep",
+)  # these resume from their saved state when they are called again
 
 INTERRUPTED = "temper: interrupted"
 

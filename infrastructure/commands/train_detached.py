@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if code is not None:
         return code
-    # its output is read where it was started: there, settings are flags or keywords
+    # its output is read where it was started, so settings are spelled as there
     with spelled_by(as_keyword) if given.get("is_python") else nullcontext():
         return train(folder, config, given["accept"], run_path, given.get("trial"))
 

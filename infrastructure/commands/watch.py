@@ -20,7 +20,7 @@ from infrastructure.monitoring.records.run_owner import (
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.watch import LOOK_SECONDS, check_interval, watch
 
-STARTING_SECONDS = 300.0  # by then a run has its directory, or has it in another folder
+STARTING_SECONDS = 300.0  # after this time, the run has its directory, here or in another folder
 NICENESS = 10  # training on this machine takes precedence
 
 

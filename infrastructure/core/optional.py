@@ -49,7 +49,7 @@ def refuse_missing(module: str, needed_for: str) -> None:
     Raises:
         MissingPackageError: if `module` is not installed.
     """
-    # Packages such as dwave.system share their first name with others.
+    # Packages such as dwave.system share their first name with other packages.
     package = module if module in PIP_LINES else module.split(".")[0]
     if not is_installed(package):
         line = PIP_LINES.get(package, f"pip install {package}")

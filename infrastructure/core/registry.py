@@ -398,7 +398,7 @@ def _inherited(group: str) -> dict[str, str]:
 
 
 def _place_of(plugin: object) -> str | None:
-    """Return the place where a plug-in was defined, or None if it is unknown."""
+    """Return the module and name by which a plug-in was defined, or None if they are unknown."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     return f"{module}:{name}" if module and name else None
 

@@ -703,9 +703,7 @@ class TrainingDeployment:
             record_rows(run, trainer, self.config)
 
     def _note_without_effect(self, agreed: Sequence[Difference]) -> None:
-        """Report that accepted changes have no effect and are not recorded, because no step is
-        left.
-        """
+        """Report that accepted changes have no effect and are not recorded, as no step is left."""
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
             self.report(phrase("deployment.accepted_change_without_effect", names=", ".join(names)))

@@ -90,9 +90,7 @@ class DetachedTraining:
         return (self.folder / FINISHED_BEFORE_NAME).exists()
 
     def exit_code(self) -> int:
-        """Return the exit code of the ended process, or FAILED if it is not a child of this
-        process.
-        """
+        """Return the exit code of the ended process, or FAILED if it is not a child process."""
         process = _STARTED.get(self.folder)
         return ExitCode.FAILED if process is None else process.wait()
 

@@ -88,7 +88,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How close the export is to the trained model.
+    """The result of comparing an export with the trained model.
 
     Attributes:
         by: the library that loaded the export.

@@ -276,9 +276,7 @@ class RunForecast:
             (details(self.report) if is_long and index else self.report)(line)
 
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
-        """Reduce the micro-batch so that it fits, since a CPU process that needs too much is
-        killed.
-        """
+        """Reduce the micro-batch so that it fits: a CPU process that needs too much is killed."""
         state = trainer.state
         assert state is not None
         size = costs.largest_that_fits(state.micro_batch_size)
@@ -433,9 +431,7 @@ class PeakObserver(Observer):
         self._peak.start()
 
     def phase_end(self, state: TrainingState) -> None:
-        """Read the peak at the end of a phase, too, as a Trainer writes its summary before
-        `train_end`.
-        """
+        """Read the peak here, too, because a Trainer writes its summary before `train_end`."""
         if self._peak is not None:
             self.highest_bytes = self._peak.read()
 

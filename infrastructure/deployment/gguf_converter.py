@@ -92,7 +92,7 @@ def find_converter(named: Path | None = None) -> Converter:
     """Find the converter on this machine.
 
     Args:
-        named: the script, or its folder; None: search for it.
+        named: the script, or its folder; by default, it is searched for.
 
     Raises:
         ValueError: if the converter was not found; the message says where Temper looked, and how to

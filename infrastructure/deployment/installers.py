@@ -95,7 +95,7 @@ class Installer(Protocol):
     """An installer that changes the packages of one environment."""
 
     def install(self, title: str, *arguments: str) -> None:
-        """Install, as the step `title`.
+        """Install packages, as the step `title`.
 
         Args:
             arguments: requirements and options that both `pip install` and uv support.

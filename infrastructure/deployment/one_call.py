@@ -215,9 +215,7 @@ def evaluate_tasks(
 def evaluate_configured(
     config: DeploymentConfig, request: Request | None = None
 ) -> tuple[Evaluation, list[str]]:
-    """Evaluate as `evaluate` does, with a complete configuration, and return the lines to show,
-    too.
-    """
+    """Evaluate as `evaluate` does, with a whole configuration. Also return the lines to show."""
     models = [config.model.name, *([request.against] if request and request.against else [])]
     for name in models:
         check_model(name)

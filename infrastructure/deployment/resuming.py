@@ -168,9 +168,7 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
 
 
 def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
-    """Return `config` with the defaults of the time when `run` began for values that were not
-    given.
-    """
+    """Return `config`, with the defaults from when `run` began for values that were not given."""
     try:
         recorded: Mapping[str, object] = result_settings(run.read_configuration())
     except ValueError:  # run.json is lost, but the versions contain the settings, too

@@ -192,9 +192,7 @@ class RunFinalizer:
         return {"advice": advice} if advice else {}
 
     def _stop_the_clock(self) -> float:
-        """Return the seconds until the model was measured or the run stopped, fixed at first
-        call.
-        """
+        """Return the seconds until the model was measured or the run stopped, as first measured."""
         self._seconds = self._seconds or time.monotonic() - self.started
         return self._seconds
 

@@ -114,9 +114,7 @@ class Dimension:
 
 
 def _stored(value: Any) -> Any:
-    """Return a value in the form in which Optuna's journal, which supports only plain values,
-    stores it.
-    """
+    """Return a value as Optuna's journal stores it, which supports only plain values."""
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return value if is_plain else json.dumps(value, sort_keys=True)
 

@@ -53,7 +53,7 @@ Probe = Callable[[], float | None]
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """The metrics of one step, or of the steps since the previous record. None: not measured.
+    """The metrics of one step, or of the steps since the last record. None is not measured.
 
     Attributes:
         timestamp: the time in seconds since 1970.
@@ -198,8 +198,7 @@ class TrainingMonitor:
         self._raise(alerts)
 
     def sample(self) -> Record:
-        """Sample the machine now, and return the record that is written to
-        `logs/system/system.jsonl`.
+        """Sample the machine now. Return the record that `logs/system/system.jsonl` gets.
 
         The record has the keys `time`, `step`, those of a MachineReading, `gpus` (a list of
         GpuReadings), and those of the probes.
@@ -310,9 +309,7 @@ class TrainingMonitor:
             self._wake.set()
 
     def _deliver(self) -> None:
-        """Deliver all waiting alerts: the file gets their begin and end, the sinks only their
-        begin.
-        """
+        """Deliver all waiting alerts. The file gets begin and end, the sinks only the begin."""
         while self._waiting:
             alert = self._waiting.popleft()
             self._write("alerts", alert.record())
@@ -321,9 +318,7 @@ class TrainingMonitor:
         self._report_lost()
 
     def _report_lost(self, *, is_end: bool = False) -> None:
-        """Raise an alert on alerts that did not reach a sink, at the first such alert and at the
-        end.
-        """
+        """Raise an alert on alerts that did not reach a sink, at the first one and at the end."""
         for sink in self.sinks:
             num_lost, why = getattr(sink, "lost", (0, ""))
             num_known = self._num_lost.get(sink.name, 0)

@@ -66,8 +66,7 @@ class AllocationCounter(_NewTensors):
 
 
 class LiveTensors(_NewTensors):
-    """A record of the tensors created inside the block that are still held, by Python or by a
-    graph.
+    """A record of tensors created inside the block that Python or a graph still holds.
 
     Python's weak references are used, since a storage has one Python object as long as it lives,
     whereas torch's own `StorageWeakRef` keeps the memory of freed storages.

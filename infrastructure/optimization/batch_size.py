@@ -30,9 +30,7 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Trial:
-    """The result for one micro-batch size: peak memory with the longest rows, speed with typical
-    ones.
-    """
+    """The result for one micro-batch size: peak with the longest rows, speed with typical ones."""
 
     size: int
     peak_bytes: int
@@ -158,7 +156,7 @@ class BatchSizeSearch:
         return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:
-        """Return the fastest size after further measurements in turns, so that no busy moment
+        """Return the fastest size after further measurements in turns, so no busy moment
         decides.
         """
         best = max(self._speeds.values())

@@ -33,9 +33,7 @@ class CompileDecision:
 
     @property
     def saved_seconds(self) -> float:
-        """The time saved over the rest of the run, minus the time to compile; negative for a
-        loss.
-        """
+        """The time saved over the rest of the run, minus the time to compile; may be negative."""
         if self.compiled_seconds is None:
             return 0.0
         gain = self.eager_seconds - self.compiled_seconds

@@ -108,9 +108,7 @@ class GPUOptimizer:
         return self._distributed(model)
 
     def create_scaler(self) -> torch.amp.GradScaler:
-        """Return a gradient scaler, which is off and changes nothing unless the precision is
-        fp16.
-        """
+        """Return a gradient scaler. It has no effect unless the precision is fp16."""
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 
     def optimize_for_inference(

@@ -182,8 +182,8 @@ class MemoryOptimizer:
         return "all" if crowded and can_checkpoint(model) else "off"
 
     def _available_bytes(self, model: torch.nn.Module) -> float:
-        """Return the free bytes that `max_memory_percent` allows, in the memory that holds the
-        model.
+        """Return the bytes that `max_memory_percent` leaves free, in the memory that the model
+        uses.
         """
         info, share = read_memory(), self.max_memory_percent / 100
         device = next(model.parameters()).device
@@ -193,9 +193,7 @@ class MemoryOptimizer:
         return info.available_bytes - (1 - share) * info.total_bytes
 
     def _num_workers(self, dataset: Any, has_order: bool) -> int:
-        """Return the number of workers: 0 with few cores or items, as each costs some hundred
-        MB.
-        """
+        """Return the number of workers; 0 with few cores or items. Each costs some hundred MB."""
         cores = processor().num_cores
         is_small = has_order and len(dataset) < 10 * BATCH_SIZE
         info = read_memory()

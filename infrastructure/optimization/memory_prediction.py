@@ -93,9 +93,7 @@ class MemoryBudget:
         return replace(self, max_percent=100.0).size_bytes(device, num_processes)
 
     def way_out(self, device: torch.device) -> str:
-        """Return advice on how a run can get more memory: a limiting setting, or another
-        machine.
-        """
+        """Return advice on how a run gets more memory: by a setting, or on another machine."""
         on_gpu = device.type == "cuda"
         limit = self.gpu_limit if on_gpu else self.cpu_limit
         unlimited = replace(self, cpu_limit=None, gpu_limit=None)

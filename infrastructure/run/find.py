@@ -218,7 +218,9 @@ class Loading:
 
         This matters because Unsloth changes the model that it loads.
         """
-        if self.configured is None:  # an open setting resolves to what the run uses
+        if (
+            self.configured is None
+        ):  # a setting that is open resolves to the value that the run uses
             return wanted in ("auto", self.taken)
         if wanted == "auto" and self.configured == "transformers":
             return has_no_gpu() or not is_installed("unsloth")  # `auto` then chooses transformers

@@ -106,7 +106,7 @@ class RunFileRepair:
         self._silent: set[int] = set()  # stores that do not respond
 
     def steps(self) -> Iterator[Repair]:
-        """Repair what can be repaired. Yield each file that was damaged.
+        """Repair every file for which a copy exists. Yield each file that was damaged.
 
         Raises:
             OSError: if the local disk fails.

@@ -60,7 +60,7 @@ class StoreRepair:
         self._silence: str | None = None  # why the destination does not respond
 
     def steps(self, confirmed: str | None = None) -> Iterator[Repair]:
-        """Repair what can be repaired. Yield each thing that was damaged.
+        """Repair the versions as far as possible. Yield each object or version that was damaged.
 
         Args:
             confirmed: the newest version that is known to be at the destination.

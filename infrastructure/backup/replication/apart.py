@@ -1,7 +1,7 @@
-"""The objects of a version that machines other than the writer's copy to the destination.
+"""The objects of a version that come from other machines than the one that writes it.
 
-Each of these machines copies its own objects straight from memory. The manifest is written after
-all of them.
+Each of these machines copies its own objects from memory straight to the destination. The manifest
+is written after all of them.
 """
 
 import time

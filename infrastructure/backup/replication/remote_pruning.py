@@ -60,7 +60,7 @@ class PlacePruning:
     def steps(
         self, listed: Collection[str], on_its_way: Iterable[str], spared: Collection[str] = ()
     ) -> Iterator[float]:
-        """Remove old versions and unnamed objects file by file. Yield the seconds to wait.
+        """Remove old versions and unnamed objects one by one. Yield the seconds to wait in between.
 
         Args:
             listed: the versions at the destination, from a fresh listing; all belong to this run.
@@ -112,7 +112,7 @@ class PlacePruning:
         return newer | unclear | {*self._special(readable), *self._special(sure)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
-        """Yield the best, each n-th and the newest emergency version."""
+        """Yield the names of the best versions, each n-th one and the newest emergency version."""
         healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
         scored = scores_of(manifests)
         yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]

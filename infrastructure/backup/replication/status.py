@@ -140,7 +140,7 @@ class BackupStatus:
         )
 
     def has_looked(self, token: str) -> bool:
-        """Return whether the check with this token is done or will never be; "" is no check."""
+        """Return whether the check with this token ("": none) is done, or will never be done."""
         return token in ("", self.last_look) or self.state in (OFF, FENCED, DOWN)
 
     def is_settled(self, name: str | None) -> bool:

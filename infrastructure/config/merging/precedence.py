@@ -61,7 +61,7 @@ _PLACED = (Layer.FILE, Layer.PRESET, Layer.CELL, Layer.FORM)
 
 @dataclass(frozen=True)
 class Source:
-    """The place where a value was set, in words that a user can act on."""
+    """The origin of a value, in words that a user can act on."""
 
     layer: Layer
     place: str

@@ -512,7 +512,7 @@ class TrainingConfig(StackwiseFields):
 
     @property
     def trunk_trains(self) -> bool:
-        """True if all weights of the layers below a unit train with it."""
+        """True if every weight of the layers below a unit trains with it."""
         return self.grows_once or self.mode == "fused"
 
     @property

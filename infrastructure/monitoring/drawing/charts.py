@@ -179,9 +179,7 @@ def _columns(points: Points, max_points: int) -> tuple[list[float], list[float |
 
 
 def value_range(chart: Chart) -> tuple[float, float] | None:
-    """Return the smallest and the largest finite value, including marks, or None if none is
-    finite.
-    """
+    """Return the smallest and the largest finite value, including marks, or None without any."""
     values = [value for _, value in chart.marks if math.isfinite(value)]
     values += [value for bucket in chart.curve.buckets for value in (bucket.low, bucket.high)]
     return (min(values), max(values)) if values else None

@@ -37,9 +37,7 @@ def raw_markup(html: str) -> Markup:
 
 
 def as_markup(content: object) -> Markup:
-    """Return `content` as HTML: markup unchanged, other text escaped, without control
-    characters.
-    """
+    """Return `content` as HTML: markup unchanged, other text escaped and made printable."""
     if isinstance(content, Markup):
         return content
     return Markup(escape_text(content))

@@ -105,9 +105,7 @@ class StackPicture:
         return self.left + (self.width - self.left - RIGHT) * step / self.last_step
 
     def _upper(self, row: int) -> float:
-        """Return the upper edge of a row: row 0 has the embedding, then come the layers and the
-        head.
-        """
+        """Return the upper edge of a row. Row 0 is the embedding; then come layers and head."""
         return TOP + self.row * (self.num_layers + 1 - row)
 
     def _y(self, value: float) -> float:

@@ -35,9 +35,7 @@ def held_out_loss(loss: object = None) -> str:
 
 
 def text_width(text: str) -> int:
-    """Return the number of terminal columns of `text`: wide characters take two, combining ones
-    none.
-    """
+    """Return the terminal columns of `text`: wide characters take two, combining ones none."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     combining = sum(unicodedata.combining(character) > 0 for character in text)
     return len(text) + wide - combining
@@ -55,9 +53,7 @@ def fit(text: str, width: int) -> str:
 def render_table(
     headings: Sequence[str], rows: Sequence[Sequence[object]], max_cell_width: int = MAX_CELL_WIDTH
 ) -> str:
-    """Return a table with the first column left-aligned and the other, numeric columns
-    right-aligned.
-    """
+    """Return a table with the first column left-aligned and the others right-aligned."""
     cells = [[fit(printable(cell), max_cell_width) for cell in row] for row in (headings, *rows)]
     widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in cells]

@@ -155,9 +155,7 @@ class LiveRun:
 
     @property
     def seconds_left(self) -> float | None:
-        """The seconds left for the steps at the last minute's speed, or None if the run is not
-        training.
-        """
+        """The seconds left for the steps at the last minute's speed; None unless it is training."""
         if self.state != "running" or self.step is None or self.total_steps is None:
             return None
         each = self.seconds_per_step
@@ -184,9 +182,7 @@ class LiveRun:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The tokens per second of the newest step during training, of all logged steps
-        afterwards.
-        """
+        """The speed of the newest step during training, that of all logged steps afterwards."""
         if not self.has_ended or not self.seconds_rated:
             return self.last("tokens_per_second")
         return self.num_rated / self.seconds_rated

@@ -178,8 +178,8 @@ class MachineHistory:
         return [meter for meter in meters if meter is not None]
 
     def rows(self) -> list[list[str]]:
-        """Return rows (name, mean, 95th percentile of recent values, maximum, last) of all
-        quantities.
+        """Return a row of name, mean, recent 95th percentile, maximum and last for each
+        quantity.
         """
         known = {key: summed for key in self.numbers if (summed := self.numbers[key].to_dict())}
         return [

@@ -101,8 +101,7 @@ def finished_model(name: str) -> str:
 
 
 def run_named(name: str, output_dir: Path) -> Path | None:
-    """Return the newest run called `name` in `output_dir`, or in the folder of a path
-    (`runs/my-run`).
+    """Return the newest run called `name` in `output_dir` or a path's folder (`runs/my-run`).
 
     The name is the one that the user has given (`--name`), or the end of the ID after its time.
     Return None if there is no such run.
@@ -225,7 +224,7 @@ def _is_run(name: str, output_dir: Path) -> bool:
 
 @contextmanager
 def naming_runs(output_dir: Path) -> Iterator[None]:
-    """If a block fails because a model is missing, list the runs in the error."""
+    """List the runs in the error of the block if a model is missing, as a run may be meant."""
     try:
         yield
     except InputError as error:
@@ -250,9 +249,7 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
 
 
 def _names(runs: Sequence[Path], wrong: str) -> list[str]:
-    """Return the names of the runs for an error about `wrong`, or their IDs if `wrong` is like an
-    ID.
-    """
+    """Return the names of the runs for an error about `wrong`, or their IDs if it is like one."""
     is_id = _BEGINS_WITH_TIME.match(wrong)
     given = ((None if is_id else _given_name(run), run.name) for run in runs)
     return [*dict.fromkeys(name if isinstance(name, str) else of_id for name, of_id in given)]

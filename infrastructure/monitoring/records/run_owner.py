@@ -67,9 +67,7 @@ def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
 
 
 def take_announced_stop(run_path: Path) -> bool:
-    """Return whether `announce_stop` announced a signal to this process, and remove the
-    announcement.
-    """
+    """Return whether `announce_stop` announced a signal to this process. Remove that record."""
     path = run_path / STOP_FILE
     try:
         is_of_this_process = path.read_text() == _line(os.getpid())
@@ -80,8 +78,7 @@ def take_announced_stop(run_path: Path) -> bool:
 
 
 def leave_trainer(run_path: Path) -> None:
-    """Record that this process no longer trains the run, although it may stay as a notebook's
-    kernel.
+    """Record that this process, such as a notebook's kernel, no longer trains the run.
 
     If this cannot be written, the run counts as being trained until the process is gone.
     """
@@ -140,9 +137,7 @@ def computes(process: psutil.Process) -> bool:
 
 
 def _trains(words: list[str]) -> bool:
-    """Return whether a command line is that of `temper train`, with `python -m temper` or the
-    script.
-    """
+    """Return whether a command line is `python -m temper train …`, or the script's equivalent."""
     return any(
         Path(program).name in PROGRAMS and command in COMMANDS
         for program, command in itertools.pairwise(words[:4])

@@ -226,7 +226,7 @@ class RunView(TypedDict):
 
 
 def read_view(directory: Path) -> RunView:
-    """Return a run as it is now.
+    """Return a view of the current state of a run.
 
     Raises:
         ValueError: if there is no such directory.
@@ -236,7 +236,7 @@ def read_view(directory: Path) -> RunView:
 
 
 def view_of(run: LiveRun) -> RunView:
-    """Return a run as it was when it was last read."""
+    """Return a view of a run as of its last refresh."""
     facts = run.facts
     record, summary = facts.run, facts.summary
     config = config_of(record)

@@ -1,7 +1,7 @@
-"""The results of checks on a page, from their JSON: see `testing.results`.
+"""The report's section on the results of checks, from their JSON; see `testing.results`.
 
-A run keeps them in `checks.json`: a list of rounds, each with step, time, verdict and checks. The
-first round precedes training.
+A run stores the results in `checks.json` as a list of rounds, each with step, time, verdict and
+checks. The first round precedes training.
 """
 
 from collections.abc import Mapping, Sequence

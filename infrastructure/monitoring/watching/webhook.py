@@ -159,9 +159,7 @@ def _seconds_until(retry_after: str | None, otherwise: float) -> float:
 
 
 def payload(alert: Alert, host: str, source: str) -> dict[str, object]:
-    """Return the JSON to post: `text` for Slack, `content` for Discord, else the text and all
-    values.
-    """
+    """Return the JSON to post: `text` for Slack, `content` for Discord, else all values."""
     about = f"{source}: " if source else ""
     text = f"{about}{alert.severity} at step {alert.step}: {alert.message}"
     if host.endswith("slack.com"):
