@@ -1,4 +1,4 @@
-"""The environment that `launch_training.sh` and `make` use: its creation and its check.
+"""Create the environment that `launch_training.sh` and `make` use, and check if it is ready.
 
 This module uses only the standard library, because it runs before anything is installed, with any
 Python from 3.11 on. Each part is recorded in a file in the environment once it is completely
