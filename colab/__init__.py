@@ -1,7 +1,7 @@
-"""The notebook's side of Temper, and the only code that knows where a notebook runs.
+"""The notebook's side of Temper, and the only code that depends on where a notebook runs.
 
 `import colab` needs only Python, so that `colab.install()` can be the first line of a notebook. The
-names below can be imported from here; the code behind a name is loaded on first use.
+names below can be imported from this package. The code behind a name is loaded on first use.
 """
 
 import importlib.util

@@ -1,9 +1,10 @@
-"""The first line of a notebook: afterwards everything that Temper needs is installed, or it fails.
+"""The installation in the first line of a notebook, which provides everything that Temper needs.
 
     import colab
     colab.install()
 
-Needs only Python. What Colab ships stays unchanged, above all torch, numpy and ipywidgets.
+This module needs only Python. The packages of Colab stay unchanged, above all torch, numpy and
+ipywidgets.
 """
 
 import importlib
@@ -46,16 +47,19 @@ _stale: set[str] = set()  # packages loaded by this process that have another ve
 
 
 def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
-    """Install what Temper needs and this environment lacks; the next call finds nothing to do.
+    """Install the packages that Temper needs and this environment lacks.
+
+    If all of them are installed, this does nothing.
 
     Args:
-        with_unsloth: also install unsloth and what it imports; "on_gpu": only if there is an NVIDIA
-            GPU. If that fails, a sentence is printed, because training works without it.
+        with_unsloth: whether to install unsloth and its dependencies, too; with "on_gpu", only if
+            there is an NVIDIA GPU. If this fails, a message is printed, because training works
+            without unsloth.
 
     Raises:
-        InstallError: an installation failed (with its last output), or torch, numpy or ipywidgets
-            is too old.
-        RestartNeededError: packages were replaced that this kernel has loaded.
+        InstallError: if an installation failed (with its last output), or torch, numpy or
+            ipywidgets is too old.
+        RestartNeededError: if packages were replaced that this kernel has loaded.
     """
     column: Column = "colab" if platform() is Platform.COLAB else "tested"
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,7 @@ def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
 
 
 def _install_for_gpu(column: Column) -> set[str]:
-    """Run `_install` with unsloth if there is a GPU that it could use."""
+    """Run `_install`, with unsloth if there is a GPU that it could use."""
     if not nvidia_driver_present():
         return set()
     try:
@@ -84,7 +88,7 @@ def _install_for_gpu(column: Column) -> set[str]:
 
 
 def _install(column: Column, with_unsloth: bool) -> set[str]:
-    """Install what is missing, and return the names of packages whose version was replaced."""
+    """Install the missing packages, and return the names of packages that were replaced."""
     if (FOLDER / UNFINISHED).exists():
         began = (FOLDER / UNFINISHED).stat().st_mtime
         for name in remove_half_installed(Path(sysconfig.get_path("purelib")), since=began):
@@ -111,7 +115,7 @@ def _installer() -> Installer:
 
 
 def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> None:
-    """Install what is needed without changing the held packages."""
+    """Install the needed packages without changing the held ones."""
     for line in todo.lines:
         if line.startswith(PIN):
             build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"
@@ -129,7 +133,7 @@ def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> No
 def _install_beside(
     installer: Installer, title: str, lines: Iterable[str], held: Iterable[str]
 ) -> None:
-    """Install `lines`; packages of `held` that are not among them keep their version."""
+    """Install `lines`. Packages in `held` that are not among them keep their versions."""
     names = {name_of(line) for line in lines}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(line for line in held if name_of(line) not in names))
@@ -139,7 +143,7 @@ def _install_beside(
 
 @contextmanager
 def _unfinished() -> Iterator[None]:
-    """Mark an installation as under way with a file, which stays if it is interrupted."""
+    """Mark an installation as unfinished with a file, which stays after an interruption."""
     (FOLDER / UNFINISHED).touch()
     yield
     (FOLDER / UNFINISHED).unlink()
@@ -152,7 +156,7 @@ def versions() -> dict[str, str]:
 
 
 def loaded_of(packages: set[str]) -> set[str]:
-    """Return those of `packages` of which this process has loaded a module."""
+    """Return those of `packages` from which this process has loaded a module."""
     if not packages:
         return set()
     owners = importlib.metadata.packages_distributions()

@@ -1,7 +1,7 @@
-"""What a run will cost, as far as it is known without measuring. Does not load torch.
+"""The cost of a run, as far as it is known without measuring. This module does not load torch.
 
-The number of steps follows from the settings. Whether a run resumes, and what was measured when it
-began, is read from the run directories.
+The number of steps follows from the settings. The run directories show whether a run resumes, and
+the measurements from when it began.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,13 @@ FORECAST_FILE = "forecast.json"
 
 
 class KnownCosts:
-    """What is known of a configuration at once; what was read of a run is cached."""
+    """The costs of a configuration that are known without measuring. Records of runs are cached."""
 
     def __init__(self) -> None:
         self._purposes: dict[Path, tuple[float, Mapping[str, object] | None]] = {}
 
     def lines(self, config: DeploymentConfig) -> list[str]:
-        """Return how long it trains, which run it is, and where its checkpoints go."""
+        """Return lines on the length of the training, the run, and the place of its checkpoints."""
         config = config.changed([])
         use_sample_data(config)
         return [f"It trains {_extent(config)}.", *self._run(config), _copies(config)]
@@ -72,7 +72,7 @@ class KnownCosts:
         return None
 
     def _purpose(self, path: Path) -> Mapping[str, object] | None:
-        """Return the settings that decide a run's result; None if its record cannot be read."""
+        """Return the settings that decide a run's result, or None if its record cannot be read."""
         changed_at = (path / RUN_FILE).stat().st_mtime
         known = self._purposes.get(path)
         if known is None or known[0] != changed_at:
@@ -107,7 +107,7 @@ def _epochs(config: DeploymentConfig) -> str:
 
 
 def _standing(facts: RunFacts) -> str:
-    """Return what the same settings mean for an existing run."""
+    """Return a text on an existing run with the same settings, and what happens to it."""
     name = facts.run_id
     trainer = read_trainer(facts.directory)
     if trainer is not None and trainer.is_alive:

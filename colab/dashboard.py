@@ -21,13 +21,13 @@ def show_dashboard(
     The process outlives the training. It ends with the notebook's kernel or by `terminate()`.
 
     Args:
-        run: the run to show; None: always the newest.
+        run: the run to show; by default, always the newest one.
 
     Returns:
-        The process.
+        The process of the dashboard.
 
     Raises:
-        ValueError: the dashboard could not start; says why.
+        ValueError: if the dashboard could not start; the message says why.
     """
     process = start_dashboard(run, output_dir)
     _show(_address(process), height_pixels)
@@ -35,7 +35,7 @@ def show_dashboard(
 
 
 def _address(process: HelperProcess) -> dict[str, object]:
-    """Return the address that the dashboard prints first; its later output is not read."""
+    """Return the address that the dashboard prints first. Its later output is not read."""
     assert process.stdout is not None
     messages: list[str] = []
     with process.stdout as lines:
@@ -48,7 +48,7 @@ def _address(process: HelperProcess) -> dict[str, object]:
 
 
 def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
-    """Start `temper dashboard --json` on a free port; its first line of output is its address."""
+    """Start `temper dashboard --json` on a free port. Its first line of output is its address."""
     arguments = ["dashboard", "--json", "--port", "0", "--output", str(output_dir)]
     if run is not None:
         arguments.append(run)
@@ -62,7 +62,7 @@ def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
 
 
 def _show(address: Mapping[str, object], height_pixels: int) -> None:
-    """Show the dashboard: Colab has its own access to a port; elsewhere the browser is local."""
+    """Show the dashboard. Colab has its own access to a port; elsewhere the browser is local."""
     if platform() is Platform.COLAB:
         output = importlib.import_module("google.colab.output")
         output.serve_kernel_port_as_iframe(

@@ -1,4 +1,4 @@
-"""Storage of fetched data and its records, so that nothing is fetched twice.
+"""The storage of fetched data and its records, so that nothing is fetched twice.
 
 `folder/NAME` is the data; `folder/.fetched/KEY/` holds the record, the lock and unfinished
 transfers. The key is a hash, because a source may contain secrets.
@@ -23,12 +23,13 @@ HIDDEN = ".fetched"
 
 @dataclass(frozen=True)
 class Record:
-    """The record of what was fetched.
+    """The record of fetched data.
 
     Attributes:
-        sha256: the hash of a file; None: a folder.
+        sha256: the hash of a file, or None for a folder.
         version: the version that the source reported, or None.
-        changed_ns: the time when the local file was last changed; None: it was just being stored.
+        changed_ns: the time when the local file was last changed, in nanoseconds, or None while it
+            was being stored.
     """
 
     name: str
@@ -39,14 +40,14 @@ class Record:
 
 
 class Shelf:
-    """The storage of one source's data; inside a `with`, no other process fetches the same data.
+    """The storage of one source's data. Inside a `with`, no other process fetches the same data.
 
     Args:
-        folder: where the data goes; None: a separate folder in Temper's cache.
-        identity: the same for the same source.
+        folder: the folder for the data; by default, a separate folder in Temper's cache.
+        identity: a text that is equal for equal sources.
 
     Raises:
-        ValueError: the folder cannot be written to.
+        ValueError: if the folder cannot be written to.
     """
 
     def __init__(self, folder: Path | None, identity: str) -> None:
@@ -74,14 +75,14 @@ class Shelf:
         self._lock.release()
 
     def fetched(self, sha256: str | None, version: str | None) -> Path | None:
-        """Return the data that is already here; None: there is none, or not the requested one.
+        """Return the data that was fetched before, or None if there is none as requested.
 
         Args:
-            sha256: the required hash; None: any.
-            version: the version that the source reports now; None: it is not checked.
+            sha256: the required hash; None accepts any.
+            version: the version that the source reports now; None skips this check.
 
         Raises:
-            ValueError: the file was changed since it was fetched.
+            ValueError: if the file was changed since it was fetched.
         """
         record = self._read()
         path = self.folder / record.name if record else self.folder
@@ -94,10 +95,10 @@ class Shelf:
         return path if sha256 in (None, record.sha256) else None
 
     def accept(self, name: str) -> None:
-        """Refuse a name that belongs to another file here, or to one that was changed since.
+        """Check that a name does not belong to another file, or to one that was changed since.
 
         Raises:
-            ValueError: says what to do.
+            ValueError: if it does; the message says what to do.
         """
         record, path = self._read(), self.folder / name
         if not path.exists() and not path.is_symlink():
@@ -107,7 +108,7 @@ class Shelf:
         self._is_unchanged(path, record)
 
     def put(self, part: Path, name: str, sha256: str, version: str | None) -> Path:
-        """Store the whole file `part` as `name`."""
+        """Store the complete file `part` as `name`."""
         path = self.folder / name
         self._write(Record(name, sha256, version))
         part.replace(path)
@@ -117,16 +118,16 @@ class Shelf:
         return path
 
     def put_folder(self, name: str) -> Path:
-        """Record that the folder `name` is what was fetched, as soon as it exists."""
+        """Record the folder `name` as the fetched data, as soon as it exists."""
         self.accept(name)
         self._write(Record(name, None, None))
         return self.folder / name
 
     def _is_unchanged(self, path: Path, record: Record) -> bool:
-        """Return whether a file is what was fetched; False: it was just being stored.
+        """Return whether a file is unchanged since it was fetched; False while it was being stored.
 
         Raises:
-            ValueError: the user has changed it, and may still need it.
+            ValueError: if the user has changed the file, and may still need it.
         """
         status = path.stat()
         if (status.st_size, status.st_mtime_ns) == (record.size_bytes, record.changed_ns):

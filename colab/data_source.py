@@ -1,4 +1,4 @@
-"""What a user can give as a source of data: a path, an address, a Drive link or id, a Hub name."""
+"""The sources of data that a user can give: a path, an address, a Drive link or id, a Hub name."""
 
 import re
 from pathlib import Path
@@ -23,10 +23,10 @@ KNOWN = (
 
 
 def find_remote(source: str, silence_seconds: float) -> RemoteFile | None:
-    """Return the remote file that `source` means; None: it may be a path or a Hub name.
+    """Return the remote file that `source` names, or None if it may be a path or a Hub name.
 
     Raises:
-        ValueError: nothing can be fetched from this address.
+        ValueError: if nothing can be fetched from this address.
     """
     if source.lower().startswith(("http://", "https://")):
         return _web_file(source, silence_seconds)
@@ -65,7 +65,7 @@ def _web_file(address: str, silence_seconds: float) -> WebFile:
 
 
 def _export(kind: str, document_id: str, fragment: str, query: dict[str, list[str]]) -> str:
-    """Return the address of a Google table as CSV (the linked sheet) or of a document as text."""
+    """Return the address of a Google Sheet as CSV (the linked sheet), or of a document as text."""
     sheet = parse_qs(fragment).get("gid") or query.get("gid") or []
     shown = f"&gid={sheet[0]}" if sheet and sheet[0].isdecimal() else ""
     return (

@@ -1,4 +1,4 @@
-"""`colab.download_results`: a trained model and its report as one file, given to the browser."""
+"""`colab.download_results`: download a trained model and its report as one file."""
 
 import importlib
 import zipfile
@@ -25,18 +25,18 @@ OTHER_WAYS = (
 
 
 def download_results(run: str | Path | None = None, output_dir: str | Path = "runs") -> Path:
-    """Zip a run's trained model and report, and have the browser download it, if there is one.
+    """Zip a run's trained model and report, and let the browser download the file, if there is one.
 
     Args:
-        run: its id or directory; None: the newest in `output_dir`.
+        run: the id or directory of the run; by default, the newest in `output_dir`.
 
     Returns:
-        The zip file, in the run's directory; an older one is replaced.
+        The zip file in the run's directory, which replaces an older one.
 
     Raises:
-        ValueError: there is no such run, or it has no trained model yet.
-        StorageError: the disk has too little free space.
-        DamagedFileError: the model is damaged.
+        ValueError: if there is no such run, or it has no trained model yet.
+        StorageError: if the disk has too little free space.
+        DamagedFileError: if the model is damaged.
     """
     directory = find_run_path(None if run is None else str(run), Path(output_dir))
     files = _files(directory)
@@ -66,10 +66,10 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the files of a run that are worth keeping.
+    """Return the files of a run that are included in the download.
 
     Raises:
-        ValueError: the run has no trained model yet.
+        ValueError: if the run has no trained model yet.
     """
     model = sorted(path for path in (directory / MODEL).rglob("*") if path.is_file())
     if not model:
@@ -81,7 +81,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _offer(target: Path) -> None:
-    """Offer the file to the browser; if that fails, it is still on disk."""
+    """Offer the file to the browser. If that fails, the file is still on the disk."""
     if not has_browser():
         return
     size_bytes = target.stat().st_size

@@ -1,7 +1,7 @@
-"""Google Drive in a Colab session: mount it, try it out, and unmount it.
+"""Google Drive in a Colab session: mounting, testing and unmounting it.
 
-Whatever Drive does, the result is a usable folder, if need be on this machine, and one sentence
-with the reason. The errors of Colab's package: drive.py of googlecolab/colabtools, 3c07d776.
+The result is always a usable folder, if necessary on this machine, and one sentence with the
+reason. For the errors of Colab's package, see drive.py of googlecolab/colabtools, 3c07d776.
 """
 
 import errno
@@ -42,12 +42,12 @@ REFUSALS = {
 
 @dataclass(frozen=True)
 class StorageFolder:
-    """A folder for what is to be kept.
+    """A folder for files to keep.
 
     Attributes:
-        path: the folder; on Drive it was created and tried out.
-        is_drive: whether it is on Drive, so that it survives the end of this machine.
-        reason: one sentence: where it is, or why it is not on Drive.
+        path: the folder. On Drive, it was created and tested.
+        is_drive: whether the folder is on Drive, so that it survives the end of this machine.
+        reason: a sentence on where the folder is, or why it is not on Drive.
     """
 
     path: Path
@@ -56,17 +56,17 @@ class StorageFolder:
 
 
 class _RefusedError(Exception):
-    """Drive was not mounted; the text is for the user."""
+    """An error for a Drive that was not mounted. The text is for the user."""
 
 
 def mount_drive(folder: str = "temper") -> StorageFolder:
-    """Return the folder of that name on your Drive, which is mounted if it is not yet.
+    """Mount your Drive if it is not mounted yet, and return its folder called `folder`.
 
-    Outside Colab, or if Drive refuses, return a folder next to the notebook. Repeated calls are
-    fine.
+    Outside Colab, or if Drive cannot be used, return a folder next to the notebook. This can be
+    called repeatedly.
 
     Raises:
-        ValueError: `folder` leads out of the Drive.
+        ValueError: if `folder` leads out of the Drive.
     """
     parts = PurePosixPath(folder).parts
     if not parts or ".." in parts or parts[0] == "/":
@@ -90,12 +90,12 @@ def mount_drive(folder: str = "temper") -> StorageFolder:
 
 
 def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
-    """Let Drive upload what it holds back, and unmount it: the last call of a session.
+    """Let Drive upload its pending files, and unmount it. Call this last in a session.
 
-    The absence of an error proves nothing (colabtools #287), so this is not a confirmation.
+    This does not confirm the upload, because Drive may fail without an error (colabtools #287).
 
     Returns:
-        One sentence: what happened.
+        A sentence on what happened.
     """
     if platform() is not Platform.COLAB:
         return phrase("notebook.nothing_to_flush")
@@ -111,11 +111,12 @@ def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
 
 
 def _ready(folder: str) -> Path:
-    """Return the folder on Drive, mounting it if needed, and again if its connection was lost.
+    """Return the folder on Drive. Mount Drive if needed, and again if its connection was lost.
 
     Raises:
-        _RefusedError: it cannot be mounted.
-        OSError: it does not keep what is written to it, or does not respond (TimeoutError).
+        _RefusedError: if Drive cannot be mounted.
+        OSError: if the folder does not return what is written to it, or does not respond
+            (TimeoutError).
     """
     if not _is_mounted():
         _mount()
@@ -129,7 +130,7 @@ def _ready(folder: str) -> Path:
 
 
 def _mount(force_remount: bool = False) -> None:
-    """Mount Drive through Colab, which asks the user; Colab's own timeout bounds the wait."""
+    """Mount Drive through Colab, which asks the user. Colab's own timeout limits the wait."""
     longest_ms = int(CONSENT_SECONDS * 1000)
     try:
         drive = importlib.import_module("google.colab.drive")
@@ -156,19 +157,19 @@ def _is_mounted() -> bool:
 
 
 def _top() -> Path:
-    """Return the folder of the user's own files: DriveFS has it under two names.
+    """Return the folder of the user's own files, which DriveFS provides under one of two names.
 
-    Not `Path.is_dir`, which raises if a mount has lost its connection.
+    `Path.is_dir` is not used, because it raises if a mount has lost its connection.
     """
     tops = [MOUNT_POINT / name for name in OWN_DRIVE]
     return next((top for top in tops if os.path.isdir(top)), tops[0])  # noqa: PTH112
 
 
 def _tried(folder: str) -> Path:
-    """Create the folder, and return it after it has kept a few bytes and returned them.
+    """Create the folder, write a few bytes to it and read them back, and return it.
 
     Raises:
-        OSError: it does not; TimeoutError: it does not respond.
+        OSError: if this fails; TimeoutError if the folder does not respond.
     """
     path = _top() / folder
     within(ANSWER_SECONDS, lambda: _try_out(path))

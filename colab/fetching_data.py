@@ -1,7 +1,7 @@
 """`colab.fetch_dataset`: from any source of data to a path that can be trained on.
 
-Broken data is never accepted: a file is complete, matches its hash if one is given, and is not a
-web page, or it does not exist. What was fetched once is found again.
+Broken data is never accepted: a file that exists is complete, matches its hash if one is given, and
+is not a web page. Data that was fetched once is not fetched again.
 """
 
 import re
@@ -32,7 +32,7 @@ def fetch_dataset(
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Path:
-    """Bring training data to this machine, once; a second call finds it, without a network.
+    """Fetch training data to this machine. A second call finds the data, without a network.
 
     Args:
         source: a path (a file on a mounted Drive is copied here), an http(s) address, the link or
@@ -40,17 +40,17 @@ def fetch_dataset(
             `hf://datasets/OWNER/NAME/FILE`, or `OWNER/NAME[:CONFIGURATION][@SPLIT]` of a dataset on
             the Hugging Face Hub.
         sha256: the hash that the file must have, in hex.
-        folder: where it goes; None: a separate folder in Temper's cache.
-        timeout_seconds: for a transfer. What has arrived until then is kept, and the next call
-            resumes from there, as it does after an interruption or a kill.
+        folder: the folder for the data; by default, a separate folder in Temper's cache.
+        timeout_seconds: the time limit of a transfer. Bytes that arrived until then are kept, and
+            the next call resumes with them, as after an interruption or a kill.
 
     Returns:
         The file, or the folder of a whole dataset.
 
     Raises:
-        ValueError: `source` is nothing that can be fetched, or something else is in its place.
-        DataError: it did not arrive, is not data, or has another hash; nothing is left of it then.
-        StorageError: the disk has too little free space.
+        ValueError: if `source` cannot be fetched, or another file has its name.
+        DataError: if the data did not arrive, is not data, or has another hash; it is then removed.
+        StorageError: if the disk has too little free space.
     """
     wanted, text = _checked_hash(sha256), str(source)
     where = None if folder is None else Path(folder)
@@ -93,7 +93,7 @@ def fetch_file(
 
 
 def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
-    """Return the file; one joined from two transfers that has a wrong hash is fetched again."""
+    """Return the file. If it was joined from two transfers and has a wrong hash, fetch it again."""
     part, version = transfer.bring()
     if transfer.was_resumed and sha256 not in (None, file_sha256(part)):
         transfer.discard()
@@ -104,7 +104,7 @@ def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
 def fetch_from_hub(
     address: str, sha256: str | None, folder: Path | None, endpoint: str | None = None
 ) -> Path:
-    """Fetch the file of an `hf://` address, as `fetch_dataset` does, through the Hub's library."""
+    """Fetch the file at an `hf://` address, as `fetch_dataset` does, through the Hub's library."""
     with Shelf(folder, address) as shelf:
         if fetched := shelf.fetched(sha256, None):
             return _reported("Here already", fetched)
@@ -124,7 +124,7 @@ def _hub_dataset(name: str, sha256: str | None, folder: Path | None) -> Path:
 
 
 def _local(path: Path, sha256: str | None) -> Path:
-    """Return a local path as it is, after checking its hash."""
+    """Return a local path unchanged, after checking its hash."""
     if path.is_dir():
         _refuse_hash(sha256, str(path))
         return path
@@ -135,7 +135,7 @@ def _local(path: Path, sha256: str | None) -> Path:
 
 
 def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, advice: str) -> Path:
-    """Store a whole file as fetched if it is the requested one; otherwise remove it."""
+    """Store a complete file as fetched if it is the requested one, or else remove it."""
     digest, size_bytes = file_sha256(part), part.stat().st_size
     try:
         _check(part, sha256, digest, advice)
@@ -148,10 +148,10 @@ def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, adv
 
 
 def _check(path: Path, wanted: str | None, actual: str | None, advice: str) -> None:
-    """Refuse a file that is not the requested one, or not data at all.
+    """Check that a file is the requested one, and that it is data.
 
     Raises:
-        DataError: says what it is and what to do.
+        DataError: if not; the message says what the file is and what to do.
     """
     if wanted is not None and actual != wanted:
         raise DataError(
@@ -170,7 +170,7 @@ def _checked_hash(sha256: str | None) -> str | None:
     """Return the hash in lower case.
 
     Raises:
-        ValueError: it is not a SHA-256.
+        ValueError: if the text is not a SHA-256.
     """
     if sha256 is None:
         return None

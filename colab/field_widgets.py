@@ -1,8 +1,9 @@
-"""One setting of a form: its name, its input, its description, and what is wrong with it.
+"""One setting of a form, with its name, its input, its description and its error.
 
-Made of widgets that ipywidgets 7 and 8 share. None of them changes a value by itself: numbers are
-typed as text, because a bounded number would silently be moved to its bound. A slider is used for a
-setting with two natural ends, and returns only what the user has moved it to.
+Only widgets that ipywidgets 7 and 8 share are used. None of them changes a value by itself: numbers
+are typed as text, because a widget for bounded numbers would silently change a number to its bound.
+A slider is used for a setting with two natural ends, and returns a value only if the user has moved
+it.
 """
 
 import html
@@ -31,10 +32,10 @@ DENSE = "line-height:1.35"  # ipywidgets gives every line of text the height of 
 
 
 def ipywidgets() -> Any:
-    """Return the package, which is imported on first use.
+    """Return the package ipywidgets, which is imported on first use.
 
     Raises:
-        MissingPackageError: it is not installed.
+        MissingPackageError: if it is not installed.
     """
     return require("ipywidgets", "a form")
 
@@ -43,12 +44,13 @@ class FieldRow:
     """The row of one setting.
 
     Args:
-        entered: receives the key and the text that the user has typed or chosen.
-        make: makes a widget; see `Maker`.
+        entered: a function that is called with the key and the text that the user has typed or
+            chosen.
+        make: a function that makes a widget; see `Maker`.
 
     Attributes:
-        box: the widget.
-        input: the part that the user types into.
+        box: the widget of the row.
+        input: the part into which the user types.
     """
 
     def __init__(self, spec: FieldSpec, entered: Callable[[str, str], None], make: "Maker") -> None:
@@ -62,7 +64,7 @@ class FieldRow:
         self.input.observe(self._on_change, names="value")
 
     def draw(self, text: str, source: Source, message: str | None, is_absent: bool) -> None:
-        """Show the current value."""
+        """Show the current value of the setting."""
         self._is_drawing = True
         try:
             self.input.value = shown_as(self.input.value, text)
@@ -105,7 +107,7 @@ class Maker:
 
 
 def _input_of(spec: FieldSpec, make: Maker) -> Any:
-    """Make a checkbox, a list to choose from, or a line to type into, with the words it accepts."""
+    """Make a checkbox, a list of choices, or a text field with the words that it accepts."""
     words = choices(spec.info)
     if spec.is_switch or set(words) == {"true", "false"}:
         return make("Checkbox", "input", value=False, indent=False)
@@ -122,19 +124,19 @@ def _input_of(spec: FieldSpec, make: Maker) -> Any:
 
 
 def shown_as(value: object, text: str) -> object:
-    """Convert a field's text to the value of its input, to the type of its current value."""
+    """Convert a field's text to the value of its input, with the type of the current value."""
     if isinstance(value, bool):
         return text == "true"
     return float(text) if isinstance(value, float) else text
 
 
 def _name_of(spec: FieldSpec) -> str:
-    """Return the label; the key, which files and cells use, appears on hover."""
+    """Return the label. The key, which files and cells use, appears on hover."""
     return f'<span title="{html.escape(spec.key)}">{html.escape(label_of(spec.key))}</span>'
 
 
 def _notes_of(spec: FieldSpec, source: Source, message: str | None) -> str:
-    """Return the help, the source if it is not the default, and what is wrong."""
+    """Return the help, the source if it is not the default, and the error, if any."""
     parts = [f'<span style="{QUIET}">{html.escape(spec.description)}</span>']
     if source.layer is not Layer.DEFAULT:
         parts.append(f'<span style="{QUIET}">· <i>{html.escape(source.place)}</i></span>')

@@ -1,4 +1,4 @@
-"""The form of a configuration: every setting, checked while it is typed, and what it will cost.
+"""The form of a configuration: every setting, checked while it is typed, and the cost of a run.
 
 The form needs no input: `form.config` is available at once, so "Run all" never waits.
 """
@@ -25,10 +25,10 @@ NOT_MEASURED = "How long that takes, and how much memory, is measured before the
 
 
 class ConfigForm:
-    """A form, shown or not.
+    """A form, whether it is shown or not.
 
     Attributes:
-        view: its widgets; None if there is nobody to show them to.
+        view: the widgets of the form, or None if there is no notebook to show them.
     """
 
     def __init__(self, config: DeploymentConfig) -> None:
@@ -39,18 +39,19 @@ class ConfigForm:
 
     @property
     def config(self) -> DeploymentConfig:
-        """The configuration as the form currently is.
+        """The configuration with the current values of the form.
 
         Raises:
-            ConfigurationError: a sentence for each problem, so that no run starts.
+            ConfigurationError: if a value is wrong, so that no run starts; with a sentence per
+                problem.
         """
         return self._state.checked()
 
     def update(self, **settings: object) -> None:
-        """Set values from Python, as for `configure`, including `preset`; all or none.
+        """Set values from Python, as for `configure`, including `preset`: either all or none.
 
         Raises:
-            ConfigurationError: a value is wrong, or they contradict each other.
+            ConfigurationError: if a value is wrong, or the values contradict each other.
         """
         self._state.update(settings)
         self._changed()
@@ -61,10 +62,10 @@ class ConfigForm:
         self._changed()
 
     def measure(self) -> list[str]:
-        """Try a few steps of a run with these settings, without training anything.
+        """Measure a few steps of a run with these settings, without training it.
 
         Returns:
-            The forecast, or why there is none, in sentences; also shown in the form.
+            The forecast, or why there is none, in sentences, which are also shown in the form.
         """
         self._report(phrase("notebook.measuring_steps"))
         self._measured = (_what_costs(self._state.config), self._forecast())
@@ -72,7 +73,7 @@ class ConfigForm:
         return self._measured[1]
 
     def lines(self) -> list[str]:
-        """Return the form as text, without a notebook: what was set, what is wrong, the cost."""
+        """Return the form as text, for use without a notebook: changes, problems, and cost."""
         config = self._state.config
         given = [
             f"{key} = {format_value(config.value(key))}   ({source.place})"
@@ -116,7 +117,7 @@ class ConfigForm:
             return [redact(phrase("notebook.measurement_failed", error=error))]
 
     def _doubt(self) -> list[str]:
-        """Return what a terminal would ask about the data; here, a box of the form answers it."""
+        """Return the question on the data that a terminal would ask. A box of the form shows it."""
         try:
             check_meant(self._state.config.data)
         except UnconfirmedDataError as error:
@@ -124,7 +125,7 @@ class ConfigForm:
         return []
 
     def _cost(self) -> list[str]:
-        """Return what is known at once, and what was measured if it was with these settings."""
+        """Return the known costs, and the measured ones if these are of the same settings."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, NOT_MEASURED]
@@ -138,9 +139,10 @@ class ConfigForm:
 
 
 class Edits:
-    """The last changes in a form of this kernel, so that a second "Run all" does not undo them.
+    """The last changes in a form of this kernel, which a second "Run all" does not undo.
 
-    An edit holds as long as the cell gives its setting the same value as when the edit was made.
+    An edit stays valid as long as the cell gives its setting the same value as when the edit was
+    made.
     """
 
     def __init__(self) -> None:
@@ -149,13 +151,13 @@ class Edits:
         self._base_values: dict[str, object] = {}
 
     def keep(self, state: FormState) -> None:
-        """Remember the current changes of the form."""
+        """Store the current changes of the form."""
         self._preset, self._values = state.preset, dict(state.edits)
         keys = [*state.edits, *_keys_of(state.preset)]
         self._base_values = {key: state.base.value(key) for key in keys}
 
     def of(self, config: DeploymentConfig) -> dict[str, object]:
-        """Return the changes that also hold for a configuration."""
+        """Return the changes that are also valid for a configuration."""
         held = {
             key for key, base_value in self._base_values.items() if config.value(key) == base_value
         }
@@ -171,8 +173,8 @@ _EDITS = Edits()
 def show_form(config: DeploymentConfig) -> ConfigForm:
     """Show the form of a configuration below the cell, without waiting for input.
 
-    Earlier changes in the form, in this kernel, are applied again as long as the cell says the
-    same. Without a notebook, or without ipywidgets, the form is printed as text.
+    Earlier changes in the form in this kernel are applied again as long as the cell gives the same
+    values. Without a notebook, or without ipywidgets, the form is printed as text.
     """
     form = ConfigForm(config)
     try:
@@ -188,7 +190,7 @@ def show_form(config: DeploymentConfig) -> ConfigForm:
 
 
 def _describe(secret: SecretLookup) -> str:
-    """Return whether there is a secret, and where; never the secret itself."""
+    """Return a text on whether a secret was found, and where, but never the secret itself."""
     where = MISSING if secret.place == MISSING else f"found ({secret.place})"
     return f"{secret.name}: {where}"
 

@@ -1,4 +1,4 @@
-"""Groups of settings that a form shows together, from the configuration's own schema."""
+"""Groups of settings that a form shows together, from the schema of the configuration."""
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
@@ -34,7 +34,7 @@ _LOOKS = ("validation_", "log_frequency", "early_stopping", "metrics_sinks")
 
 
 def groups() -> dict[str, list[str]]:
-    """Return group → canonical keys, for every setting."""
+    """Return the canonical keys of each group, for all settings."""
     by_title: dict[str, list[str]] = {}
     for key in FIELDS:
         by_title.setdefault(_title(key), []).append(key)

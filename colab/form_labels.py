@@ -1,4 +1,4 @@
-"""Labels of settings and of their groups in a form: plain words, next to the keys of a file."""
+"""Labels of settings and of their groups in a form: plain words, shown next to the keys."""
 
 LABELS = {
     "backup.allow_missing_place": "Train without a backup destination",

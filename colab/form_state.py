@@ -1,7 +1,7 @@
-"""The state of a form: a configuration, what the user changed in it, and what is wrong with that.
+"""The state of a form: a configuration, the user's changes, and the errors in them.
 
-Does not know widgets. A value is accepted as typed, or refused with the field's sentence; it is
-never changed to the nearest valid one.
+This module does not depend on widgets. A value is accepted as typed, or refused with the field's
+sentence, but never changed to the nearest valid one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,13 +29,14 @@ class FormState:
     """A configuration that is being changed.
 
     Attributes:
-        base: what the form began with.
-        preset: the preset that was chosen in the form; None: none was.
-        edits: the values that were set here, by canonical key.
-        wrong: key → the text that its field does not accept, and the sentence that says so.
-        refusal: why the edits contradict each other; None if they do not.
+        base: the configuration with which the form began.
+        preset: the preset that was chosen in the form, or None.
+        edits: the values that were set in the form, by canonical key.
+        wrong: for each key with a wrong value, the text that its field does not accept, and the
+            sentence that says so.
+        refusal: why the edits contradict each other, or None if they do not.
         keys_of_refusal: the settings that texts of the refusal name, by text.
-        config: `base` with preset and edits, from when they were last consistent.
+        config: `base` with preset and edits, as of when they were last consistent.
     """
 
     base: DeploymentConfig
@@ -50,7 +51,7 @@ class FormState:
         self._rebuild()
 
     def text(self, key: str) -> str:
-        """Return the text in the field of a canonical key, secrets masked."""
+        """Return the text in the field of a canonical key, with secrets masked."""
         if key in self.wrong:
             return self.wrong[key][0]
         if self.refusal is not None and key in self.edits:
@@ -70,13 +71,13 @@ class FormState:
         return switch in SCHEMA.fields and not self.config.value(switch)
 
     def is_shown(self, key: str) -> bool:
-        """Return whether a setting could have an effect; one that the user set is always shown."""
+        """Return whether a setting could have an effect. One that the user set is always shown."""
         if key in self.wrong or self.source(key).layer is not Layer.DEFAULT:
             return True
         return not self.is_absent(key) and has_effect(self.config, SCHEMA.fields[key])
 
     def enter(self, key: str, text: str) -> None:
-        """Apply what was typed into the field of a canonical key."""
+        """Apply the text that was typed into the field of a canonical key."""
         if text == self.text(key):
             return
         self.wrong.pop(key, None)
@@ -86,16 +87,16 @@ class FormState:
             self.wrong[key] = (redact(text), str(error))
 
     def choose(self, preset: str | None) -> None:
-        """Apply a preset's settings, below those that were set by hand; None: no choice."""
+        """Apply a preset's settings, below those set by hand. None removes the choice."""
         self.preset = preset
         self._rebuild()
 
     def update(self, settings: Mapping[str, object]) -> None:
-        """Set values from Python, under any spelling; `preset` is one of them.
+        """Set values from Python, under any spelling of their keys, including `preset`.
 
         Raises:
-            ConfigurationError: a value is wrong, or they contradict each other; nothing has
-                changed.
+            ConfigurationError: if a value is wrong, or the values contradict each other. Nothing is
+                changed then.
         """
         before = self.preset, dict(self.edits)
         given = [(s.key, s.value) for s in flatten(settings, SCHEMA, lambda _: _source("form"))]
@@ -110,21 +111,21 @@ class FormState:
             self.wrong.pop(key, None)
 
     def reset(self) -> None:
-        """Reset to what the form began with."""
+        """Reset the form to the configuration with which it began."""
         self.preset = None
         self.edits.clear()
         self.wrong.clear()
         self._rebuild()
 
     def problems(self) -> list[str]:
-        """Return everything that keeps a run from starting, one sentence each."""
+        """Return all problems that keep a run from starting, one sentence each."""
         sentences = [sentence for _, sentence in self.wrong.values()]
         if self.refusal is not None:
             return [*sentences, self.refusal]
         return [*sentences, *problems_of(self.config)]
 
     def messages(self) -> dict[str, str]:
-        """Return the message next to each field: its own sentence, or one that names it."""
+        """Return the message next to each field: its own sentence, or one that names the field."""
         beside = {key: sentence for key, (_, sentence) in self.wrong.items()}
         with recorded_settings() as keys:
             sentences = self.problems()[len(self.wrong) :]
@@ -138,18 +139,18 @@ class FormState:
         """Return the configuration, if a run can start with it.
 
         Raises:
-            ConfigurationError: a sentence for each problem.
+            ConfigurationError: if there are problems; with a sentence for each.
         """
         if problems := self.problems():
             raise ConfigurationError("; ".join(problems))
         return self.config
 
     def changes(self) -> dict[str, object]:
-        """Return what the form adds to what it began with, as `configure` accepts it."""
+        """Return the changes in the form, in the form that `configure` accepts."""
         return {setting.key: setting.value for setting in self._settings()}
 
     def _put(self, key: str, value: Any) -> None:
-        """Set one value from Python, as far as it can be checked by itself."""
+        """Set one value from Python, as far as it can be checked alone."""
         if key == PRESET:
             self.preset = value
             return
@@ -159,7 +160,7 @@ class FormState:
         self.edits[key] = value if spec.is_switch else spec.section.check_value(spec.name, value)
 
     def _take(self, key: str, value: object) -> None:
-        """Keep a value, unless it would hold without being set."""
+        """Store a value, unless the setting has this value anyway."""
         self.edits.pop(key, None)
         self._rebuild()
         if self.refusal is not None or self.config.value(key) != value:
@@ -186,7 +187,7 @@ class FormState:
 
 
 def _named_in(sentence: str, keys: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield the settings that a sentence names, first its own, then those of texts inside it."""
+    """Yield the settings that a sentence names: first its own, then those of texts inside it."""
     for text in sorted(keys, key=len, reverse=True):
         if text in sentence:
             yield from (key for key in keys[text] if key in SCHEMA.fields)
@@ -201,10 +202,10 @@ def _as_text(value: object) -> str:
 
 
 def _value_of(spec: FieldSpec, text: str) -> object:
-    """Return the value that a text means for a field.
+    """Convert a text to the value of a field.
 
     Raises:
-        ConfigurationError: the field does not accept it, or it looks like a secret.
+        ConfigurationError: if the field does not accept the text, or it looks like a secret.
     """
     if MASK in text or redact(text) != text:
         raise ConfigurationError("notebook.secret_in_form", setting=Named(spec.key))

@@ -1,4 +1,4 @@
-"""The form as widgets: presets, a few settings, all others in groups, and what it will cost."""
+"""The form as widgets: presets, a few settings, all others in groups, and the cost of a run."""
 
 import html
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ RIGHT = "color:#188038"
 
 @dataclass(frozen=True)
 class FormActions:
-    """The actions of a user in a form."""
+    """The actions that a user can take in a form."""
 
     enter: Callable[[str, str], None]
     choose: Callable[[str | None], None]
@@ -32,11 +32,11 @@ class FormView:
     """The widgets of one form.
 
     Args:
-        secrets: which secrets exist, and which are missing; never their values.
+        secrets: texts on which secrets exist and which are missing, without their values.
 
     Attributes:
-        rows: by canonical key.
-        presets, reset, measure: the list to choose from and the buttons.
+        rows: the rows by canonical key.
+        presets, reset, measure: the list of presets and the buttons.
         box: the widget of the whole form.
     """
 
@@ -82,12 +82,12 @@ class FormView:
         ]
 
     def _all_settings(self, widgets: Any) -> object:
-        """Return every setting in its group; the basic ones appear again, as the same widgets."""
+        """Return all settings in their groups. The basic ones appear again, as the same widgets."""
         inner = _accordion(widgets, {title_of(g): box for g, (box, _) in self._groups.items()})
         return _accordion(widgets, {f"All {len(FIELDS)} settings": inner})
 
     def draw(self, state: FormState, cost: list[str]) -> None:
-        """Show the current values."""
+        """Show the current values of the form."""
         messages = state.messages()
         for key, row in self.rows.items():
             message, is_absent = messages.get(key), state.is_absent(key)
@@ -109,7 +109,7 @@ class FormView:
         return tuple(self.rows[key].box for key in keys if state.is_shown(key))
 
     def draw_cost(self, lines: list[str]) -> None:
-        """Show what the run will cost."""
+        """Show the lines on what the run will cost."""
         text = "<br>".join(html.escape(redact(line)) for line in lines)
         self._cost.value = f'<div style="{DENSE}">{text}</div>'
 
@@ -135,7 +135,7 @@ def _quiet(text: str) -> str:
 
 
 def _status(state: FormState) -> str:
-    """Return whether a run can start, and if not, why."""
+    """Return a text on whether a run can start, and if not, why."""
     problems = state.problems()
     if problems:
         listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
@@ -146,7 +146,7 @@ def _status(state: FormState) -> str:
 
 
 def _line(state: FormState) -> str:
-    """Return the changes as the cell would write them: a form forgets, a notebook does not."""
+    """Return the changes as code for the cell, since the notebook keeps code but no form."""
     changes = state.changes()
     if not changes:
         return ""

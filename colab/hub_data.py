@@ -19,16 +19,16 @@ ADVICE = "check the name; for what is not public, set HF_TOKEN to a token that m
 def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> Path:
     """Download the file of `hf://datasets/OWNER/NAME[@REVISION]/PATH` into `folder`.
 
-    huggingface_hub downloads it, but compares only the size. So the commit is fixed at the
-    beginning, and the bytes are compared with the hash that the Hub reports.
+    huggingface_hub compares only the size of the download. So the commit is fixed at the beginning,
+    and the bytes are compared with the hash that the Hub reports.
 
     Args:
-        endpoint: address of the Hub; None: huggingface_hub's default.
+        endpoint: the address of the Hub; by default, that of huggingface_hub.
 
     Raises:
-        ValueError: the address does not name a file.
-        DataError: the Hub does not provide it, or its bytes do not match its hash.
-        StorageError: the disk has too little free space.
+        ValueError: if the address does not name a file.
+        DataError: if the Hub does not provide the file, or its bytes do not match its hash.
+        StorageError: if the disk has too little free space.
     """
     why = phrase("notebook.hub_files")
     hub, errors = require("huggingface_hub", why), require("huggingface_hub.errors", why)
@@ -57,7 +57,7 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
 
 
 def _git_hash(path: Path) -> str:
-    """Return the hash that git, and so the Hub, gives a file outside large-file storage."""
+    """Return the hash by which git, and so the Hub, names a file outside large-file storage."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -66,11 +66,11 @@ def _git_hash(path: Path) -> str:
 
 
 def save_hub_dataset(name: str, folder: Path) -> None:
-    """Write the dataset `OWNER/NAME[:CONFIGURATION][@SPLIT]` into `folder`, whole or not at all.
+    """Write all of the dataset `OWNER/NAME[:CONFIGURATION][@SPLIT]` into `folder`, or nothing.
 
     Raises:
-        ValueError: there is no such dataset, configuration or split.
-        StorageError: the disk has too little free space.
+        ValueError: if there is no such dataset, configuration or split.
+        StorageError: if the disk has too little free space.
     """
     dataset = load_huggingface(name)
     require_free_space(name, folder.parent, dataset.data.nbytes)

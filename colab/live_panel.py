@@ -1,8 +1,8 @@
-"""The live panel: a run below the cell, redrawn in place by the cell's own thread.
+"""The live panel, which shows a run below the cell and is redrawn by the cell's own thread.
 
-It reads only the run's directory, so a run in the cell, in a separate process, or started by
-someone else looks the same. A failure in the panel is reported once and switches it off: displaying
-never stops a run.
+The panel reads only the run's directory, so a run in the cell, in a separate process, or of another
+user looks the same. A failure in the panel is reported once and switches the panel off, but never
+stops a run.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class CellOutput:
-    """One output of the running cell; what is shown later replaces what was shown before."""
+    """One output of the running cell. Later content replaces earlier content."""
 
     def __init__(self) -> None:
         self._handle = None
@@ -42,13 +42,13 @@ class CellOutput:
 
 
 class LivePanel:
-    """A display of a run, at most once a second, and using at most a hundredth of the time.
+    """A display of a run, drawn at most once a second, and in at most a hundredth of the time.
 
     Args:
         run_path: the run's directory.
         advice: what the user can do while the run trains.
-        output: where it is shown.
-        clock, cpu_clock: return seconds; cpu_clock those of the calling thread's processor time.
+        output: the output in which the panel is shown.
+        clock, cpu_clock: return the time in seconds, and the processor time of the calling thread.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class LivePanel:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is nothing more to see: the run has ended, or cannot be shown."""
+        """True if the run has ended, or cannot be shown."""
         return self._best_effort.is_off(PANEL) or (self._run is not None and self._run.has_ended)
 
     def look(self) -> None:
-        """Draw the run in its current state if that is due."""
+        """Draw the run in its current state if the next drawing is due."""
         if self._clock() >= self._next_look:
             self._best_effort.attempt(PANEL, self._draw)
 
@@ -84,7 +84,7 @@ class LivePanel:
         self.look()
 
     def close(self) -> None:
-        """Draw the run after the last step; it continues until its model is saved and measured."""
+        """Draw the run after the last step, before its model is saved and measured."""
         self._best_effort.attempt(PANEL, self._draw)
 
     def finish(self) -> None:

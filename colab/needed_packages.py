@@ -1,8 +1,8 @@
-"""What Temper needs in addition to the packages of a notebook's environment.
+"""The packages that Temper needs in addition to those of a notebook's environment.
 
-Existing packages that work are kept, whatever their version: a kernel has loaded some of them, and
-Colab's own packages fit each other. Missing packages are installed in the versions of the tested
-column. Uses the standard library, and `packaging` inside the functions.
+Existing packages that work are kept, whatever their version, because a kernel has loaded some of
+them, and Colab's own packages fit each other. Missing packages are installed in the versions of the
+tested column. This module uses the standard library, and `packaging` inside the functions.
 """
 
 import importlib.metadata
@@ -32,12 +32,12 @@ DATASETS_FOR_UNSLOTH = "datasets==3.6.0"
 
 @dataclass(frozen=True)
 class Needed:
-    """What must be installed, and what must stay unchanged meanwhile.
+    """The packages to install, and those that must stay unchanged meanwhile.
 
     Attributes:
-        lines: requirements for pip.
-        held: constraints for pip: packages of the column that are installed.
-        alone: requirements that are installed without their dependencies, after the others.
+        lines: the requirements for pip.
+        held: the constraints for pip, which are the installed packages of the column.
+        alone: the requirements that are installed without their dependencies, after the others.
     """
 
     lines: tuple[str, ...]
@@ -46,10 +46,10 @@ class Needed:
 
 
 def needed(column: Column, with_unsloth: bool) -> Needed:
-    """Return what this environment lacks.
+    """Return the packages that this environment lacks.
 
     Raises:
-        InstallError: one of `HELD` is installed in a version that Temper does not work with.
+        InstallError: if one of `HELD` is installed in a version with which Temper does not work.
     """
     requirements = requirement_lines()
     base = {name_of(line): line for line in requirements[""]}
@@ -86,12 +86,13 @@ def needed_by_unsloth() -> tuple[str, ...]:
 
 
 def requirement_lines(root: Path = ROOT) -> dict[str, list[str]]:
-    """Return Temper's requirements by extra ("": those that nothing works without).
+    """Return Temper's requirements by extra; "" has those that are always needed.
 
-    They are read from the files of this checkout if there is one, else from the installed metadata.
+    They are read from the files of this checkout if there is one, or else from the installed
+    metadata.
 
     Raises:
-        InstallError: neither exists.
+        InstallError: if neither exists.
     """
     if (root / "pyproject.toml").is_file():
         return _of_checkout(root)
@@ -122,14 +123,14 @@ def _of_checkout(root: Path) -> dict[str, list[str]]:
 
 
 def name_of(line: str) -> str:
-    """Return the package of a requirement."""
+    """Return the name of the package in a requirement."""
     from packaging.requirements import Requirement
 
     return Requirement(line).name
 
 
 def is_unmet(line: str) -> bool:
-    """Return whether a requirement is not met here; a bare name accepts any version."""
+    """Return whether this environment lacks a requirement. A bare name accepts any version."""
     from packaging.requirements import Requirement
 
     requirement = Requirement(line)
@@ -138,7 +139,7 @@ def is_unmet(line: str) -> bool:
 
 
 def installed_version(name: str) -> str | None:
-    """Return the installed version of a package; None: not installed, or its metadata is broken."""
+    """Return the installed version of a package, or None if there is none or it is broken."""
     try:
         return importlib.metadata.version(name)
     except (importlib.metadata.PackageNotFoundError, KeyError):

@@ -1,6 +1,6 @@
-"""What the live panel shows of a run: the dashboard's parts, small enough for a cell's output.
+"""The content of the live panel: the dashboard's parts, small enough for a cell's output.
 
-It takes text color and background from the surrounding notebook, light or dark.
+The panel takes text color and background from the surrounding notebook, light or dark.
 """
 
 from infrastructure.core.messages import phrase
@@ -73,7 +73,7 @@ def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: f
     Args:
         saved: the newest checkpoint on this machine.
         advice: what the user can do while the run trains.
-        now: unix time.
+        now: the current Unix time.
     """
     parts = [
         head(view),
@@ -94,7 +94,7 @@ def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: f
 
 
 def panel_text(view: RunView, saved: SavedCheckpoint | None) -> str:
-    """Return the same in two lines, if HTML cannot be shown."""
+    """Return the panel as two lines of text, for use if HTML cannot be shown."""
     here = f"saved: step {saved.step}" if saved else phrase("notebook.nothing_saved_yet")
     return f"{view['title']}: {status_line(view)}\n{here}; {view['backup']['text']}"
 
@@ -108,7 +108,7 @@ def head(view: RunView) -> Markup:
 
 
 def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> list[Markup]:
-    """Return tiles of what is safe: the newest confirmed backup, and what is saved here."""
+    """Return tiles on the newest confirmed backup, and on the newest checkpoint on this machine."""
     copy, tiles = view["backup"], []
     if copy["place"] is not None:
         place = f"at {clip(copy['place'], MAX_PLACE_CHARACTERS)}"

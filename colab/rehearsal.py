@@ -1,8 +1,8 @@
-"""A rehearsal of the worst case: the machine that trains is gone, with its whole disk.
+"""A rehearsal of the worst case, the loss of the machine that trains, with its whole disk.
 
-The process that trains and its helpers are killed (SIGKILL: none of them can react), and the run's
-directory is moved away, as if the disk were gone. Only the backup destination is left, as after a
-runtime that was taken away.
+The process that trains and its helpers are killed with SIGKILL, to which they cannot react, and the
+run's directory is moved away, as if the disk were gone. Only the backup destination is left, as
+after the loss of a runtime.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ def rehearse_disconnect(
     """Train `config` in a separate process until `at_step` is backed up, then kill the machine.
 
     Nothing is really lost: the run's directory is in `lost-machines/` next to the runs, for
-    comparison. A run that was taken away before, or is finished, is left unchanged, so that the
+    comparison. A run that was already moved there, or is finished, is left unchanged, so that the
     cell can run again.
 
     Raises:
-        ValueError: `config` has no backup destination, so nothing would be left; or it cannot be
-            trained.
-        RunFailedError: the training ended before it began.
-        TimeoutError: the step was not backed up in time, or the training ended before it was.
+        ValueError: if `config` has no backup destination, so that nothing would be left, or cannot
+            be trained.
+        RunFailedError: if the process ended before the training began.
+        TimeoutError: if the step was not backed up in time, or the training ended before that.
     """
     if config.backup.place is None:
         raise ValueError("backup.place is not set: without the machine nothing would be left")
@@ -58,7 +58,7 @@ def rehearse_disconnect(
 
 
 def _elsewhere(config: DeploymentConfig) -> DeploymentConfig:
-    """Return the same configuration for runs among the lost machines."""
+    """Return the same configuration for runs in the folder of the lost machines."""
     folder = str(Path(config.output_dir) / LOST_FOLDER)
     return config.changed([Setting("output_dir", folder, Source(Layer.KEYWORD, "rehearsal"))])
 
@@ -77,7 +77,7 @@ def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_second
 
 
 def _pid_of(path: Path) -> int | None:
-    """Return the living process that trains the run."""
+    """Return the process ID of the living process that trains the run, or None."""
     trainer = read_trainer(path)
     return trainer.pid if trainer is not None and trainer.is_alive else None
 

@@ -1,8 +1,8 @@
-"""Release a Colab runtime, so that it costs nothing more, once everything of a run is safe.
+"""The release of a Colab runtime, so that it costs nothing more, once a run is safe.
 
-Everything on the runtime's disk is lost with it. So it is released only after the backup
-destination has confirmed the newest checkpoint and the trained model again. Otherwise it stays, and
-one sentence says why.
+Everything on the runtime's disk is lost with the runtime. So it is released only after the backup
+destination has confirmed the newest checkpoint and the trained model again. Otherwise it is kept,
+and one sentence says why.
 """
 
 import importlib
@@ -34,14 +34,14 @@ def release_runtime(
     """End this Colab session once the last checkpoint and the trained model are known to be safe.
 
     Args:
-        run: the run's name or directory; None: the newest in `output_dir`.
-        seconds: longest wait for the checkpoint to be confirmed, and again for the model.
+        run: the run's name or directory; by default, the newest in `output_dir`.
+        seconds: the longest wait for the checkpoint to be confirmed, and again for the model.
 
     Returns:
-        Whether the runtime was released; if not, the reason was printed.
+        True if the runtime was released. If not, the reason is printed.
 
     Raises:
-        ValueError: there is no such run.
+        ValueError: if there is no such run.
     """
     run_directory, _ = find_run(None if run is None else str(run), Path(output_dir))
     if platform() is not Platform.COLAB:
@@ -54,14 +54,14 @@ def release_runtime(
 
 
 def make_sure(run: RunDirectory, seconds: float) -> str:
-    """Have the backup destination confirm the newest checkpoint and any trained model again.
+    """Let the backup destination confirm the newest checkpoint and any trained model again.
 
     Returns:
-        One sentence: what is safe, and where.
+        A sentence on what is safe, and where.
 
     Raises:
-        StorageError: it is not known to be safe; says what is missing.
-        ValueError: the run's record cannot be read, or names no backup destination.
+        StorageError: if they are not known to be safe; the message says what is missing.
+        ValueError: if the run's record cannot be read, or names no backup destination.
     """
     if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):
         raise StorageError(f"run {run.run_id} is being trained")
@@ -130,7 +130,7 @@ def _unassign(run: RunDirectory) -> bool:
 
 
 def _options_of(run: RunDirectory) -> BackupConfig:
-    """Return section `backup` as recorded; without a destination, the one of the last backup."""
+    """Return the recorded section `backup`, by default with the destination of the last backup."""
     options = place_options(run.read_settings())
     return options.copy_with(place=options.place or last_place(run.checkpoints))
 

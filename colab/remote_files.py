@@ -1,7 +1,7 @@
-"""Remote files that can be read from any byte on: on the web, shared on Google Drive, mounted.
+"""Remote files that can be read from any byte on: on the web, on Google Drive, on a mount.
 
-A failure that can be retried is a ConnectionError; one that will not get better is a DataError that
-says what to do. Only the non-secret part of an address is ever shown.
+A failure that can be retried raises a ConnectionError. A permanent failure raises a DataError that
+says what to do. Only the part of an address that is not secret is ever shown.
 """
 
 import abc
@@ -47,7 +47,7 @@ DRIVE_ADVICE = (
 
 
 class FileChangedError(ConnectionError):
-    """What has arrived so far is from another version than what would come next."""
+    """An error for a remote file that changed, so that its next bytes do not fit those received."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,12 @@ class Opened:
     """A remote file, from byte `start` on.
 
     Attributes:
-        name: its remote name; not yet safe for a path.
-        size_bytes: the size of the whole file; None: unknown.
-        version: the same as long as the bytes are the same; None: unknown.
-        start: where `chunks` begin; 0 if the file cannot be read from another byte on.
-        end_is_known: whether an interrupted transfer can be told from a complete one.
+        name: the remote name, which is not yet safe for a path.
+        size_bytes: the size of the whole file, or None if unknown.
+        version: a text that is equal as long as the bytes are equal, or None if unknown.
+        start: the offset at which `chunks` begin; 0 if the file can only be read from its
+            beginning.
+        end_is_known: whether an interrupted transfer can be distinguished from a complete one.
     """
 
     name: str
@@ -71,12 +72,12 @@ class Opened:
 
 
 class RemoteFile(abc.ABC):
-    """A file that is read from elsewhere.
+    """A file that is read from another place.
 
     Attributes:
-        identity: the same for the same source; may contain secrets.
-        shown: the name for users.
-        advice: what to do if it gives a page, or nothing, instead of data.
+        identity: a text that is equal for equal sources; it may contain secrets.
+        shown: the name to show to users.
+        advice: what to do if the source returns a page, or nothing, instead of data.
     """
 
     identity: str
@@ -88,12 +89,13 @@ class RemoteFile(abc.ABC):
         """Open the file from byte `start` on, or from the first if its version is not `version`.
 
         Raises:
-            ConnectionError: it broke off, or does not respond; also while chunks are read.
-            DataError: there is no such file, or no access to it.
+            ConnectionError: if the connection breaks, or the source does not respond; also while
+                chunks are read.
+            DataError: if there is no such file, or no access to it.
         """
 
     def version_now(self) -> str | None:
-        """Return the version, if that takes no time; None: the file is remote."""
+        """Return the current version if that is known without a request, or None."""
         return None
 
 
@@ -103,10 +105,10 @@ def _trusted() -> ssl.SSLContext:
 
 
 class WebFile(RemoteFile):
-    """What an http(s) address returns.
+    """The file at an http(s) address.
 
     Args:
-        silence_seconds: how long the server may send nothing.
+        silence_seconds: the longest time for which the server may send nothing.
     """
 
     advice = PAGE_ADVICE
@@ -179,9 +181,9 @@ class WebFile(RemoteFile):
 class DriveFile(WebFile):
     """A file that is shared on Google Drive.
 
-    gdown reads the pages that Drive shows before a large file, and those that it shows instead of
-    one. The transfer is Temper's own, because gdown 5 takes an error page for the file, waits
-    forever, and appends whatever comes to what it already has.
+    gdown reads the pages that Drive shows before a large file, or instead of it. The transfer is
+    Temper's own, because gdown 5 mistakes an error page for the file, has no time limit, and
+    appends any response to the bytes that it already has.
 
     Args:
         file_id: the id in the link.
@@ -212,7 +214,7 @@ class DriveFile(WebFile):
     def _file(
         self, client: httpx.Client, address: str, start: int, version: str | None, most_pages: int
     ) -> Iterator[httpx.Response]:
-        """Yield the file itself, behind the pages before it."""
+        """Yield the file itself, after the pages that Drive shows before it."""
         with self._request(client, address, start, version) as response:
             if not _is_page(response):
                 yield response
@@ -247,7 +249,7 @@ class MountedFile(RemoteFile):
     """A file on a mounted Drive.
 
     Args:
-        silence_seconds: how long the mount may take to respond.
+        silence_seconds: the longest time that the mount may take to respond.
     """
 
     advice = "look at it on drive.google.com"
@@ -272,7 +274,7 @@ class MountedFile(RemoteFile):
             return None
 
     def is_folder(self) -> bool:
-        """Return whether it is a folder, as far as the mount responds."""
+        """Return whether the path is that of a folder, if the mount responds."""
         try:
             return self._query(self.path.is_dir)
         except (ConnectionError, DataError):
@@ -291,7 +293,7 @@ class MountedFile(RemoteFile):
             raise FileChangedError("it was changed while it was read")
 
     def _query(self, question: Callable[[], Answer]) -> Answer:
-        """Return the result of a file operation; on a dead mount it would hang forever."""
+        """Return the result of a file operation within a time limit, as a dead mount would hang."""
         try:
             return within(self.silence_seconds, question)
         except FileNotFoundError as error:
@@ -306,7 +308,7 @@ class MountedFile(RemoteFile):
 
 
 def opened(response: httpx.Response) -> Opened:
-    """Return what a server's response provides."""
+    """Return the file that a server's response provides."""
     headers = response.headers
     part = RANGE.fullmatch(headers.get("Content-Range", ""))
     is_part = response.status_code == HTTPStatus.PARTIAL_CONTENT and part is not None
@@ -329,7 +331,9 @@ def opened(response: httpx.Response) -> Opened:
 
 
 def _continues(response: httpx.Response, start: int, version: str | None) -> bool:
-    """Return whether a response to a request for a part can be used; it may also be the whole file.
+    """Return whether a response to a request for a part can be used.
+
+    The response may also be the whole file.
 
     Servers and caches that ignore If-Range send the end of another version, so the version of the
     response decides, not the status code.
@@ -352,7 +356,7 @@ def _is_page(response: httpx.Response) -> bool:
 
 
 def _name(response: httpx.Response) -> str:
-    """Return the server's name for the file; one without an extension gets that of its type."""
+    """Return the server's name for the file, with the extension of its type if it has none."""
     message = Message()
     message["Content-Disposition"] = response.headers.get("Content-Disposition", "")
     last_of_address = unquote(response.url.path).rpartition("/")[2]
@@ -363,7 +367,7 @@ def _name(response: httpx.Response) -> str:
 
 @contextmanager
 def _addresses_not_logged() -> Iterator[None]:
-    """Keep httpx from logging whole addresses, whose queries may be secrets."""
+    """Keep httpx from logging complete addresses, whose queries may contain secrets."""
     logger = logging.getLogger("httpx")
 
     def hide(_record: logging.LogRecord) -> bool:

@@ -1,6 +1,6 @@
-"""What a cell shows besides training: the data before it, the model and the report after it.
+"""The output of cells before and after training: the data, the model and the report.
 
-Without a notebook, the same is printed as text.
+Without a notebook, the same content is printed as text.
 """
 
 import html
@@ -50,7 +50,7 @@ NUM_PREVIEWED = 2
 
 
 def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
-    """Write conversations to try things out with, and print where; they are always the same."""
+    """Write sample conversations to a file, and print its path. They are always the same."""
     written = write_sample_chats(Path(path).absolute())
     first = written.read_text(encoding="utf-8").partition("\n")[0]
     print(f"{written} begins with\n{first}")
@@ -59,12 +59,12 @@ def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
 
 @speaking(as_cell)
 def show_data(config: DeploymentConfig) -> None:
-    """Read the data as the training will, and show what was found and which tokens are trained.
+    """Read the data as the training will, and show the rows and the tokens that are trained.
 
-    What is prepared here is kept: the training does not prepare it again.
+    The prepared data is kept, so the training does not prepare it again.
 
     Raises:
-        ValueError: the data or the model cannot be used.
+        ValueError: if the data or the model cannot be used.
     """
     trainer = TrainerFactory().for_run(config.changed([]), "transformers")
     trainer.initialize_model()
@@ -85,7 +85,7 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
     """Show the report of the run in the directory `run` below the cell.
 
     Raises:
-        ValueError: there is no report yet.
+        ValueError: if there is no report yet.
     """
     path = Path(run) / REPORT_FILE
     if not path.is_file():
@@ -98,15 +98,15 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
 
 @speaking(as_cell)
 def show_quantum_steps(run: str | Path) -> list[Record]:
-    """Show what the quantum steps of a run decided: the report's section, or a line for each step.
+    """Show the decisions of a run's quantum steps, as the section of the report.
 
-    Without a notebook, lines are printed.
+    Without a notebook, a line is printed for each step.
 
     Returns:
         A record of each step.
 
     Raises:
-        ValueError: the run has made no quantum steps.
+        ValueError: if the run has made no quantum steps.
     """
     records = read_records(Path(run))
     if not records:
@@ -125,15 +125,15 @@ def show_quantum_steps(run: str | Path) -> list[Record]:
 
 @speaking(as_cell)
 def show_stacks(run: str | Path) -> list[dict[str, object]]:
-    """Show which layers of a block-wise training trained when, and the loss by phase.
+    """Show the trained layers and the loss of each phase of a block-wise training run.
 
-    This is the report's section on it; without a notebook, a line is printed for each phase.
+    This is the section of the report. Without a notebook, a line is printed for each phase.
 
     Returns:
         For each phase its name, first and last step, and the last loss, or None if there is none.
 
     Raises:
-        ValueError: the run's training is not block-wise.
+        ValueError: if the run's training is not block-wise.
     """
     view = read_view(Path(run))
     _, phases = stacks_of(view)
@@ -162,12 +162,13 @@ def ask(
 
     Args:
         model: a finished run, its `final/`, any model folder, or a Hub name.
-        questions: in plain words; prompt formats and chat templates are added as in training.
-        max_tokens: the longest answer.
-        system: the system prompt before each question, as in the training rows.
+        questions: the questions as plain text. Prompt formats and chat templates are added as in
+            training.
+        max_tokens: the maximum length of an answer in tokens.
+        system: the system prompt before each question, as in the training data.
 
     Raises:
-        ValueError: there is no such model, or it does not generate text.
+        ValueError: if there is no such model, or it does not generate text.
     """
     repair_model(Path(model))
     for note in notes_of_rounded(str(model)):
@@ -180,13 +181,13 @@ def ask(
 
 @speaking(as_cell)
 def evaluate(model: str | Path, data: str | Path, against: str | Path | None = None) -> Evaluation:
-    """Evaluate a trained model on `data` and show its loss and its answers, in total and by task.
+    """Evaluate a trained model on `data`, and show its loss and its answers, in total and by task.
 
     Args:
         against: a second model, which is evaluated on the same rows and compared.
 
     Raises:
-        ValueError: the model or the data cannot be used.
+        ValueError: if the model or the data cannot be used.
     """
     repair_model(Path(model))
     folder = Path(model).absolute().parent  # for a run's `final/`, this is the run
@@ -213,17 +214,19 @@ def export(
     An existing folder is kept and returned.
 
     Args:
-        step: the checkpoint's step; None: the newest.
-        part: `lora`, or `merged` with its base; auto: as it was trained.
-        bits: 16, 8 or 4 per weight; None: as trained.
+        step: the step of the checkpoint; by default, the newest.
+        part: `lora` for the adapter, `merged` for the LoRA merged with its base, `auto` for the
+            model as trained.
+        bits: 16, 8 or 4 bits per weight; by default, the trained format.
         file_format: safetensors, gguf, onnx or torch-export.
 
     Returns:
-        `exported/step-N` in the run; other options than the defaults are added to the name.
+        The folder `exported/step-N` in the run. Options that differ from the defaults are added to
+        its name.
 
     Raises:
-        ValueError: there is no such run or step; says which there are.
-        CheckpointError: the checkpoint is damaged.
+        ValueError: if there is no such run or step; the message says which there are.
+        CheckpointError: if the checkpoint is damaged.
     """
     named = str(run) if step is None else f"{Path(run).name}@{step}"
     run_directory, checkpoint = find_run(named, Path(run).parent)

@@ -1,6 +1,6 @@
-"""Where this process runs: on Colab, on Kaggle, in another notebook, or outside of notebooks.
+"""The platform of this process: Colab, Kaggle, another notebook, or outside of notebooks.
 
-Needs only Python: it is used before anything is installed.
+This module needs only Python, because it is used before anything is installed.
 """
 
 import os
@@ -17,7 +17,7 @@ KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"
 
 
 class Platform(StrEnum):
-    """Who provides the machine, and whether there is a notebook."""
+    """The provider of the machine, and whether there is a notebook."""
 
     COLAB = "colab"
     KAGGLE = "kaggle"
@@ -26,12 +26,12 @@ class Platform(StrEnum):
 
 
 def platform() -> Platform:
-    """Return where this process runs; the variable TEMPER_PLATFORM takes precedence.
+    """Return the platform of this process. The variable TEMPER_PLATFORM takes precedence.
 
     A `!command` and a script on a Colab machine also run on Colab.
 
     Raises:
-        ValueError: TEMPER_PLATFORM names no platform.
+        ValueError: if TEMPER_PLATFORM names no platform.
     """
     name = os.environ.get(VARIABLE, "").strip().lower()
     if name:
@@ -47,6 +47,6 @@ def has_browser() -> bool:
     """Return whether a page of Colab may respond to this process: consent, secrets, downloads.
 
     A script and a `!command` have no page. It is unknown whether the page is Colab's own or that of
-    another program that shows notebooks, so every request to it must have a time limit.
+    another program that shows notebooks, so every request to the page must have a time limit.
     """
     return platform() is Platform.COLAB and in_notebook_kernel()

@@ -1,8 +1,8 @@
-"""Secret tokens and addresses: they are found, given to the code that needs them, never shown.
+"""Secret tokens and addresses, which are given to the code that needs them and never shown.
 
-They are looked for in the environment, in the file that `hf auth login` writes, and in Colab's
-secrets (the key at the left edge of its page). Only Colab's own page answers this last request;
-elsewhere it stays open for ten seconds, so it is made only once in a session.
+Temper looks for them in the environment, in the file that `hf auth login` writes, and in Colab's
+secrets (the key at the left edge of its page). Only Colab's own page answers a request for its
+secrets. Elsewhere the request stays open for ten seconds, so it is made only once in a session.
 """
 
 import importlib
@@ -22,11 +22,11 @@ ENVIRONMENT, TOKEN_FILE, COLAB, MISSING = "environment", "token file", "Colab se
 
 @dataclass(frozen=True)
 class SecretLookup:
-    """The result of looking for a secret; its value is in no text of this object.
+    """The result of looking for a secret, whose value does not appear in the text of this object.
 
     Attributes:
         place: `environment`, `token file`, `Colab secrets`, or `not set`.
-        why: if it is missing, the reason from Colab.
+        why: the reason from Colab if the secret is missing.
     """
 
     name: str
@@ -40,7 +40,7 @@ class SecretLookup:
 
 @dataclass
 class _Colab:
-    """What is known about Colab's secrets in this session."""
+    """The state of the access to Colab's secrets in this session."""
 
     silent: str = ""  # why no more requests are made
 
@@ -52,8 +52,8 @@ def get_secret(name: str) -> str:
     """Return the value of a secret, such as `get_secret("HF_TOKEN")`.
 
     Raises:
-        MissingSecretError: it was not found; says where it can be set.
-        ValueError: `name` is not a valid name of a secret.
+        MissingSecretError: if the secret was not found; the message says where it can be set.
+        ValueError: if `name` is not a valid name of a secret.
     """
     secret = find_secret(name)
     if secret.place == MISSING:
@@ -66,9 +66,9 @@ def get_secret(name: str) -> str:
 
 
 def bring_secrets(names: Iterable[str] = SECRETS) -> list[SecretLookup]:
-    """Put the secrets that only Colab has into `os.environ`, where libraries look for them.
+    """Copy the secrets that only Colab has into `os.environ`, where libraries look for them.
 
-    A missing secret is reported in the result and is not an error: most runs need none.
+    A missing secret is reported in the result but is not an error, because most runs need none.
     """
     secrets = [find_secret(name) for name in names]
     for secret in secrets:
@@ -81,7 +81,7 @@ def find_secret(name: str) -> SecretLookup:
     """Look for a secret.
 
     Raises:
-        ValueError: `name` is not a valid name of a secret.
+        ValueError: if `name` is not a valid name of a secret.
     """
     if not name or any(letter.isspace() or letter == "=" for letter in name):
         raise ValueError(f"a secret has a name such as HF_TOKEN, not {name!r}")
@@ -93,7 +93,7 @@ def find_secret(name: str) -> SecretLookup:
 
 
 def _of_token_file() -> str:
-    """Return the token that `hf auth login` wrote, at the path that huggingface_hub documents."""
+    """Return the token that `hf auth login` wrote to the path that huggingface_hub documents."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = os.environ.get("HF_HOME") or f"{home}/huggingface"
     path = Path(os.environ.get("HF_TOKEN_PATH") or f"{folder}/token").expanduser()
@@ -119,7 +119,7 @@ def _of_colab(name: str) -> SecretLookup:
 
 
 def _why(error: Exception) -> str:
-    """Return what Colab's refusal means; its own words may hold anything and are not repeated."""
+    """Return the meaning of an error of Colab, without its own text, which may contain anything."""
     kind = type(error).__name__
     if kind == "SecretNotFoundError":
         return phrase("notebook.colab_secret_missing")

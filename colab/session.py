@@ -1,4 +1,4 @@
-"""One call at the start of a notebook: what is available, what outlives it, and the time left.
+"""The session of a notebook: what is available, what outlives the session, and the time left.
 
 session = colab.begin()
 config = colab.configure(**session.settings(), …)
@@ -34,13 +34,13 @@ KEPT = {
 
 @dataclass(frozen=True)
 class Session:
-    """A notebook's session.
+    """The session of a notebook.
 
     Attributes:
         project: the name of the folder on Drive.
-        place: what outlives the session; None: a backup destination was set in the environment, so
-            none was looked for.
-        secrets: where each was found, without their values.
+        place: the folder that outlives the session, or None if the environment sets a backup
+            destination.
+        secrets: where each secret was found, without its value.
     """
 
     project: str
@@ -52,8 +52,8 @@ class Session:
     def settings(self) -> dict[str, object]:
         """Return settings for `configure`; keys without a value are left out.
 
-        They are: where runs are written (a fast disk of this machine), where they are backed up,
-        and when the last checkpoint is due.
+        The settings are the output folder (on a fast disk of this machine), the backup destination,
+        and the deadline of the last checkpoint.
         """
         settings = {
             "output_dir": str(output_folder(self.project)),
@@ -63,7 +63,7 @@ class Session:
         return {key: value for key, value in settings.items() if value is not None}
 
     def lines(self) -> list[str]:
-        """Return lines for the user: the machine, what is kept, the time, the secrets."""
+        """Return lines for the user on the machine, the kept folder, the time, and the secrets."""
         machine = describe(detect(Path.cwd()))
         return [
             *machine,
@@ -90,13 +90,13 @@ class Session:
 def begin(project: str = "temper", use_drive: bool = True) -> Session:
     """Mount Drive if there is one, find the secrets, start the clock, and print what is available.
 
-    Nothing of this can fail a notebook: what is missing is reported, and everything else continues.
+    If Drive or a secret is missing, this is only reported.
 
     Args:
-        use_drive: off: Drive is not touched, and nobody is asked for consent.
+        use_drive: False does not use Drive, so that the user is not asked for consent.
 
     Raises:
-        ValueError: `project` is not a folder name, or a TEMPER_ variable is wrong.
+        ValueError: if `project` is not a folder name, or a TEMPER_ variable is wrong.
     """
     quiet_libraries()
     share_the_cores()
@@ -128,6 +128,6 @@ def _place(project: str, use_drive: bool) -> StorageFolder | None:
 
 
 def output_folder(project: str) -> Path:
-    """Return where runs are written: next to the notebook, but never on Drive, which is slow."""
+    """Return the folder for runs: next to the notebook, but never on Drive, which is slow."""
     here = Path.cwd()
     return LOCAL_DISK / project / RUNS if is_on_drive(here) else here / RUNS

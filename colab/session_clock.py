@@ -1,7 +1,7 @@
-"""How long this session has lasted, how long it may last, and when the last checkpoint is due.
+"""The clock of a session: its age, its limit, and the time when the last checkpoint is due.
 
-The end of a session is not announced. Only its maximum is known: 12 hours on the free Colab and on
-Kaggle, 24 with Colab Pro+ (Colab's FAQ). Idle sessions end sooner.
+The end of a session is not announced. Only its maximum length is known: 12 hours on the free Colab
+and on Kaggle, 24 hours with Colab Pro+ (Colab's FAQ). Idle sessions end sooner.
 """
 
 import os
@@ -33,9 +33,9 @@ class SessionClock:
     """The time of one session.
 
     Attributes:
-        started: seconds since 1970.
-        limit_seconds: how long it lasts; None: no end is known.
-        now: returns seconds since 1970.
+        started: the start of the session, in seconds since 1970.
+        limit_seconds: the longest duration of the session, or None if no end is known.
+        now: returns the time in seconds since 1970.
     """
 
     started: float
@@ -49,23 +49,23 @@ class SessionClock:
 
     @property
     def left_seconds(self) -> float | None:
-        """The time until the session ends; None: unknown."""
+        """The time until the session ends, in seconds, or None if unknown."""
         if self.limit_seconds is None:
             return None
         return max(0.0, self.limit_seconds - self.used_seconds)
 
     @property
     def deadline_seconds(self) -> float | None:
-        """The value for `training.deadline`: the time until everything must be backed up."""
+        """The value for `training.deadline`: the seconds until everything must be backed up."""
         left = self.left_seconds
         if left is None:
             return None
         return max(1.0, left - min(SPARE_SECONDS, SPARE_SHARE * left))
 
     def within_session(self, config: DeploymentConfig) -> DeploymentConfig:
-        """Return `config` with a deadline within the time that this session has left now.
+        """Return `config` with a deadline within the time that is left in this session.
 
-        Earlier cells may have taken long. A closer deadline is kept.
+        Earlier cells may have taken long. An earlier deadline is kept.
         """
         mine, theirs = self.deadline_seconds, config.training.deadline
         if mine is None or (theirs is not None and theirs <= mine):
@@ -82,7 +82,7 @@ def clock_of_session() -> SessionClock:
     """Return the clock of this session, from its platform and TEMPER_SESSION_HOURS.
 
     Raises:
-        ValueError: that variable is not a number of hours.
+        ValueError: if TEMPER_SESSION_HOURS is not a number of hours.
     """
     here = platform()
     given_hours = _given_hours()
@@ -94,10 +94,10 @@ def clock_of_session() -> SessionClock:
 
 
 def session_start(where: Platform) -> float:
-    """Return when the session began, in seconds since 1970.
+    """Return the time when the session began, in seconds since 1970.
 
     Colab and Kaggle give each session a container, whose first process is as old as the session.
-    Elsewhere it is this process, the notebook's kernel.
+    Elsewhere the session is as old as this process, the notebook's kernel.
     """
     first = 1 if where in (Platform.COLAB, Platform.KAGGLE) else os.getpid()
     try:

@@ -1,4 +1,4 @@
-"""The configuration of a notebook: its cell's values, above the file, below the environment."""
+"""The configuration of a notebook: the values of a cell, above the file, below the environment."""
 
 from pathlib import Path
 
@@ -11,19 +11,19 @@ from infrastructure.config.sources.load import load_config
 def configure(
     preset: str | None = None, *, config_file: Path | str | None = None, **settings: object
 ) -> DeploymentConfig:
-    """Return the configuration that a cell gives, to be shown (`show_form`) or trained (`train`).
+    """Build the configuration of a cell, to be shown (`show_form`) or trained (`train`).
 
     defaults < file < preset < cell < environment < form, so that a notebook can be run with other
     values without changing it: `TEMPER_PRESET=ci`, `BATCH_SIZE=4`.
 
     Args:
         preset: a name in `infrastructure.config.merging.presets.PRESETS`.
-        config_file: a YAML file; None: `.config/training_config.yaml` if it exists.
-        settings: as for `DeploymentConfig`. An empty text counts as not given: that is the value of
-            a `#@param` that was not filled in.
+        config_file: a YAML file; by default, `.config/training_config.yaml` if it exists.
+        settings: settings, as for `DeploymentConfig`. An empty text counts as not given, because it
+            is the value of a `#@param` that was not filled in.
 
     Raises:
-        ConfigurationError: a sentence for each problem, with its source.
+        ConfigurationError: if settings are wrong; with a sentence for each problem and its source.
     """
     cell = {PRESET: preset or "", **settings}
     given = {key: value for key, value in cell.items() if value != "" or key == EMPTY_COUNTS}

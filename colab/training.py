@@ -1,6 +1,7 @@
-"""Training in a notebook: in the cell, or in a process that outlives the kernel; and watching.
+"""Training in a notebook, in the cell or in a process that outlives the kernel, and watching.
 
-All of it shows the same panel, from the run's directory; without a notebook, lines or a bar.
+All functions show the same panel, from the run's directory. Without a notebook, they show lines or
+a progress bar.
 """
 
 import os
@@ -45,7 +46,7 @@ LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop()
 
 
 def as_cell(key: str, value: str = "") -> str:
-    """Spell a setting as Python does, and Ctrl-C as a notebook does."""
+    """Spell a setting as in Python, and Ctrl-C as in a notebook."""
     if key == INTERRUPT and in_notebook_kernel():
         return "interrupting the cell (■)"
     return as_keyword(key, value)
@@ -55,24 +56,25 @@ def as_cell(key: str, value: str = "") -> str:
 def train(
     config: DeploymentConfig, detached: bool = False, accept: Collection[str] = ()
 ) -> Summary:
-    """Train what `config` describes and show it below the cell until it ends.
+    """Train a run with `config`, and show it below the cell until it ends.
 
-    Resumes the newest run with these settings if it is not finished. If a living process trains it,
-    this call only watches. If the session's end is known, the run is saved before it.
+    If the newest run with these settings is not finished, it is resumed. If a living process trains
+    it, this call only watches. If the session's end is known, the run is saved before.
 
     Args:
         detached: train in a separate process, which outlives this kernel.
         accept: settings that may differ when a run resumes, such as `["learning_rate"]`.
 
     Returns:
-        The content of summary.json; `status` is finished, stopped, or running if only the watching
+        The content of summary.json. `status` is finished, stopped, or running if only the watching
         ended.
 
     Raises:
-        ValueError, TemperError: the training cannot start like this; nothing was trained.
-        RunFailedError: it failed in a separate process.
-        Exception: it failed in this process; the finished steps are in a checkpoint.
-        KeyboardInterrupt: it was interrupted before its first step.
+        ValueError, TemperError: if the run cannot start with this configuration; nothing was
+            trained.
+        RunFailedError: if the run failed in a separate process.
+        Exception: if the run failed in this process; the finished steps are in a checkpoint.
+        KeyboardInterrupt: if the run was interrupted before its first step.
     """
     start_console_log(config.log_level)
     if not config.new_run:
@@ -90,10 +92,10 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
     """Show a run that another process trains until it ends.
 
     Args:
-        run: its name or path; None: the one that is being prepared right now, or the newest.
+        run: the name or path of the run; by default, the one that is being prepared, or the newest.
         output_dir: the directory of the runs.
 
-    Returns, Raises: as `train`.
+    Returns and raises the same as `train`.
     """
     folder = Path(output_dir)
     waiting = detached_trainings.preparing(folder) if run is None else []
@@ -102,16 +104,16 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
 
 @speaking(as_cell)
 def stop(run: str | Path | None = None, output_dir: str | Path = "runs") -> bool:
-    """Make the process that trains a run save it and stop, and wait for that.
+    """Make the process that trains a run save a checkpoint and stop, and wait for this.
 
     Args:
         run, output_dir: as for `attach`.
 
     Returns:
-        Whether it has stopped training.
+        True if the run has stopped training.
 
     Raises:
-        ValueError: there is no such run, or it cannot be stopped from here.
+        ValueError: if there is no such run, or this process cannot stop it.
     """
     folder = Path(output_dir)
     waiting = detached_trainings.preparing(folder) if run is None else []
@@ -127,7 +129,7 @@ def _name(run: str | Path | None) -> str | None:
 def _trained_elsewhere(
     config: DeploymentConfig, accept: Collection[str]
 ) -> Path | DetachedTraining | None:
-    """Return what a living process trains, or prepares to train, with these settings."""
+    """Return the run that a living process trains or prepares with these settings, or None."""
     use_sample_data(config)
     if waiting := detached_trainings.preparing_the_same(config):
         return waiting
@@ -140,7 +142,7 @@ def _trained_elsewhere(
 
 
 class _Cell:
-    """What the cell that trains shows: lines as they come, and the panel once there is a run."""
+    """The output of the cell that trains: lines at first, and the panel once there is a run."""
 
     def __init__(self) -> None:
         self.panel: LivePanel | None = None
@@ -166,7 +168,7 @@ class _Cell:
 
 
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
-    """Train in this process; settings are checked before PyTorch loads, which takes a while."""
+    """Train in this process. Settings are checked before PyTorch loads, which takes a while."""
     make_ready(config)
     cell = _Cell()
     shown_elsewhere = ("console", RESULT) if in_notebook_kernel() else ()
@@ -186,14 +188,14 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
 
 
 def _deployment(config: DeploymentConfig, *shown: Any) -> "TrainingDeployment":
-    """Return a deployment. It needs PyTorch, which is loaded now."""
+    """Return a deployment, and load PyTorch, which it needs."""
     with importing():
         from infrastructure.deployment.deploy_training import TrainingDeployment
     return TrainingDeployment(config, *shown)
 
 
 def _look_on(what: Path | DetachedTraining) -> Summary:
-    """Show what another process trains until it ends, or until the cell is interrupted."""
+    """Show a run that another process trains until it ends, or until the cell is interrupted."""
     run_path = None if isinstance(what, DetachedTraining) else what
     was_finished = run_path is not None and RunDirectory(run_path).is_finished()
     try:
@@ -250,13 +252,13 @@ def _summary_of(run_path: Path | None) -> Summary:
 
 
 def _ended(run_path: Path, was_finished: bool) -> Summary:
-    """Report how the run ended, as the process that trained it reported.
+    """Show how the run ended, according to the process that trained it.
 
     Args:
-        was_finished: it was already finished when the watching began.
+        was_finished: whether the run was already finished when the watching began.
 
     Raises:
-        RunFailedError: it failed, or was interrupted.
+        RunFailedError: if the run failed, or was interrupted.
     """
     run = LiveRun(run_path)
     state = run.state
@@ -279,9 +281,9 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
 
 
 def _completed(run_path: Path, summary: Summary, was_finished: bool) -> Summary:
-    """Confirm everything of a finished run at its backup destination, or report that it is not.
+    """Confirm a finished run at its backup destination, or report that it is not confirmed.
 
-    The process that trained it may still be waiting for that.
+    The process that trained the run may still be waiting for the confirmation.
     """
     run = RunDirectory(run_path)
     if run.is_of_a_trainer():

@@ -1,8 +1,8 @@
-"""Transfer of a remote file to this machine, whole or not at all.
+"""The transfer of a remote file to this machine, completely or not at all.
 
-What has arrived is in a part file, and a killed transfer resumes from it: only if the remote file
-is still the same, and only on the machine that wrote the part. A transfer that breaks off or
-becomes too slow is retried; its total time is bounded.
+Received bytes are in a part file, from which a killed transfer resumes if the remote file is still
+the same and the machine is the one that wrote the part. A transfer that breaks off or becomes too
+slow is retried, within a total time limit.
 """
 
 import os
@@ -34,13 +34,14 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a transfer is waited for.
+    """The limits of the wait for a transfer.
 
     Attributes:
-        silence_seconds: how long the other side may send nothing.
-        pace_seconds, least_bytes: this many bytes must arrive in this time.
-        num_attempts: attempts that bring less than `least_bytes` before the transfer fails.
-        first_wait_seconds: the wait before another attempt; doubled each time.
+        silence_seconds: the longest time for which the source may send nothing.
+        pace_seconds, least_bytes: at least `least_bytes` must arrive in every `pace_seconds`.
+        num_attempts: the number of attempts that bring less than `least_bytes` before the transfer
+            fails.
+        first_wait_seconds: the wait before the second attempt, which is doubled each time.
     """
 
     silence_seconds: float = 30.0
@@ -51,13 +52,14 @@ class Patience:
 
 
 class Transfer:
-    """One file on its way into `folder`, which belongs to the transfer.
+    """The transfer of one file into `folder`, which belongs to the transfer.
 
     Args:
-        accept: receives the name before the first byte is requested; may refuse it.
+        accept: a function that is called with the name before the first byte is requested, and may
+            raise.
         is_checked: whether the file's hash is known and will be compared.
-        timeout_seconds: for everything.
-        on_progress: receives the bytes that are here and the total bytes, or None.
+        timeout_seconds: the time limit of the whole transfer.
+        on_progress: a function of the received bytes and the total bytes, which may be None.
     """
 
     def __init__(
@@ -83,11 +85,11 @@ class Transfer:
         self._state = folder / "state.json"
 
     def bring(self) -> tuple[Path, str | None]:
-        """Return the whole file, under its final name, and its version.
+        """Transfer the file. Return its path, with its final name, and its version.
 
         Raises:
-            DataError: it did not arrive, or it is unknown whether it is whole.
-            StorageError: the disk has too little free space.
+            DataError: if the file did not arrive, or it is unknown whether it is complete.
+            StorageError: if the disk has too little free space.
         """
         num_failed, counted_bytes = 0, self.held_bytes()
         while True:
@@ -108,11 +110,11 @@ class Transfer:
             time.sleep(wait)
 
     def discard(self) -> None:
-        """Delete what has arrived."""
+        """Delete the received bytes."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def held_bytes(self) -> int:
-        """Return how many bytes of the file are here and can be resumed from."""
+        """Return the number of received bytes from which the transfer can resume."""
         state = self._known()
         return self._part(as_text(state["name"])).stat().st_size if state else 0
 
@@ -137,7 +139,7 @@ class Transfer:
         return part, opened.version
 
     def _begin(self, opened: Opened) -> Path:
-        """Return the part file that `opened` is added to, after recording what it is a part of."""
+        """Return the part file for the bytes of `opened`, and record to which file it belongs."""
         if not opened.end_is_known and not self.is_checked:
             raise DataError(
                 f"{self.remote.shown}: the server does not say how long the file is, so nobody can"
@@ -190,7 +192,7 @@ class Transfer:
         return self.folder / "part" / name
 
     def _known(self) -> dict[str, Any] | None:
-        """Return what is known of the part file; None: there is none to resume from."""
+        """Return the record of the part file, or None if there is none from which to resume."""
         try:
             state = as_object(parse_json(self._state.read_text()))
             self._part(as_text(state["name"])).stat()
@@ -202,17 +204,17 @@ class Transfer:
 
 
 class _Pace:
-    """A check whether enough has arrived recently."""
+    """A check that enough bytes have arrived recently."""
 
     def __init__(self, patience: Patience, done_bytes: int) -> None:
         self._patience = patience
         self._began, self._bytes = time.monotonic(), done_bytes
 
     def require(self, done_bytes: int) -> None:
-        """Check the number of bytes again.
+        """Check the number of received bytes again.
 
         Raises:
-            ConnectionError: too little arrived.
+            ConnectionError: if too few bytes arrived.
         """
         seconds, came = time.monotonic() - self._began, done_bytes - self._bytes
         if seconds < self._patience.pace_seconds:
@@ -226,7 +228,7 @@ def require_free_space(what: str, folder: Path, more_bytes: int) -> None:
     """Check that `more_bytes` fit into `folder`, with some space left.
 
     Raises:
-        StorageError: they do not.
+        StorageError: if they do not fit.
     """
     free, needed = disk_free_bytes(folder), max(0, more_bytes) + SPARE_BYTES
     if free is not None and free < needed:
@@ -251,7 +253,7 @@ def _cut(text: str, num_bytes: int) -> str:
 
 
 def _boot() -> str | None:
-    """Return the id of this boot of the machine: after a power cut a file may end in zeros."""
+    """Return the id of this boot of the machine. After a power cut, a file may end in zeros."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -260,7 +262,7 @@ def _boot() -> str | None:
 
 @contextmanager
 def _disk_errors(part: Path) -> Iterator[None]:
-    """Convert errors of the disk; a transfer that breaks off is not one of them."""
+    """Convert errors of the disk, but not those of a transfer that breaks off."""
     try:
         yield
     except ConnectionError:

@@ -1,7 +1,7 @@
-"""`import temper`: everything for users and for extensions, in one place. Has no code of its own.
+"""`import temper`: everything for users and for extensions, in one place.
 
-A name is loaded on first use, so that importing costs nothing. The command begins here, too, where
-it can report that another folder hides the package that everything is made of.
+A name is loaded on first use, so that importing is fast. The command also begins in this package,
+so that it can report if another folder hides the package `infrastructure`.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""`python -m temper`: the `temper` command; the installed command of that name is the same."""
+"""`python -m temper`: the `temper` command, the same as the installed command."""
 
 import sys
 

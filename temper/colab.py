@@ -1,4 +1,4 @@
-"""`import temper.colab`: what notebooks call; the same module that `import colab` gives."""
+"""`import temper.colab`: the functions that notebooks call; `import colab` is the same."""
 
 import sys
 

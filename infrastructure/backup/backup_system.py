@@ -39,7 +39,8 @@ class EmergencyResult:
     """The result of an emergency backup.
 
     Attributes:
-        path: the manifest of the version; None if nothing was written, and `error` has the reason.
+        path: the manifest of the version, or None if nothing was written; `error` then has the
+            reason.
         confirmed: whether the version is also safe at the destination.
         seconds: how long the backup took.
     """
@@ -51,14 +52,14 @@ class EmergencyResult:
 
     @property
     def committed(self) -> bool:
-        """Whether the version is safe on this machine's disk."""
+        """True if the version is safe on this machine's disk."""
         return self.path is not None
 
 
 class BackupSystem(RunBackup):
     """The backups of a run, and versions of any torch model and optimizer.
 
-    The constructor is that of `RunBackup`.
+    The constructor takes the arguments of `RunBackup`.
     """
 
     def create_checkpoint(
@@ -78,9 +79,9 @@ class BackupSystem(RunBackup):
         The version is committed when this returns, and the copier has been notified.
 
         Args:
-            loss: the loss of this state. If it is not finite, no restore chooses the version by
-                itself.
-            metrics, values: JSON, returned by `restore_from_checkpoint`.
+            loss: the loss of this state. If it is not finite, a restore uses the version only on
+                request.
+            metrics, values: JSON values that `restore_from_checkpoint` returns.
 
         Returns:
             The path of the manifest. Its stem is the name of the version in every store.
@@ -114,8 +115,8 @@ class BackupSystem(RunBackup):
     ) -> EmergencyResult:
         """Write a version as `create_checkpoint` does, on a machine that is about to disappear.
 
-        This does not raise if the state, the disk or the destination fails. It waits at most
-        `seconds` (default: `emergency_seconds`) for the copy.
+        This does not raise if the state cannot be stored, or the disk or the destination fails. It
+        waits at most `seconds` (default: `emergency_seconds`) for the copy.
         """
         begin = time.monotonic()
         budget = self.options.emergency_seconds if seconds is None else seconds
@@ -139,12 +140,13 @@ class BackupSystem(RunBackup):
         """Restore `model`, `optimizer` and the random generators from a version.
 
         Args:
-            checkpoint: the path of a manifest, or a step. None: the newest healthy version that
-                verifies. With a step or None, a version that this machine does not have is fetched
-                from the destination.
+            checkpoint: the path of a manifest, or a step; by default, the newest healthy version
+                that verifies. With a step or None, a version that this machine does not have is
+                fetched from the destination.
 
         Returns:
-            epoch, step, loss (None: not finite), metrics, values, checkpoint_path.
+            A dictionary with the keys epoch, step, loss (None if it is not finite), metrics, values
+            and checkpoint_path.
 
         Raises:
             CheckpointError: if there is no such version, it is damaged, or it does not fit. Nothing
@@ -194,10 +196,10 @@ def create_backup_system(
     run_id: str | None = None,
     **options: Any,
 ) -> BackupSystem:
-    """Create a backup system with its store in `directory`, and copies at `place` if it is given.
+    """Create a backup system with a local store in `directory`, and copies at `place` if given.
 
     Args:
-        run_id: the name of the copies at the destination; None: the name of the directory.
+        run_id: the name of the copies at the destination; by default, the name of the directory.
         options: the other settings of section `backup`: keep, compression, megabytes_per_second,
             finish_seconds, emergency_seconds.
 

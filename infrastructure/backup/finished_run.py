@@ -1,4 +1,6 @@
-"""What the destination must hold before a finished run counts as safe, and fetching it from there.
+"""Confirmation that a destination holds a finished run, and fetching the run from there.
+
+A finished run counts as safe when the destination holds these files:
 
 <place>/<run>/versions/ …            the newest version, confirmed
              /final[-<8 digits>]/    the trained model and its SHA256SUMS
@@ -40,11 +42,12 @@ LAST_FILES = (
 
 @dataclass(frozen=True)
 class Completion:
-    """What the destination has confirmed of a finished run.
+    """The confirmation of a finished run by its destination.
 
     Attributes:
-        published: the URL of the trained model; None: it is not known to be there.
-        problem: what is missing and why; None: nothing.
+        published: the URL of the trained model, or None if it is not known to be at the
+            destination.
+        problem: a message on what is missing and why, or None if everything is confirmed.
     """
 
     published: str | None = None
@@ -65,12 +68,13 @@ def complete(
 ) -> Completion:
     """Have the destination confirm the finished run in `run_path`, within `seconds`.
 
-    Files that are already there and confirmed are only compared.
+    Files that are already confirmed at the destination are only compared.
 
     Args:
-        wait: waits at most the given number of seconds until the newest version is confirmed. That
-            version is checked once more at the end.
-        record: called with the URL of the model before the summary and the report are copied.
+        wait: a function that waits at most the given number of seconds until the newest version is
+            confirmed. That version is checked once more at the end.
+        record: a function that is called with the URL of the model before the summary and the
+            report are copied.
 
     Raises:
         KeyboardInterrupt: if the user interrupts the wait. The copier continues by itself.
@@ -102,7 +106,7 @@ def _left(deadline: float) -> float:
 
 
 def not_safe(run_path: Path, place: str, end: Completion) -> str:
-    """Return a message about a run that is finished here but not confirmed at its destination."""
+    """Return a message about a run that is finished on this machine but not confirmed elsewhere."""
     problem = end.problem
     if end.published is not None:
         return phrase(
@@ -160,10 +164,10 @@ class FinishedThere:
 
 
 def finished_at(place: Place, run_id: str, step: int) -> FinishedThere | None:
-    """Return the run `run_id` if it is finished at the destination; None if work remains.
+    """Return the run `run_id` if it is finished at the destination, or None if work remains.
 
     Args:
-        step: the step of its newest version there.
+        step: the step of the run's newest version at the destination.
 
     Raises:
         OSError: if the destination does not respond.

@@ -1,4 +1,4 @@
-"""A check, before the first step, that the checkpoints that rotation keeps fit on the disk."""
+"""A check, before the first step, that the disk can hold the checkpoints that rotation keeps."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from infrastructure.core.messages import phrase
 
 
 def require_free_space(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
-    """Return a message on the free space of a store that is to hold `keep` versions.
+    """Check that a store has room for `keep` versions, and return a message on its free space.
 
     A version is written before the one that it replaces is removed, so one more must fit. The
     estimate assumes that versions share no objects.
@@ -42,7 +42,7 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
 
 
 def _existing(directory: Path) -> Path:
-    """Return the nearest existing folder: a store's folder is created with its first version."""
+    """Return the nearest existing parent folder: a store's folder may not exist yet."""
     directory = directory.absolute()
     return next(folder for folder in (directory, *directory.parents) if folder.is_dir())
 

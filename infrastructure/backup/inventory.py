@@ -1,4 +1,4 @@
-"""The versions that exist here and at a destination, and whether they are intact."""
+"""Lists of the versions on this machine and at a destination, and verification of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class BackupEntry:
-    """A version. If only its name is known, `problem` has the reason.
+    """A version in a list. If only its name is known, `problem` has the reason.
 
     Attributes:
         places: where it is stored: "here", or the URL of a destination.
@@ -46,7 +46,7 @@ class VerifiedVersion:
 
 
 def list_entries(stores: dict[str, Store]) -> list[BackupEntry]:
-    """List all versions of `stores` (by location), the newest first. Reads manifests, not objects.
+    """List all versions of `stores` (by location), the newest first. Only manifests are read.
 
     Raises:
         OSError: if a destination does not respond.
@@ -85,7 +85,7 @@ def size_bytes_of(manifest: Manifest) -> int:
 
 
 def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
-    """Read every version of a store, the newest first, and compare it with its hashes.
+    """Verify every version of a store, the newest first, by comparing its bytes with its hashes.
 
     Raises:
         OSError: if the destination does not respond.
@@ -103,7 +103,7 @@ def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
 
 
 def _held(where: str, manifest: Manifest) -> Manifest:
-    """Return the manifest with the objects that this store must hold.
+    """Return the manifest with only those objects that this store must hold.
 
     The local store need not hold objects that other machines copied straight to the destination.
     """

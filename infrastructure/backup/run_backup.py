@@ -68,13 +68,15 @@ class RunBackup:
     """The backups of one run.
 
     Args:
-        directory: the local store; for a run the `checkpoints` folder of its directory.
+        directory: the local store; for a run, the `checkpoints` folder in its directory.
         options: section `backup` of the configuration.
-        run_id: the folder at the destination, `<place>/<run id>`; None: the name of the directory.
-        status_path: the file to which the copier writes its status; None: a file in the store.
-        traceback_path: the file for the traceback of an unexpected error in the copier; None: it is
-            not kept.
-        retention: which versions stay on this machine.
+        run_id: the folder at the destination, `<place>/<run id>`; by default, the name of
+            `directory`.
+        status_path: the file to which the copier writes its status; by default, a file in the
+            store.
+        traceback_path: the file for the traceback of an unexpected error in the copier; None
+            discards it.
+        retention: the rules for the versions to keep on this machine.
 
     Raises:
         ValueError: if the destination is invalid.
@@ -122,10 +124,10 @@ class RunBackup:
         )
 
     def apart(self) -> ApartSettings | None:
-        """Return how other machines of the run copy their objects.
+        """Return the settings with which other machines of the run copy their objects.
 
         Returns:
-            None if there is no destination, or its identity is not known yet.
+            The settings, or None if there is no destination or its identity is not known yet.
         """
         if self._link is None:
             return None
@@ -144,11 +146,11 @@ class RunBackup:
     def restore_run(self, step: int | None = None, on_progress: Progress | None = None) -> Path:
         """Fetch the newest healthy version (or that of `step`) from the destination and verify it.
 
-        Damaged newer versions are skipped with a warning. Objects that are intact here are not
-        fetched again.
+        Damaged newer versions are skipped with a warning. Objects that are intact on this machine
+        are not fetched again.
 
         Returns:
-            The path of its manifest in the local store.
+            The path of the version's manifest in the local store.
 
         Raises:
             CheckpointError: if there is no such version.
@@ -198,12 +200,12 @@ class RunBackup:
             write_status(self.status_path, status)
 
     def repair(self, directory: Path | None = None) -> list[Repair]:
-        """Restore what is damaged or missing here from the destination and from copies in versions.
+        """Restore damaged or missing files from the destination and from the copies in versions.
 
-        Call it before a run resumes.
+        Call this before a run resumes.
 
         Args:
-            directory: the run directory, whose small files are compared, too.
+            directory: the run directory, whose small files are also checked.
 
         Returns:
             Everything that was damaged; empty if no damage was found.
@@ -237,7 +239,7 @@ class RunBackup:
         return repairs
 
     def list_backups(self) -> list[BackupEntry]:
-        """List all versions here and at the destination, the newest first.
+        """List all versions on this machine and at the destination, the newest first.
 
         Raises:
             StorageError: if the destination does not respond.
@@ -248,9 +250,9 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def verify(self) -> list[VerifiedVersion]:
-        """Read every version here and at the destination, and compare it with its hashes.
+        """Verify every version on this machine and at the destination by its hashes.
 
-        Damage is in the results, and so is a destination that does not respond.
+        The results report damage, and also a destination that does not respond.
         """
         return [
             finding for where, store in self._stores().items() for finding in self._of(where, store)
@@ -263,7 +265,7 @@ class RunBackup:
             yield VerifiedVersion(where, None, None, str(self._unreachable(error)))
 
     def status(self) -> BackupStatus:
-        """Return the status of the copies. A copier that died is started again."""
+        """Return the status of the copies. Restart the copier if it died."""
         if self._copier is None or self._link is None:
             return BackupStatus(state=OFF)
         if self._copier.is_started:
@@ -288,7 +290,7 @@ class RunBackup:
     def _with_newer(self, status: BackupStatus) -> BackupStatus:
         """Return the status of a finished copier, corrected for a newer local version.
 
-        The run may have been trained further without a copier.
+        The run may have continued without a copier.
         """
         newest = self.store.newest_healthy()
         if newest is None or newest == status.newest_name:
@@ -297,7 +299,7 @@ class RunBackup:
         return replace(status, state=LEFT, newest_name=newest, newest_step=step)
 
     def _copier_down(self, copier: CopierClient, known: BackupStatus) -> BackupStatus:
-        """Return and write a status that says that nothing is being copied."""
+        """Write and return a status which says that nothing is being copied."""
         status = replace(
             known,
             state=DOWN,
@@ -317,25 +319,25 @@ class RunBackup:
 
     @property
     def num_copier_failures(self) -> int:
-        """How often in a row the copier could not be started, or ended soon."""
+        """The number of times in a row that the copier could not be started, or ended soon."""
         return 0 if self._copier is None else self._copier.num_failures
 
     def look_after(self) -> None:
-        """Restart a copier that died, and report it if it cannot run. Call this often."""
+        """Restart the copier if it died, and report it if it cannot run. Call this often."""
         if self._copier is not None and self._copier.is_started:
             self._copier.start()
             if self._copier.cannot_run:
                 self.status()
 
     def prune(self) -> list[str]:
-        """Remove old versions here and at the destination.
+        """Remove old versions on this machine and at the destination.
 
-        A version at the destination is removed only if `keep` newer ones were read back there.
-        Objects there that no version names are removed by the next call that is at least an hour
-        later.
+        A version at the destination is removed only if `keep` newer ones could be read back.
+        Objects at the destination that no version names are removed by the next call that is at
+        least an hour later.
 
         Returns:
-            What was done, as messages.
+            Messages on what was removed.
 
         Raises:
             StorageError: if the disk or the destination fails. Nothing that is kept is touched.
@@ -353,15 +355,16 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def check_place(self) -> str | None:
-        """Check, before the first step, that the destination is the known one, reachable and
-        writable.
+        """Check that the destination can be written to, and is the one that the run was copied to.
+
+        Call this before the first step.
 
         Returns:
-            None, or the problem if `allow_missing_place` lets the run start without the
-            destination.
+            None if the destination can be used. The problem if it cannot, but `allow_missing_place`
+            lets the run start without it.
 
         Raises:
-            StorageError: if it cannot be used. The message says what to do.
+            StorageError: if the destination cannot be used. The message says what to do.
         """
         if self._link is None:
             return None
@@ -383,7 +386,7 @@ class RunBackup:
         link.place.probe()
 
     def remember_place(self, place_id: str | None) -> None:
-        """Record the destination that this run is copied to; None: it was not reached yet.
+        """Record the destination that this run is copied to, or None if it was not reached yet.
 
         Raises:
             OSError: if the local disk fails.
@@ -392,7 +395,7 @@ class RunBackup:
             self.record.write(self._link.place.url, place_id)
 
     def adopt_place(self) -> None:
-        """Accept whichever destination is at this address now, since the user has named it.
+        """Accept the destination that is at this address now, because the user has named it.
 
         Raises:
             OSError: if the local disk fails.
@@ -401,12 +404,12 @@ class RunBackup:
             self.record.forget(self._link.place.url)
 
     def start(self) -> None:
-        """Start the copier if there is a destination. `nudge` does this, too."""
+        """Start the copier if there is a destination. `nudge` starts it, too."""
         if self._copier is not None:
             self._copier.start()
 
     def try_again(self) -> None:
-        """Retry at once to start a copier that could not run: the cause may be gone."""
+        """Try at once to start a copier that could not run, in case the cause is gone."""
         if self._copier is not None:
             self._copier.try_again()
 
@@ -416,14 +419,14 @@ class RunBackup:
             self._copier.nudge()
 
     def finish(self, seconds: float | None = None, look: str | None = None) -> BackupStatus:
-        """Wait until the newest version is confirmed and was checked once more after that.
+        """Wait until the newest version is confirmed, and was then checked once more.
 
-        This waits at most `seconds` (default: `finish_seconds`). An interrupt ends the wait and not
-        the copier.
+        This waits at most `seconds` (default: `finish_seconds`). An interrupt ends the wait, but
+        not the copier.
 
         Args:
-            look: the token of a check that was requested before, "" for no check; None: one is
-                requested now.
+            look: the token of a check that was requested before, or "" for no check; by default, a
+                check is requested now.
         """
         longest = self.options.finish_seconds if seconds is None else seconds
         deadline = time.monotonic() + longest
@@ -438,7 +441,7 @@ class RunBackup:
             time.sleep(POLL_SECONDS)
 
     def begin_last_look(self) -> str:
-        """Request a check of the whole newest version at the destination, after all pending copies.
+        """Request a final check of the newest version at the destination, after all pending copies.
 
         Returns:
             The token to pass to `BackupStatus.has_looked`.
@@ -449,10 +452,10 @@ class RunBackup:
         return token
 
     def close(self) -> None:
-        """Tell the copier that the run has ended: it finishes by itself, within `finish_seconds`.
+        """Tell the copier that the run has ended. It finishes by itself, within `finish_seconds`.
 
-        A copier with nothing left to copy has ended when this returns, and writes no more files in
-        the run.
+        If the copier has nothing left to copy, it has ended when this returns, and writes no more
+        files in the run.
         """
         if self._copier is None:
             return
@@ -464,7 +467,7 @@ class RunBackup:
         return self._copier is None or self._copier.wait(seconds)
 
     def forget_status(self) -> None:
-        """Discard the recorded status: everything must be confirmed again."""
+        """Discard the recorded status, so that everything must be confirmed again."""
         self.status_path.unlink(missing_ok=True)
 
     def publish(
@@ -478,21 +481,21 @@ class RunBackup:
     ) -> str:
         """Copy a finished folder (`final/`, in plain Hugging Face layout) to `<place>/<run id>`.
 
-        Each file is confirmed, and SHA256SUMS is written last. A different folder that is already
-        there is kept, unless `replaces`. The copier does this after the versions, and continues
-        when this process ends.
+        Each file is confirmed, and SHA256SUMS is written last. A different folder of this name at
+        the destination is kept, unless `replaces` is True. The copier copies the folder after the
+        versions, and continues when this process ends.
 
         Args:
-            name: the name at the destination; None: the name of the folder.
-            files: names of files in it; empty: all.
+            name: the name at the destination; by default, the name of the folder.
+            files: the names of the files in the folder to copy; empty means all.
 
         Returns:
             The URL of the copy.
 
         Raises:
             ValueError: if the folder is empty.
-            StorageError: if it was not done within `seconds` (default: `finish_seconds`). Call
-                again to continue.
+            StorageError: if copying takes longer than `seconds` (default: `finish_seconds`). Call
+                this again to continue.
         """
         url = self._require_link().place.url
         longest = self.options.finish_seconds if seconds is None else seconds
@@ -530,23 +533,23 @@ class RunBackup:
 
 
 def last_place(checkpoints: Path) -> str | None:
-    """Return the destination that the versions in this folder were copied to last.
+    """Return the destination to which the versions in this folder were last copied, or None.
 
-    A password in it is masked. None: they were never copied.
+    A password in it is masked.
     """
     return read_status(checkpoints / STATUS_FILE).place or None
 
 
 def place_options(config: DeploymentConfig) -> BackupConfig:
-    """Return section `backup`, without a destination if backups are off."""
+    """Return the section `backup`, without a destination if backups are off."""
     return config.backup if config.enable_backups else config.backup.copy_with(place=None)
 
 
 def refuse_unreachable_place(options: BackupConfig) -> None:
-    """Refuse a destination that is visibly unusable, such as an absent disk, without connecting.
+    """Raise an error if a destination is visibly unusable, such as a missing disk. Do not connect.
 
     Raises:
-        StorageError: if it cannot be used. The message says what to do.
+        StorageError: if the destination cannot be used. The message says what to do.
         ValueError: if `options.place` is not a valid destination.
     """
     if options.place is None:

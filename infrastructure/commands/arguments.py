@@ -11,7 +11,7 @@ A_RUN_HELP = "commands.help_run"
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Add DATA, which sets `data.path`."""
+    """Add the argument DATA, which sets `data.path`."""
     parser.add_argument(
         "data", nargs="?", metavar="DATA", help=phrase("commands.help_data_or_samples")
     )
@@ -20,7 +20,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 def add_run(
     parser: argparse.ArgumentParser, help_text: str = "commands.help_run_or_checkpoint"
 ) -> None:
-    """Add RUN."""
+    """Add the argument RUN."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=phrase(help_text))
 
 
@@ -52,7 +52,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_folder_flags(parser: argparse.ArgumentParser, *keys: str) -> None:
-    """Add the flags of a command that looks for runs, and those of the settings `keys`."""
+    """Add the flags of a command that looks for runs, and the flags of the settings `keys`."""
     add_config_flags(parser, ["output_dir", "log_level", *keys])
 
 

@@ -1,4 +1,4 @@
-"""`temper ask`: ask a trained model questions, in the format it was trained with."""
+"""`temper ask`: ask a trained model questions, in the format that it was trained on."""
 
 import argparse
 import sys
@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer each question by itself; the model does not see earlier questions.
+    """Answer each question by itself, without the earlier questions.
 
     Raises:
-        ValueError: there is no question, or the model cannot answer.
+        ValueError: if there is no question, or the model cannot answer.
     """
     from infrastructure.deployment.given_paths import check_device, check_model
 
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _typed() -> Iterator[str]:
-    """Yield the non-empty lines of standard input; a terminal shows a prompt before each."""
+    """Yield the non-empty lines of standard input. On a terminal, show a prompt before each."""
     is_terminal = sys.stdin.isatty()
     with suppress(EOFError):
         while True:

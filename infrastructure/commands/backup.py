@@ -91,10 +91,10 @@ def _add_action_arguments(
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run an action; settings given now take precedence over those recorded in the run.
+    """Run an action. Settings given now take precedence over those recorded in the run.
 
     Raises:
-        ValueError: a version is named, but the action works on a whole run.
+        ValueError: if a version is named, but the action works on a whole run.
     """
     if options.action != RESTORE and options.run is not None:
         name, version = split_version(options.run)
@@ -109,9 +109,9 @@ def run(options: argparse.Namespace) -> int:
 def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Back up the newest version of a run now, and wait until it is confirmed.
 
-    Of a finished run, the model and the report are backed up as well. If the backup cannot be
+    For a finished run, the model and the report are backed up, too. If the backup cannot be
     confirmed, the exit code is FAILED, or NOT_CONFIRMED for a finished run. A destination given now
-    becomes the run's destination, even if backups of another one are there.
+    becomes the destination of the run, even if another one was recorded for its address.
     """
     run, backup = _backup_of_run(options.run, config)
     if not backup.store.versions():
@@ -204,13 +204,13 @@ def _newest(store: Store) -> BackupEntry | None:
 
 
 def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Read every version on this machine and at the destination, and compare it with its hashes.
+    """Verify every version on this machine and at the destination by its hashes.
 
-    The exit code is FAILED if one is damaged, or if the destination holds nothing of the run.
+    The exit code is FAILED if a version is damaged, or if the destination holds nothing of the run.
 
     Raises:
-        InputError: there is nothing to verify.
-        StorageError: the destination does not respond.
+        InputError: if there is nothing to verify.
+        StorageError: if the destination does not respond.
     """
     run_id, backup = _named(options.run, config)
     chosen: dict[str, list[tuple[Store, str]]] = {"here": _versions(backup.store)}
@@ -243,7 +243,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_of(run_id: str, place: Place) -> str:
-    """Return a sentence that a destination has no backup of a run, and what it holds instead."""
+    """Return a message that a destination has no backup of a run, with the runs that it has."""
     if (missing := _missing_folder(place)) is not None:
         return missing
     runs = answer_of(place, lambda: runs_at(place))
@@ -252,7 +252,7 @@ def _nothing_of(run_id: str, place: Place) -> str:
 
 
 def _others_at(options: argparse.Namespace, place: Place) -> str:
-    """Return how to verify a run that is at the destination, if the user did not name a run."""
+    """Return the command that verifies a run at the destination, if the user did not name a run."""
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))
@@ -261,7 +261,7 @@ def _others_at(options: argparse.Namespace, place: Place) -> str:
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
-    """Yield the folders of a finished run at its destination, each checked with its SHA256SUMS."""
+    """Yield the folders of a finished run at its destination, each verified with its SHA256SUMS."""
     for name, problem in problems_at(place, Path(run_id)):
         yield {"where": place.url, "name": f"{name}/", "problem": problem}
 
@@ -327,9 +327,9 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
 
 
 def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Show the state of a run's backup, and what would be lost now.
+    """Show the state of a run's backup, and the work that would be lost now.
 
-    For a run that is not on this machine, show what the destination holds.
+    For a run that is not on this machine, show the contents of the destination.
     """
     try:
         run, backup = _backup_of_run(options.run, config, must_have_place=False, opens=False)
@@ -384,7 +384,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_in_folder(run_id: str, place: Place) -> str | None:
-    """Return a sentence if a folder holds other runs but not this one; else None."""
+    """Return a message if a folder holds other runs but not this one, or else None."""
     if not isinstance(place, FolderPlace):
         return None
     runs = answer_of(place, lambda: runs_at(place))
@@ -392,16 +392,16 @@ def _nothing_in_folder(run_id: str, place: Place) -> str | None:
 
 
 def _missing_folder(place: Place) -> str | None:
-    """Return a sentence if the destination is a folder that does not exist, else None."""
+    """Return a message if the destination is a folder that does not exist, or else None."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None
     return phrase("commands.destination_folder_missing", url=place.url)
 
 
 def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
-    """Return how a run that no process trains any more ended, and the command that resumes it.
+    """Return how a run ended, and the command that resumes it.
 
-    None if a process still trains it, or if that cannot be determined from this machine.
+    Return None if a process still trains the run, or if this machine cannot tell.
     """
     trainer = read_trainer(run.path)
     is_back = trainer is None and brought_back_from(json_of(run.path / "run.json")) is not None
@@ -438,19 +438,19 @@ ACTIONS: dict[str, tuple[str, Action]] = {
 
 
 def _given(config: DeploymentConfig) -> set[str]:
-    """Return the keys that were given now, from any source; others are as the run recorded."""
+    """Return the keys that were given now, from any source. Others are taken from the run."""
     return {key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT}
 
 
 def _backup_of_run(
     name: str | None, config: DeploymentConfig, must_have_place: bool = True, opens: bool = True
 ) -> tuple[RunDirectory, RunBackup]:
-    """Return a run of this machine and its backup: as recorded, changed by what was given now.
+    """Return a run of this machine, and its backup with the recorded and the given settings.
 
-    If neither names a destination, the one that the run was last copied to is used.
+    If no setting names a destination, the one to which the run was last copied is used.
 
     Args:
-        opens: whether the destination will be opened, which needs its password.
+        opens: whether the destination will be opened, which requires its password.
     """
     run = RunDirectory(find_run_path(name, Path(config.output_dir)))
     recorded = run.read_settings()
@@ -479,7 +479,7 @@ def _backup_of_run(
 
 
 def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
-    """Return a run of this machine, or one that is only at the destination, if that was given."""
+    """Return a run of this machine, or a run that is only at the destination, if one was given."""
     try:
         run, backup = _backup_of_run(name, config, must_have_place=False)
     except ValueError:
@@ -494,7 +494,7 @@ def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
 def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None, BackupConfig]:
     """Return the name of the run to restore, and the backup settings with its destination.
 
-    If a part of the run is still on this machine, it knows its destination.
+    If a part of the run is still on this machine, its recorded destination is used.
     """
     if config.backup.place is not None:
         return name, config.backup
@@ -530,7 +530,7 @@ def _places_of_runs(output_dir: Path) -> list[str]:
 
 
 def _folder_for(name: str, config: DeploymentConfig) -> Path:
-    """Return the folder to restore a run into: its path's, unless an output folder was given."""
+    """Return the folder for a restored run: that of its path, unless an output folder was given."""
     path = folder_of(name)
     is_path = len(path.parts) > 1 and "output_dir" not in _given(config)
     return path.parent if is_path else Path(config.output_dir)

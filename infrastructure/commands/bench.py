@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, show the table, and save the program if requested."""
+    """Measure the ways to answer, show the table, and save the program if requested."""
     from infrastructure.deployment.given_paths import check_device, check_model
 
     config = configure(options, {"model.name": options.model})

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
-    """Show examples as they will be trained on.
+    """Show examples in the form in which they will be trained on.
 
     The model is not loaded. The prepared data is kept for the training run.
     """
@@ -90,7 +90,7 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the checks, show each result and write the report; return FAILED if a check failed."""
+    """Run the checks, show each result and write the report. Return FAILED if a check failed."""
     from infrastructure.deployment.given_paths import check_given
     from infrastructure.training.data.defaults import make_ready
 

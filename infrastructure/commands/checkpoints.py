@@ -24,12 +24,13 @@ NOTHING = "–"
 
 
 class VersionRow(TypedDict, total=False):
-    """A version; if it cannot be read, the row only has its name, its path and the problem.
+    """The facts about a version. If it cannot be read, only its name, its path and the problem.
 
     Attributes:
-        problem: what is wrong with it, or None.
-        where: its location, if several are shown.
-        best_metric, score: replace the held-out loss if another metric selects the best version.
+        problem: what is wrong with the version, or None.
+        where: the location of the version, if several locations are shown.
+        best_metric, score: present instead of the held-out loss if another metric selects the best
+            version.
     """
 
     name: Required[str]
@@ -65,14 +66,14 @@ def _add_action_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List or verify the checkpoints of a run, or one of them; return FAILED for a damaged one."""
+    """List or verify the checkpoints of a run, or one of them. Return FAILED if one is damaged."""
     run, checkpoint = find_run(options.run, Path(configure(options).output_dir))
     act = {"list": list_checkpoints, "verify": verify_checkpoints}[options.action]
     return act(run, checkpoint, options.json)
 
 
 def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool = False) -> ExitCode:
-    """Show the checkpoints of a run, newest first; reads only manifests."""
+    """Show the checkpoints of a run, the newest first. Only manifests are read."""
     rows = [describe(store, name) for store, name in _chosen(run, checkpoint)]
     facts = {"run": run.run_id, "path": str(run.path), "checkpoints": rows}
     if rows:
@@ -119,7 +120,7 @@ def describe(store: Store, name: str) -> VersionRow:
 
 
 def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
-    """Return the label of a run's scores; in `rows`, rename scores that are not losses.
+    """Return the label of a run's scores, and rename scores in `rows` that are not losses.
 
     The store keeps the lowest score, so a metric for which greater is better is stored negated.
     """
@@ -137,7 +138,7 @@ def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
 
 
 def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
-    """Format rows of `describe` as a table.
+    """Format rows from `describe` as a table.
 
     Args:
         label: the label of the scores.
@@ -162,9 +163,9 @@ def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
 
 
 def verify_versions(chosen: list[tuple[Store, str]]) -> list[VersionRow]:
-    """Read every byte of the versions, and return their `describe` rows with the `problem` found.
+    """Verify every byte of the versions, and return their `describe` rows with the `problem` found.
 
-    An object that several versions share is read once.
+    An object that several versions share is read only once.
     """
     rows = [describe(store, name) for store, name in chosen]
     total_bytes = sum(row.get("size_bytes", 0) for row in rows)
@@ -193,7 +194,7 @@ def _problem(store: Store, manifest: Manifest, pack: Pack) -> str | None:
 
 
 def _name(row: VersionRow) -> str:
-    """Return the name of a row; a version whose manifest cannot be read has no step."""
+    """Return the label of a row: its step, or its name if its manifest cannot be read."""
     return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
 
 

@@ -16,11 +16,12 @@ RUN_WORDS = ("RUN", "MODEL")  # positional arguments for which the folders of ru
 
 @dataclass(frozen=True)
 class Words:
-    """The words that may follow a command of no, one or two words.
+    """The words that may follow a command of zero, one or two words.
 
     Attributes:
-        commands: the words that may come next.
-        flags: flag → its possible values; None: it takes no value; (): any value.
+        commands: the subcommands that may come next.
+        flags: the possible values of each flag: None if it takes no value, () if it takes any
+            value.
     """
 
     command: str
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script."""
+    """Print the script for the shell."""
     from infrastructure.commands.main import create_parser
 
     print(SHELLS[options.shell](list(words_of(create_parser()))))
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def words_of(parser: CommandParser, command: str = "") -> Iterator[Words]:
-    """Yield the words of a parser, then those of its visible commands."""
+    """Yield the words of a parser, then those of its visible subcommands."""
     inner = subcommands(parser)
     names: tuple[str, ...] = ()
     flags: dict[str, tuple[str, ...] | None] = {}
@@ -122,7 +123,7 @@ def _continued(tables: list[Words]) -> str:
 
 
 def _cases(tables: list[Words], runs: str) -> str:
-    """Return shell code that sets `offered` to the possible words in place of `current`."""
+    """Return shell code that sets `offered` to the words that may stand in place of `current`."""
     values: dict[tuple[str, ...], set[str]] = {}
     for table in tables:
         for flag, choices in table.flags.items():

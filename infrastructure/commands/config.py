@@ -1,4 +1,4 @@
-"""`temper config`: every setting and where it came from; `temper config init` writes a file."""
+"""`temper config`: show every setting with its source; `temper config init` writes a file."""
 
 import argparse
 from pathlib import Path
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show them, or write a file of them."""
+    """Show the settings, or write a file with them."""
     config = configure(options)
     if options.action is None:
         print(describe(config, only_changed=options.changed))

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_address(server: Dashboard, as_json: bool) -> None:
-    """Show where the page is, including its token, without which the page cannot be opened."""
+    """Show the address of the page, including the token that is required to open it."""
     if as_json:
         address = {"url": server.url, "port": server.port, "path": server.path}
         print(json.dumps(address), flush=True)

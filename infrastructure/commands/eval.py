@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure a model and print the results; refuse impossible requests before torch is loaded."""
+    """Measure a model and print the results. Refuse impossible requests before torch is loaded."""
     config = configure(options, {"model.name": options.model, "data.path": options.data})
     output_dir = Path(config.output_dir)
     config.model.name = resolve_model(config.model.name, output_dir)
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _own_rows(model: Path) -> str:
-    """Return where the held-out rows of a model's run are, if they are in a file."""
+    """Return the path of the held-out rows of a model's run, if they are in a file."""
     record = read_run_record(RunDirectory(model.parent if model.name == FINAL else model))
     given = record.get("config", {}).get("data.eval_path")
     held_out = None if given is None else given["value"]

@@ -26,7 +26,7 @@ HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "last written", "trains")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command; a word is parsed only to explain what to use instead."""
+    """Add the arguments of the command. A word is accepted only to explain what to use instead."""
     parser.add_argument("word", nargs="?", help=argparse.SUPPRESS)
     add_json(parser)
     add_folder_flags(parser)
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Show the runs of the output folder, according to their files.
 
     Raises:
-        ValueError: a word was given; the message says how to show a run or another folder.
+        ValueError: if a word was given. The message says how to show a run or another folder.
     """
     if (word := options.word) is not None:
         raise InputError("commands.list_takes_no_run", word=word, quoted=shlex.quote(word))
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _written_at(path: Path) -> float | None:
-    """Return the Unix time at which a run last wrote metrics or its summary."""
+    """Return the Unix time of the last write to a run's metrics or summary, or None."""
     moments = [changed_at(path / name) for name in ("summary.json", METRICS_FILE)]
     return max((moment for moment in moments if moment is not None), default=None)
 

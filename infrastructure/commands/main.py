@@ -1,8 +1,8 @@
 """The `temper` command: the table of commands, and the handling of errors.
 
 A traceback is shown only with `--log-level DEBUG`; a failed run keeps one in its log directory.
-Like all output, both contain no secrets. Nothing heavy is imported before a command needs it, so
-that `--help` answers immediately.
+Neither contains secrets. Large packages are imported only when a command needs them, so that
+`--help` answers immediately.
 """
 
 import argparse
@@ -77,7 +77,7 @@ _OF_FEATURES = {name: one for feature in features() for name, one in feature.com
 for _name, _command in _OF_FEATURES.items():
     GROUPS[_command.group][_name] = _command.help
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-# The same by other names: those of the specification, and what people type.
+# Other names of commands: those of the specification, and those that people type.
 SAME_COMMANDS = {
     "train-resume": "resume",
     "train-eval": "eval",
@@ -91,7 +91,11 @@ HIDDEN = "train-detached"
 # An agent of ours, torchrun or accelerate may start several of these; the first one leads. Their
 # work is not what they print.
 TRAINS = ("train", "resume", HIDDEN)
-GOES_ON = ("train", "resume", "sweep")  # with what it has saved, when it is called again
+GOES_ON = (
+    "train",
+    "resume",
+    "sweep",
+)  # these resume from their saved state when they are called again
 
 INTERRUPTED = "temper: interrupted"
 
@@ -108,8 +112,8 @@ class Command(Protocol):
         """Run the command, and return its exit code.
 
         Raises:
-            ValueError: wrong input; the message is one sentence.
-            TemperError, OSError: the command failed.
+            ValueError: if the input is wrong; the message is one sentence.
+            TemperError, OSError: if the command failed.
         """
 
 
@@ -121,7 +125,7 @@ def command(name: str) -> Command:
 
 
 def create_parser() -> CommandParser:
-    """Create the parser of the whole command line; arguments of a command are added on demand."""
+    """Create the parser of the whole command line. Arguments of commands are added on demand."""
     parser = CommandParser(
         prog=PROGRAM,
         description=phrase("commands.help_temper"),
@@ -138,8 +142,7 @@ def create_parser() -> CommandParser:
 
 
 def with_full_names(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with the names that commands have here: `help train` is
-    `train --help`."""
+    """Replace other names of commands in a command line: `help train` becomes `train --help`."""
     first, *rest = words or [""]
     if first == "help":
         return [*with_full_names(rest[:1]), "--help"] if rest else ["--help"]
@@ -151,7 +154,7 @@ def _add_arguments(name: str, parser: CommandParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit code; an agent of several processes gets it as well."""
+    """Run one command, record its exit code for an agent of several processes, and return it."""
     with spelled_by(_as_flag):
         code = _run_and_flush(arguments)
     if (agent := agent_folder()) is not None:
@@ -160,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_and_flush(arguments: Sequence[str] | None) -> int:
-    """Run one command and flush its output, even if stdout and stderr fail."""
+    """Run one command and flush its output, even if stdout and stderr cannot be written to."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     with lossy_output("stderr"):
@@ -220,7 +223,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _how_to_go_on(arguments: Sequence[str] | None) -> str:
-    """Return how to resume after an interruption; empty if the command cannot resume."""
+    """Return how to resume after an interruption, or "" if the command cannot resume."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = next(iter(words), "")
     goes_on = SAME_COMMANDS.get(name, name) in GOES_ON or words[:2] == ["queue", "run"]
@@ -246,7 +249,7 @@ def _train_with_first(process: LaunchedProcess) -> int:
 
 
 def _lost(error: ProcessLostError) -> ExitCode:
-    """Handle the loss of another process; if there is an agent, it reports what happens next."""
+    """Handle the loss of another process. If there is an agent, it reports what happens next."""
     agent = agent_folder()
     if agent is None:
         return _fail(error, ExitCode.PROCESS_LOST)
@@ -268,7 +271,7 @@ def _fail(error: BaseException, code: ExitCode) -> ExitCode:
 
 
 def _sentence(error: BaseException) -> str:
-    """Return the message of an error; if permission was denied, with the path."""
+    """Return the message of an error. If permission was denied, it includes the path."""
     if isinstance(error, PermissionError) and error.filename is not None and error.errno:
         return phrase("commands.permission_denied", path=error.filename)
     return str(error)
@@ -279,21 +282,21 @@ def _print_error(text: str) -> None:
 
 
 def _as_flag(key: str, value: str) -> str:
-    """Spell a setting as on the command line; the settings are only loaded when one is spelled."""
+    """Spell a setting as on the command line. The settings are loaded only when one is spelled."""
     from infrastructure.config.sources.spelling import as_flag
 
     return as_flag(key, value)
 
 
 def _fail_unexpectedly(error: Exception) -> ExitCode:
-    """Report an unforeseen error: its type, where it was raised, and where to find more."""
+    """Report an unexpected error: its type, where it was raised, and where to find more."""
     shown = _show_traceback(error)
     _print_error(f"{described(error)}{_notes(error)}{_hint(error, shown)}")
     return ExitCode.FAILED
 
 
 def _hint(error: BaseException, shown: bool) -> str:
-    """Return where the traceback is, or how to see it."""
+    """Return a hint on where the traceback is, or how to see it."""
     if shown:
         return ""
     path = traceback_file(error)

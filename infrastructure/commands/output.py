@@ -16,10 +16,10 @@ def show(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
 
 @contextmanager
 def loading_torch(as_json: bool = False) -> Iterator[None]:
-    """Show that PyTorch is loading, which takes seconds; the imports go inside.
+    """Show a message while PyTorch is imported inside the block, which takes seconds.
 
     Args:
-        as_json: show nothing, because the output must be a JSON object only.
+        as_json: show nothing, because the output must be only a JSON object.
     """
     if as_json:
         with importing():
@@ -32,5 +32,5 @@ def loading_torch(as_json: bool = False) -> Iterator[None]:
 
 
 def progress(as_json: bool, line: str) -> None:
-    """Print a line while a command works; to standard error if the result is JSON."""
+    """Print a line while a command works, on standard error if the result is JSON."""
     (show_beside if as_json else show_line)(line)

@@ -1,4 +1,4 @@
-"""The parser of the `temper` command. Imports only what every command needs."""
+"""The parser of the `temper` command. It imports only the modules that every command needs."""
 
 import argparse
 import shlex
@@ -23,12 +23,12 @@ SHORT_FLAGS = 60  # above this number of arguments, `--help` only shows the most
 class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises ValueErrors of one sentence instead of printing its usage.
 
-    Its arguments are added when it is first used, because a command can have about two hundred
-    flags.
+    The arguments are added when the parser is first used, because a command can have about two
+    hundred flags.
 
     Args:
-        add_arguments: adds them.
-        groups: of the commands, by heading: name and what it does.
+        add_arguments: the function that adds the arguments.
+        groups: for each heading, the commands below it: their names and descriptions.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CommandParser(argparse.ArgumentParser):
         return len(self._actions) > SHORT_FLAGS
 
     def format_help(self) -> str:
-        """What `--help` prints."""
+        """Return the text of `--help`."""
         if self._groups is not None:
             return self._grouped_help(self._groups)
         if not self.complete()._is_long():
@@ -97,7 +97,7 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Refuse unknown commands and values; argparse's own message would list hidden commands."""
+        """Refuse unknown commands and values, with a message that does not list hidden commands."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from infrastructure.commands.unknown_words import unknown_command
 
@@ -121,7 +121,7 @@ class CommandParser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _refuse_value_of_another(self, action: argparse.Action, value: object) -> None:
-        """Raise an error with the flag that `value` belongs to, if there is one."""
+        """Raise an error that names the flag to which `value` belongs, if there is one."""
         for other in self._actions:
             if other.option_strings and other.choices is not None and value in other.choices:
                 flag, given = other.option_strings[-1], action.option_strings[-1]
@@ -130,19 +130,19 @@ class CommandParser(argparse.ArgumentParser):
                 )
 
     def add_actions(self) -> Any:
-        """Add a second word to the command, such as `verify` in `temper checkpoints verify`."""
+        """Add subcommands to the command, such as `verify` in `temper checkpoints verify`."""
         return self.add_subparsers(
             dest="action", metavar="ACTION", required=True, parser_class=CommandParser
         )
 
 
 def as_sentence(text: str) -> str:
-    """Turn the entry of a command in the list of commands into the description in its own help."""
+    """Return the description in a command's help, made from its entry in the list of commands."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _is_a_run(word: str) -> bool:
-    """Return whether an unknown command looks like a run: its path, or its ID (date first)."""
+    """Return whether an unknown command looks like a run: a path, or an ID with its date first."""
     return "/" in word or "@" in word or word[:8].isdecimal()
 
 
@@ -159,7 +159,7 @@ class ShowAll(argparse.Action):
 
 
 class ShowVersion(argparse.Action):
-    """The action of `--version`; the version is looked up on request, as this searches the path."""
+    """The action of `--version`. It looks up the version only on request, which is slow."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -176,10 +176,10 @@ class ShowVersion(argparse.Action):
 
 
 def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; the error for an unknown flag suggests the nearest existing one.
+    """Parse the command line. The error for an unknown flag suggests the nearest existing one.
 
     Raises:
-        ValueError: the command line cannot be parsed.
+        ValueError: if the command line cannot be parsed.
     """
     words = sys.argv[1:] if arguments is None else arguments
     words = [_with_dashes(word) for word in words]
@@ -210,7 +210,7 @@ def _refuse_value_of_switch(
     """Refuse `--lora true`, in which `true` would be taken for DATA.
 
     Raises:
-        ValueError: the message says how to switch the flag on and off.
+        ValueError: if a word follows such a flag; the message says how to switch it on and off.
     """
     pairs = [pair for pair in pairwise(words) if pair[1].lower() in TRUTH]
     if not any(flag.startswith("--") for flag, _ in pairs):
@@ -228,7 +228,7 @@ def _refuse_value_of_switch(
 
 
 def _name_with_spaces(words: Sequence[str]) -> str | None:
-    """Return consecutive words that together are the name of an existing file or folder."""
+    """Return consecutive words that together form the name of an existing file or folder."""
     for first, last in combinations(range(len(words) + 1), 2):
         name = " ".join(words[first:last])
         if last - first > 1 and len(name) < LONGEST_NAME and Path(name).exists():
@@ -241,8 +241,8 @@ def _words_before_flags(
 ) -> list[str] | None:
     """Return the command line with its positional words together, as argparse expects them.
 
-    `RUN --flag FOLDER` becomes `RUN FOLDER --flag`. None if the unknown word is a flag, or if it is
-    not clear where a word belongs.
+    `RUN --flag FOLDER` becomes `RUN FOLDER --flag`. Return None if the unknown word is a flag, or
+    if it is not clear where a word belongs.
     """
     first_flag = next((i for i, word in enumerate(words) if word.startswith("-")), 0)
     num_commands = 1 + (getattr(options, "action", None) is not None)
@@ -270,7 +270,7 @@ def known_flags(parser: CommandParser, *words: str) -> list[str]:
 
 
 def subcommands(parser: CommandParser) -> dict[str, CommandParser]:
-    """Return the parsers of a command's second words, or of all commands; empty without any."""
+    """Return the subcommands of a command, or all commands, with their parsers; empty if none."""
     actions = parser.complete()._actions
     choices = [a.choices for a in actions if isinstance(a, argparse._SubParsersAction)]
     return dict(choices[0]) if choices else {}

@@ -58,15 +58,15 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run an action, and return its exit code.
 
-    The action `run` returns FAILED if a run failed. Otherwise it returns NOT_CONFIRMED, or the exit
-    code of a signal, as a single run does.
+    For the action `run`, this is FAILED if a run failed. Otherwise it is that of a single run, such
+    as NOT_CONFIRMED or the exit code of a signal.
     """
     act = {"add": add, "run": run_queue, "list": list_jobs, "remove": remove}[options.action]
     return act(options)
 
 
 def add(options: argparse.Namespace) -> int:
-    """Add a job; a configuration that cannot work is refused now, not when its turn comes."""
+    """Add a job. A configuration that cannot work is refused now, not when the job starts."""
     given = options.data, flags_given(options), accepted(options), options.config
     new_job(*given)  # secrets are refused first, because any other message might show them
     config = configure(options, {"data.path": options.data})
@@ -111,7 +111,7 @@ def _queue_of(options: argparse.Namespace) -> TrainingQueue:
 
 
 def _show(as_json: bool, jobs: Sequence[Job], empty: str, runner: str | None = None) -> None:
-    """Show the jobs, a few lines each, or as one object."""
+    """Show the jobs, as a few lines each or as one JSON object."""
     facts = {"jobs": [job.to_dict() for job in jobs], "run_by": runner}
     if not jobs:
         show(as_json, facts, empty)

@@ -1,4 +1,4 @@
-"""Training on several processes: the command's own process becomes the agent that starts them."""
+"""Training on several processes, for which the command's own process becomes the agent."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,19 +16,19 @@ def on_several_processes(
     stdin: bytes | None = None,
     before_line: Callable[[Path], None] = do_nothing,
 ) -> int | None:
-    """Train on as many processes as configured, each of which gets this command line.
+    """Start as many training processes as configured, each with this command line.
 
     Args:
         words: the command line.
         stdin, before_line: see `Agent`.
 
     Returns:
-        The exit code. None: nothing was done, because one process is enough, or because a launcher
-        started this one.
+        The exit code, or None if nothing was done because one process is enough or a launcher
+        started this process.
 
     Raises:
-        ConfigurationError: there are fewer GPUs than processes.
-        StopSignal: a signal came before the run could stop in order.
+        ConfigurationError: if there are fewer GPUs than processes.
+        StopSignal: if a signal came before the run could stop cleanly.
     """
     if config.num_processes == 1 or config.training.method != SFT or is_launched():
         return None

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Resume with the recorded settings, changed by those given now."""
+    """Resume a run with its recorded settings and the settings given now."""
     config = configure(options)
     if config.new_run and config.source("new_run").layer is Layer.FLAG:
         raise InputError("commands.resume_with_new_run")
@@ -64,7 +64,7 @@ def resume(
     A run that cannot be resumed is refused before torch is loaded.
 
     Args:
-        words: the command line, for each of several processes.
+        words: the command line that each process gets if several processes train.
         place: see `find_to_resume`.
     """
     from infrastructure.deployment.resuming import find_to_resume

@@ -14,14 +14,14 @@ from infrastructure.monitoring.records.run_list import names_version, run_or_mod
 def configure(
     options: argparse.Namespace, arguments: Mapping[str, object] | None = None
 ) -> DeploymentConfig:
-    """Merge flags, environment and file, and apply what must be set before torch is imported.
+    """Merge flags, environment and file, and apply settings that must precede the import of torch.
 
     Args:
-        arguments: settings, by key, that are positional arguments instead of flags; None if not
-            given.
+        arguments: settings, by key, that are positional arguments instead of flags; a value of None
+            was not given.
 
     Raises:
-        ConfigurationError: a value is wrong.
+        ConfigurationError: if a value is wrong.
     """
     given = {key: value for key, value in (arguments or {}).items() if value is not None}
     config = load_config(options.config, flags={**flags_given(options), **given})
@@ -32,7 +32,7 @@ def configure(
 def resolve_model(name: str, output_dir: Path) -> str:
     """Return a model's folder or Hub name as `named_model` does.
 
-    Torch is loaded only for a version of a run, whose model is exported first.
+    Torch is loaded only if the name is that of a version of a run, whose model is exported first.
     """
     if not names_version(name):
         return run_or_model(name, output_dir)
@@ -42,7 +42,7 @@ def resolve_model(name: str, output_dir: Path) -> str:
 
 
 def use_versions(config: DeploymentConfig) -> None:
-    """Resolve a model or teacher that is a version of a run; torch is loaded only in that case."""
+    """Resolve a model or teacher model that is a version of a run. Only then is torch loaded."""
     if names_version(config.model.name) or names_version(config.training.teacher or ""):
         from infrastructure.deployment import version_model
 
@@ -53,7 +53,7 @@ def training_words(options: argparse.Namespace, without: Collection[str] = ()) -
     """Return a `temper train` command, as words, with the same data, flags and configuration file.
 
     Args:
-        without: keys of settings whose flags are left out.
+        without: the keys of settings whose flags to leave out.
     """
     words = ["temper", "train", *([options.data] if options.data is not None else [])]
     for flag, value in flags_given(options).items():

@@ -1,6 +1,6 @@
-"""The `--help` text of a command that has a flag for every setting: the most used flags.
+"""The short `--help` text of a command that has a flag for every setting.
 
-`--help-all` shows all of them.
+It shows the most used flags; `--help-all` shows all of them.
 """
 
 import argparse
@@ -129,7 +129,7 @@ def short_help(parser: argparse.ArgumentParser) -> str:
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """Format a flag and its description, indented; on a narrow terminal on several lines."""
+    """Format a flag and its description, indented, and on several lines on a narrow terminal."""
     width = max(40, min(shutil.get_terminal_size().columns, 100))
     lines = textwrap.wrap(text, width - FLAG_WIDTH - 2) or [""]
     first, *rest = lines

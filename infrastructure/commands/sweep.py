@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the sweep; return DONE with a best trial, INTERRUPTED if trials are left, else FAILED."""
+    """Run the sweep. Return DONE with a best trial, INTERRUPTED if trials are left, else FAILED."""
     from infrastructure.deployment.given_paths import check_given
 
     dimensions = parse_search(options.search)
@@ -112,10 +112,10 @@ def goal_of(options: argparse.Namespace, config: DeploymentConfig) -> Goal:
 def check(
     dimensions: list[Dimension], config: DeploymentConfig, goal: Goal, num_trials: int
 ) -> None:
-    """Refuse a search that cannot work, before anything takes time.
+    """Check that a search can work, before any long operation.
 
     Raises:
-        ConfigurationError: with what is wrong and what to do.
+        ConfigurationError: if it cannot; the message says what is wrong and what to do.
     """
     if num_trials < 1:
         raise ConfigurationError("commands.too_few_trials", count=num_trials)
@@ -139,7 +139,7 @@ def check(
 def table(
     results: list[TrialResult], best: TrialResult | None, dimensions: list[Dimension], goal: Goal
 ) -> str:
-    """Format all trials as a table, one per line; the best one is marked."""
+    """Format all trials as a table with one line each. The best trial is marked."""
     names = [one.name for one in dimensions]
     rows = []
     for one in results:

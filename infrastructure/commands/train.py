@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train a model; a configuration that cannot work is refused before torch is loaded."""
+    """Train a model. A configuration that cannot work is refused before torch is loaded."""
     from infrastructure.deployment.given_paths import check_given
 
     config = configure(options, {"data.path": options.data})
@@ -46,12 +46,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
-    """Ask the user at the terminal about data that is probably not what was meant.
+    """Ask the user at the terminal to confirm data that is probably not the intended data.
 
-    This happens before torch is loaded, and not for a run that resumes.
+    This happens before torch is loaded. A resumed run does not ask.
 
     Raises:
-        UnconfirmedDataError: the user declined, or there is no terminal.
+        UnconfirmedDataError: if the user declined, or there is no terminal.
     """
     try:
         check_meant(config.data)
@@ -64,7 +64,7 @@ def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None
 
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
-    """Resume the run with the same purpose, or start one; see `exit_code_of_training`."""
+    """Resume the run with these settings, or start one; see `exit_code_of_training`."""
     from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
 
     with rows_encoded_ahead(config):
@@ -76,8 +76,8 @@ def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
 def exit_code_of_training(summary: Summary) -> ExitCode:
     """Return the exit code for the `summary` of a run.
 
-    For a stopped run it is that of the signal, or INTERRUPTED; for a finished one whose backup is
-    not confirmed it is NOT_CONFIRMED.
+    For a stopped run, this is the exit code of the signal, or INTERRUPTED. For a finished run
+    without a confirmed backup, it is NOT_CONFIRMED.
     """
     if summary["status"] == "stopped":
         name = summary["signal"]
@@ -90,10 +90,10 @@ def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     """Start a run that outlives this shell, and show its output until it has a run directory.
 
     Returns:
-        DONE as soon as it trains; the exit code of the process if it ended before that.
+        DONE as soon as the run trains, or the exit code of its process if that ended before.
 
     Raises:
-        ValueError: the configuration cannot work, or the same run is already being prepared.
+        ValueError: if the configuration cannot work, or the same run is already being prepared.
     """
     from infrastructure.deployment import detached
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train what standard input describes."""
+    """Train the run that standard input describes."""
     text = sys.stdin.read()
     given = json.loads(text)
     config = DeploymentConfig.from_dict(given["configuration"])
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if code is not None:
         return code
-    # its output is read where it was started: there, settings are flags or keywords
+    # its output is read where it was started, so settings are spelled as there
     with spelled_by(as_keyword) if given.get("is_python") else nullcontext():
         return train(folder, config, given["accept"], run_path, given.get("trial"))
 
@@ -68,7 +68,7 @@ def train(
     directory.
 
     Args:
-        trial: the trial of a sweep that this run is; None: it belongs to no sweep.
+        trial: the trial of a sweep to which this run belongs, or None.
     """
     from infrastructure.deployment.deploy_training import TrainingDeployment
     from infrastructure.deployment.sweep_trial import trial_observer
@@ -93,7 +93,7 @@ def train(
 
 
 def _move_output(before: Path, after: Path) -> None:
-    """Append the output of this process to `after` from now on, after what it printed so far."""
+    """Append the output of this process to `after` from now on, after the earlier output."""
     try:
         after.parent.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()

@@ -27,7 +27,7 @@ NO_COMMAND = {
 
 
 def flag_hint(flag: str, known: Collection[str], command: str) -> str:
-    """Return how Temper spells or replaces a flag of other tools, or the nearest `known` flag."""
+    """Return Temper's name or alternative for another tool's flag, or the nearest `known` flag."""
     name = plain_name(flag)
     is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
     if name in ABSENT or is_taken:

@@ -20,7 +20,7 @@ from infrastructure.monitoring.records.run_owner import (
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.watch import LOOK_SECONDS, check_interval, watch
 
-STARTING_SECONDS = 300.0  # by then a run has its directory, or has it in another folder
+STARTING_SECONDS = 300.0  # after this time, the run has its directory, here or in another folder
 NICENESS = 10  # training on this machine takes precedence
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a run until it ends; the exit code is FAILED if the run failed."""
+    """Show a run until it ends. Return FAILED if the run failed."""
     check_interval(options.every)
     output_dir = Path(configure(options).output_dir)
     if options.run is None and not (options.once or options.json):
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
     """Wait for the run of a process that was started in this folder and is still loading PyTorch.
 
-    Return its path; None if there is no such process, or if it ended before it had a run.
+    Return the path of the run, or None if there is no such process or it ended before it had a run.
     """
     for process in started_trainings(Path.cwd()):
         if _run_of(process.pid, output_dir) is None:
@@ -89,7 +89,7 @@ def _run_of(pid: int, output_dir: Path) -> Path | None:
 
 
 def _wait_for_run(output_dir: Path, interval_seconds: float) -> None:
-    """Wait until there is a run; `temper watch` may be started before the first one."""
+    """Wait until there is a run, because `temper watch` may be started before the first one."""
     if not runs_in(output_dir):
         print(phrase("commands.waiting_for_first_run", output_dir=output_dir), flush=True)
     while not runs_in(output_dir):

@@ -1,1 +1,1 @@
-"""Layer 1: the configuration and the source of each value. Does not depend on torch."""
+"""Layer 1: the configuration and the source of each value. It does not depend on torch."""

@@ -1,7 +1,7 @@
-"""Every other spelling of a key, mapped to the canonical key (`section.field`).
+"""The other spellings of each key, mapped to the canonical key (`section.field`).
 
-The specifications spell the same thing in several ways; this is the only table of these spellings.
-It maps names, never values.
+The specifications spell some keys in several ways, and all these spellings are in this table. It
+maps names, never values.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -42,7 +42,7 @@ KEYS = {
 
 
 def canonical(key: str) -> str:
-    """Return the canonical form of a dotted key, or the key if it is not another spelling."""
+    """Return the canonical form of a dotted key, or the key itself if it is not in the table."""
     for prefix, meant in PREFIXES.items():
         if key.startswith(prefix):
             key = meant + key.removeprefix(prefix)
@@ -51,7 +51,7 @@ def canonical(key: str) -> str:
 
 
 def canonical_section(path: str) -> str:
-    """Return the canonical form of a section's path; `QLORA` for the nested `qlora`."""
+    """Return the canonical form of a section's path, and `QLORA` for the nested section `qlora`."""
     return canonical(path + ".").removesuffix(".")
 
 
@@ -65,7 +65,7 @@ def spellings(keys: Collection[str]) -> dict[str, str]:
 
 
 def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """Yield (given name, canonical key, value) of one section's keywords; `qlora` is flattened."""
+    """Yield (given name, canonical key, value) of a section's keywords, with `qlora` flattened."""
     for name, value in values.items():
         path = f"{section}.{name}"
         if canonical_section(path) == QLORA and value is not None:

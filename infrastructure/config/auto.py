@@ -1,4 +1,4 @@
-"""The values that "auto" stands for, if neither the machine nor a measurement is needed."""
+"""The values that "auto" stands for, where neither the machine nor a measurement decides."""
 
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ FINETUNE_EPOCHS = 3
 
 
 def trains_from_scratch(model: ModelConfig) -> bool:
-    """Return whether the model starts from new weights; a registered model's builder may differ."""
+    """Return whether the model starts from new weights. A registered model may do so, too."""
     return model.name == "embedded"
 
 
@@ -34,7 +34,7 @@ def is_lora_folder(name: str) -> bool:
 
 
 def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch: bool) -> float:
-    """Return the peak learning rate: as given, or for "auto" the default for this kind of run."""
+    """Return the given peak learning rate, or for "auto" the default for this kind of run."""
     if training.learning_rate != "auto":
         return training.learning_rate
     if trains_lora(model):
@@ -45,7 +45,7 @@ def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch
 
 
 def added_learning_rate_for(training: TrainingConfig, learning_rate: float) -> float:
-    """Return the peak learning rate of weights that extensions add, which start untrained.
+    """Return the peak learning rate of the untrained weights that extensions add.
 
     Args:
         learning_rate: the peak learning rate of the model's own weights.
@@ -58,12 +58,13 @@ def added_learning_rate_for(training: TrainingConfig, learning_rate: float) -> f
 def num_epochs_for(
     training: TrainingConfig, from_scratch: bool, num_steps_per_epoch: int, num_phases: int = 1
 ) -> int:
-    """Return the epochs in each phase: as given, or for "auto" as many as `max_steps` needs.
+    """Return the given epochs in each phase, or for "auto" as many as `max_steps` needs.
 
     Without `max_steps`, "auto" is `SCRATCH_EPOCHS` or `FINETUNE_EPOCHS`.
 
     Args:
-        num_phases: the number of phases that share `max_steps`; with several, none is cut off.
+        num_phases: the number of phases that share `max_steps`. With several, no phase is cut
+            short.
     """
     if training.num_epochs != "auto":
         return training.num_epochs
@@ -75,10 +76,10 @@ def num_epochs_for(
 
 
 def attention_for(model: ModelConfig, training: TrainingConfig) -> str:
-    """Return the attention implementation that both sections ask for; "auto" if neither does.
+    """Return the attention implementation that the sections request, or "auto" if neither does.
 
     Raises:
-        ConfigurationError: the sections ask for different ones.
+        ConfigurationError: if the sections request different ones.
     """
     wanted = {None: "auto", True: "sdpa", False: "eager"}[training.memory_efficient_attention]
     if "auto" in (wanted, model.attention):

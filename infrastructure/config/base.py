@@ -21,15 +21,15 @@ from infrastructure.core.messages import Setting, phrase
 
 
 class ConfigurationError(InputError):
-    """A wrong setting; its text has one sentence per problem, ready for the user."""
+    """An error for wrong settings. Its text has one sentence per problem, ready for the user."""
 
 
 class ConfigSection(BaseModel):
-    """Base of all sections.
+    """The base class of all sections.
 
     Attributes:
         prefix: the section's path in the configuration, such as "training".
-        used_when: conditions that apply to all of its fields.
+        used_when: conditions that apply to all fields of the section.
     """
 
     prefix: ClassVar[str] = ""
@@ -64,14 +64,14 @@ class ConfigSection(BaseModel):
             raise
 
     def check_together(self) -> None:
-        """Check the fields against each other, after every change; raises `ConfigurationError`."""
+        """Check the fields against each other after every change; raise `ConfigurationError`."""
 
     @classmethod
     def check_value(cls, name: str, value: object) -> object:
-        """Return one field's value, checked and in its final form, whatever the other fields are.
+        """Check the value of one field, whatever the others are, and return its final form.
 
         Raises:
-            ConfigurationError: the field does not accept this value.
+            ConfigurationError: if the field does not accept this value.
         """
         try:
             probe = cls.__pydantic_validator__.validate_assignment(_empty(cls), name, value)
@@ -81,10 +81,10 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def of_checked(cls, values: Mapping[str, Any]) -> Self:
-        """Build the section from values that `check_value` returned; other fields get defaults.
+        """Build the section from values that `check_value` returned. Other fields get defaults.
 
         Raises:
-            ConfigurationError: the values contradict each other.
+            ConfigurationError: if the values contradict each other.
         """
         section = cls.model_construct(**values)
         section.check_together()
@@ -96,7 +96,7 @@ class ConfigSection(BaseModel):
         """Normalize a value before it is validated.
 
         The text `none` becomes None if the field allows it. A word may be capitalized, or be
-        another tool's word for it. A boolean is never accepted as a number.
+        another tool's word for the same value. A boolean is never accepted as a number.
         """
         field = cls.model_fields[str(info.field_name)]
         types = kinds(field.annotation)
@@ -111,7 +111,7 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def _canonical(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """Return keywords under their canonical names; two spellings of one field must agree."""
+        """Return keywords under their canonical names. Two spellings of one field must agree."""
         given: dict[str, tuple[str, object]] = {}
         for spelt, key, value in spelt_in_section(cls.prefix, values):
             section, _, name = key.rpartition(".")
@@ -149,7 +149,7 @@ def with_fields_of_features(section: str) -> type[ConfigSection]:
 
 
 def _word_of(words: Collection[str], given: str) -> str:
-    """Return the field's word that `given` stands for, or `given` itself if there is none."""
+    """Return the field's word for which `given` stands, or `given` itself if there is none."""
     if not words or given in words:
         return given
     meant = SAME_WORDS.get(plain_name(given), plain_name(given))
@@ -219,7 +219,7 @@ def unknown_field(section: type[ConfigSection], name: str) -> str:
 
 
 def kinds(annotation: Any) -> set[object]:
-    """Return the plain types inside an annotation, however deep in unions and `Annotated`."""
+    """Return the plain types inside an annotation, at any depth of unions and `Annotated`."""
     arguments = getattr(annotation, "__args__", None)
     if arguments is None:
         return {annotation}

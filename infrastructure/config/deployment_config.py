@@ -1,7 +1,7 @@
 """The root of the configuration: sections, settings of the whole run, and sources of values.
 
-Names of models, strategies, formats and plug-ins are plain text here; the code that uses them
-resolves them.
+Names of models, strategies, formats and plug-ins are plain text in the configuration. The code that
+uses them resolves them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -88,14 +88,14 @@ ASSIGNED_SOURCE = Source(Layer.KEYWORD, "assigned in Python")
 
 
 def _device_list(value: object) -> object:
-    """Write `0` and `[0, 1]` as CUDA expects them: "0" and "0,1"."""
+    """Convert `0` and `[0, 1]` to the form that CUDA expects: "0" and "0,1"."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _no_secret(value: str | None) -> str | None:
-    """Refuse a run name that contains a secret: it becomes a folder name, visible to all."""
+    """Refuse a run name that contains a secret, because it becomes the name of a visible folder."""
     if value is not None and redact(value) != value:
         raise InputError("config.secret_in_run_name")
     return value
@@ -123,9 +123,9 @@ def _flat(key: str) -> Any:
 class DeploymentConfig(FieldsOfFeatures):
     """The configuration of one run.
 
-    Accepts sections (`training=TrainingConfig(...)` or a mapping), the flat names of
-    `infrastructure.config.aliases.KEYS` (`batch_size=4`), canonical keys, and a `preset`. It reads
-    neither files nor the environment; `infrastructure.config.sources.load.load_config` does.
+    The constructor accepts sections (`training=TrainingConfig(...)` or a mapping), the flat names
+    of `infrastructure.config.aliases.KEYS` (`batch_size=4`), canonical keys, and a `preset`. It
+    does not read files or the environment; `infrastructure.config.sources.load.load_config` does.
     """
 
     model: ModelConfig = Field(default=ModelConfig(), description="The model and how it is loaded.")
@@ -234,9 +234,9 @@ class DeploymentConfig(FieldsOfFeatures):
 
     @property
     def num_epochs(self) -> Any:
-        """The value of `training.num_epochs`; if it is "auto", the resolved number.
+        """The value of `training.num_epochs`, or the resolved number if the setting is "auto".
 
-        The number is resolved as soon as a run with this configuration is assembled.
+        The number is resolved when a run with this configuration is assembled.
         """
         given = self.training.num_epochs
         return given if given != "auto" or self._num_epochs is None else self._num_epochs
@@ -246,7 +246,7 @@ class DeploymentConfig(FieldsOfFeatures):
         self.training.num_epochs = value
 
     def note_num_epochs(self, num_epochs: int) -> None:
-        """Record what `num_epochs: auto` resolves to; the setting itself is unchanged."""
+        """Record the number that `num_epochs: auto` resolves to. The setting stays unchanged."""
         self._num_epochs = num_epochs
 
     @classmethod
@@ -254,7 +254,8 @@ class DeploymentConfig(FieldsOfFeatures):
         """Build the configuration from layers of settings, lowest first.
 
         Raises:
-            ConfigurationError: unknown keys, wrong values or disagreement, with their sources.
+            ConfigurationError: if keys are unknown, or values are wrong or disagree; with their
+                sources.
         """
         config = cls.__new__(cls)
         config._merge(layers)
@@ -281,11 +282,11 @@ class DeploymentConfig(FieldsOfFeatures):
     def _inapplicable(
         self, layers: list[list[Setting]], settings: Mapping[str, Setting], dropped: set[str]
     ) -> set[str]:
-        """Return keys that a preset set and that do not apply here.
+        """Return the keys that a preset set but that do not apply to this configuration.
 
-        They are dropped, so that the user gets no message about a setting that nobody gave. A
-        setting does not apply if it has no effect here, if TRL's trainers do not support it, or if
-        there is one contradiction fewer without it.
+        They are dropped, so that the user gets no message about a setting that was never given. A
+        setting does not apply if it has no effect, if TRL's trainers do not support it, or if
+        dropping it removes a contradiction.
         """
         schema = schema_of(type(self))
         proposed = [setting for setting in settings.values() if is_of_preset(setting)]
@@ -309,11 +310,11 @@ class DeploymentConfig(FieldsOfFeatures):
         return {name: getattr(self, name) for name in feature_sections()}
 
     def value(self, key: str) -> Any:
-        """Return the value of a canonical key; false for an absent section (model.lora_config)."""
+        """Return the value of a canonical key; False for an absent section (model.lora_config)."""
         return value_at(self, key)
 
     def source(self, key: str) -> Source:
-        """Return where the value of a canonical key was set."""
+        """Return the source of the value of a canonical key."""
         return self._source_of(key, self._settings.get(key))
 
     def _source_of(self, key: str, setting: Setting | None) -> Source:
@@ -324,13 +325,13 @@ class DeploymentConfig(FieldsOfFeatures):
         return self._source_inside(key) or ASSIGNED_SOURCE
 
     def _source_inside(self, section: str) -> Source | None:
-        """Return where an optional section was switched on by one of its fields."""
+        """Return the source of the field that switched on an optional section, or None."""
         inside = [s for k, s in self._settings.items() if k.startswith(f"{section}.")]
         held = [s.source for s in inside if s.value == self.value(s.key)]
         return max(held, key=lambda source: list(Layer).index(source.layer), default=None)
 
     def sources(self) -> dict[str, Source]:
-        """Return where each value was set, by canonical key, without keys in absent sections."""
+        """Return the source of each value, by canonical key, without keys in absent sections."""
         settings = self._settings  # read once: Pydantic looks it up on each access
         return {key: self._source_of(key, settings.get(key)) for key in self.present_keys()}
 
@@ -341,10 +342,11 @@ class DeploymentConfig(FieldsOfFeatures):
         return [key for key in fields if not key.startswith(absent)]
 
     def check_supported(self) -> None:
-        """Check what matters only when a run starts: plug-ins exist, and sections fit together.
+        """Check, when a run starts, that all plug-ins exist and that the sections fit together.
 
         Raises:
-            ConfigurationError: a sentence for each setting that cannot be applied.
+            ConfigurationError: if a setting cannot be applied; with a sentence for each such
+                setting.
         """
         if problems := self.problems():
             raise ConfigurationError("\n".join(problems))
@@ -377,11 +379,11 @@ class DeploymentConfig(FieldsOfFeatures):
 
     @property
     def has_others(self) -> bool:
-        """Whether several processes train, as far as can be known without looking at GPUs."""
+        """True if several processes train, as far as this is known without querying the GPUs."""
         return self.num_processes != 1 or launched_process() is not None
 
     def _lora_in_passing(self) -> Iterable[str]:
-        """Return a message if LoRA trains a new model, unless a preset chose that model."""
+        """Yield a message if LoRA would train a new model, unless a preset chose that model."""
         if self.source("model.name").layer is Layer.PRESET:
             return []
         source, switch = self.source("model.lora_config"), "model.lora_config"
@@ -390,7 +392,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return lora_in_passing(self.model, self._settings, place)
 
     def notes(self) -> list[str]:
-        """Return notes for the start of a run, such as settings without effect or costly ones."""
+        """Return notes for the start of a run, as on settings without effect or costly settings."""
         is_model_named = self.source("model.name") != DEFAULT_SOURCE
         with spelled_as_given(self.source):
             of_settings = [
@@ -402,13 +404,13 @@ class DeploymentConfig(FieldsOfFeatures):
         return [*of_settings, *kept, *self._further_notes]
 
     def note(self, sentence: str) -> None:
-        """Add a sentence to the notes; a repeated sentence is added only once."""
+        """Add a sentence to the notes, unless they contain it already."""
         if sentence not in self._further_notes:
             self._further_notes.append(sentence)
 
     @property
     def environment_notes(self) -> list[str]:
-        """Sentences about environment variables that look like settings but set nothing."""
+        """The sentences about environment variables that look like settings but set nothing."""
         return list(self._environment_notes)
 
     def note_environment(self, sentences: Iterable[str]) -> None:
@@ -432,12 +434,12 @@ class DeploymentConfig(FieldsOfFeatures):
         return saved | self.plugins_to_dict()
 
     def plugins_to_dict(self) -> dict[str, object]:
-        """Return the part of `to_dict` on where plug-ins come from; empty if there are none."""
+        """Return the part of `to_dict` with the origins of plug-ins; empty if there are none."""
         origins = plugin_names.origins_of(self, self._plugins)
         return {PLUGINS: plugin_names.as_json(origins)} if origins else {}
 
     def adopt_plugins(self) -> None:
-        """Make names in this process mean what they meant where this run began."""
+        """Let plug-in names in this process refer to the same plug-ins as when the run began."""
         adopt_origins(self._plugins)
         self._plugin_notes += plugin_names.find_where_they_were(self._plugins)
 
@@ -457,7 +459,8 @@ class DeploymentConfig(FieldsOfFeatures):
         """Build the configuration that `to_dict` wrote, with its original sources.
 
         Raises:
-            ConfigurationError: unknown keys, wrong values, or a value that was masked as a secret.
+            ConfigurationError: if keys are unknown, values are wrong, or a value was masked as a
+                secret.
         """
         refuse_masked(saved)
         plugins = plugin_names.from_json(saved.get(PLUGINS, {}))
@@ -477,12 +480,14 @@ class DeploymentConfig(FieldsOfFeatures):
         return config
 
     def changed(self, changes: list[Setting]) -> "DeploymentConfig":
-        """Return a copy with `changes` applied, each with the source where it was set.
+        """Return a copy with `changes` applied, each with its source.
 
-        A preset among them replaces the previous one, whose settings then count as not given.
+        A preset among the changes replaces the previous preset, whose settings then count as not
+        given.
 
         Raises:
-            ConfigurationError: unknown keys, wrong values or disagreement, with their sources.
+            ConfigurationError: if keys are unknown, or values are wrong or disagree; with their
+                sources.
         """
         own = [
             Setting(key, self.value(key), source)
@@ -503,13 +508,13 @@ class DeploymentConfig(FieldsOfFeatures):
         self._settings = self._settings | {key: Setting(key, self.value(key), source)}
 
     def know_models(self, names: Iterable[str]) -> None:
-        """Register names that mean a model even if a folder has the same name."""
+        """Register names that refer to a model even if a folder has the same name."""
         self._model_names |= frozenset(names)
 
     def short_warmup(self, total_steps: int) -> list[str]:
-        """Return a note if fewer steps warm up than requested: at most half of all steps do.
+        """Return a note if the requested warmup is shortened to half of all steps.
 
-        The default is meant for long runs and is shortened without a note.
+        The default warmup is meant for long runs and is shortened without a note.
         """
         wanted, used = self.training.warmup_steps, self.training.warmup_within(total_steps)
         if wanted == used or self.source("training.warmup_steps").layer is Layer.DEFAULT:
@@ -530,7 +535,7 @@ class DeploymentConfig(FieldsOfFeatures):
 
 @cache
 def _defaults(root: type[ConfigSection]) -> dict[str, object]:
-    """Return the default of every key, for comparison; cached, as computed defaults take time."""
+    """Return the default of every key. The result is cached, because computing it takes time."""
     fields = schema_of(root).fields
     return {key: s.default is not None if s.is_switch else s.default for key, s in fields.items()}
 
@@ -552,7 +557,7 @@ def check_sections(
         others: sections of features, by name.
 
     Raises:
-        ConfigurationError: a sentence for each setting that cannot be applied.
+        ConfigurationError: if a setting cannot be applied; with a sentence for each such setting.
     """
     used = {name: one for name, one in others.items() if name in training.extensions}
     sections = {"model": model, "training": training, "data": data, **used}

@@ -1,4 +1,4 @@
-"""Description of the configuration: every value with its source."""
+"""A description of the configuration, with every value and its source."""
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
@@ -9,7 +9,7 @@ from infrastructure.core.redact import redact
 def describe(config: DeploymentConfig, only_changed: bool = False) -> str:
     """Return one line per key, `key = value   (source)`, with secrets masked.
 
-    Lines about environment variables that look like settings but set nothing follow.
+    They are followed by lines about environment variables that look like settings but set nothing.
 
     Args:
         only_changed: leave out values that equal their default, even if they were set.

@@ -1,4 +1,4 @@
-"""Names in other tools: what the same thing is called in Temper, or what to do if it is missing."""
+"""Names in other tools, with Temper's name for the same thing, or advice if it has none."""
 
 from infrastructure.config.aliases import canonical
 from infrastructure.core.messages import Setting, phrase
@@ -228,7 +228,7 @@ ABSENT: dict[str, str] = {
 
 
 def known_elsewhere(name: str) -> str | None:
-    """Return what Temper calls another tool's name, or why it has no such thing; None: unknown."""
+    """Return advice on a name of another tool: Temper's name for it or an alternative, or None."""
     plain = plain_name(name)
     if plain in ABSENT:
         return phrase(ABSENT[plain])
@@ -238,7 +238,7 @@ def known_elsewhere(name: str) -> str | None:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a flag, key or variable as the tables here spell it."""
+    """Return the name of a flag, key or variable in the form that the tables of this module use."""
     return name.strip("-").rpartition(".")[2].replace("-", "_").lower()
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of what a field accepts and what was given, for error messages and `--help`."""
+"""Descriptions of the values that a field accepts and of given values, for errors and `--help`."""
 
 import json
 import types
@@ -17,7 +17,7 @@ _MAX_SHOWN = 80
 
 
 def allowed_values(info: FieldInfo) -> str:
-    """Return the values that a field accepts, such as `a whole number of at least 1 or "auto"`."""
+    """Describe the values that a field accepts: `a whole number of at least 1 or "auto"`."""
     return _describe_values(info.annotation, info.metadata)
 
 
@@ -43,13 +43,13 @@ def plain(value: object) -> str:
 
 
 def choices(info: FieldInfo) -> list[str]:
-    """Return the values of a field that accepts only a few words, as typed; else nothing."""
+    """Return the values of a field that accepts only a few words, as typed, or an empty list."""
     words = [_literal_words(leaf) for leaf in leaves(info.annotation)]
     return [word for some in words for word in some] if all(words) else []
 
 
 def words_taken(info: FieldInfo) -> list[str]:
-    """Return the words that a field accepts, possibly among other values: `auto`, `none`."""
+    """Return the words that a field accepts, possibly besides other values: `auto`, `none`."""
     named = metadata_of(info, RegisteredName)
     if named and get_origin(info.annotation) is not list:
         return list(named.names())
@@ -57,12 +57,12 @@ def words_taken(info: FieldInfo) -> list[str]:
 
 
 def metadata_of(info: FieldInfo, kind: type) -> Any:
-    """Return the first metadata of a class that a field carries, or None."""
+    """Return the first metadata of class `kind` that a field carries, or None."""
     return next((item for item in info.metadata if isinstance(item, kind)), None)
 
 
 def leaves(annotation: object) -> Iterator[Any]:
-    """Yield the parts of a union, however nested; the items of a list are not parts."""
+    """Yield the members of a union, however nested. The items of a list are not members."""
     if get_origin(annotation) is Annotated:
         yield from leaves(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):

@@ -1,7 +1,7 @@
 """The settings that decide the result of a run, and the comparison of two configurations by them.
 
-Every other setting may be changed when a run resumes: it affects where, how fast, how safely or how
-visibly the same numbers are computed.
+All other settings may change when a run resumes, because they affect only where, how fast, how
+safely or how visibly the same numbers are computed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ def _sections_of_features() -> tuple[str, ...]:
 
 
 def result_settings(config: DeploymentConfig) -> dict[str, object]:
-    """Return the settings that count, by key, as JSON values; local paths are absolute."""
+    """Return the settings that decide the result, by key, as JSON. Local paths are absolute."""
     nested = config.to_dict()["values"]
     left_out = tuple(_without_effect_on_the_result(config))
     keys = [
@@ -61,7 +61,7 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
 
 
 def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
-    """Yield the beginnings of keys that can decide a result but do not decide this one."""
+    """Yield the prefixes of keys that can decide a result but do not in this configuration."""
     training = config.training
     for name in feature_sections() - {*training.extensions}:
         yield f"{name}."
@@ -72,16 +72,17 @@ def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
 def backend_taken(settings: Mapping[str, object]) -> Literal["transformers", "unsloth"]:
     """Return the library that loaded the model, from the settings of a checkpoint.
 
-    If `auto` chose Unsloth, the settings record it.
+    The settings record Unsloth if `auto` chose it.
     """
     return "unsloth" if settings.get(BACKEND) == "unsloth" else "transformers"
 
 
 def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
-    """Yield, in order, the keys that differ between recorded settings and those of now.
+    """Yield, in order, the keys that differ between recorded and current settings.
 
-    A local path that no longer exists is compared only by its name: a run that resumes elsewhere
-    finds its data in another folder, and the data is compared by content before training continues.
+    A local path that no longer exists is compared only by its name. A run that resumes elsewhere
+    may find its data in another folder, and the data is compared by content before training
+    continues.
     """
     recorded = current_keys(recorded)
     for key in dict.fromkeys([*recorded, *now]):
@@ -95,9 +96,9 @@ def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) ->
 
 
 def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -> dict[str, object]:
-    """Return what `config` means in a run with these recorded settings.
+    """Return the settings of `config`, interpreted for a run with these recorded settings.
 
-    A default that the user did not set is the one that applied when the run began.
+    A setting that the user did not give has the default that applied when the run began.
     """
     recorded = current_keys(recorded)
     had = {key.partition(".")[0] for key in recorded}

@@ -1,4 +1,4 @@
-"""Names of the measures on held-out rows, and whether lower or higher values are better.
+"""The names of the measures on held-out rows, and which of them are better if higher.
 
 The code that computes them is in `infrastructure.evaluation` and, for single tokens, in
 `infrastructure.training.models.token_functions`.

@@ -11,7 +11,7 @@ from infrastructure.core.messages import phrase
 def take_effect(config: DeploymentConfig) -> None:
     """Set the console's log level and the visible GPUs.
 
-    Visible GPUs can be set only until CUDA is first used.
+    Visible GPUs can be set only before CUDA is first used.
     """
     start_console_log(config.log_level)
     if config.cuda_visible_devices is not None:
@@ -19,9 +19,9 @@ def take_effect(config: DeploymentConfig) -> None:
 
 
 def wants_gpus_by_number(config: DeploymentConfig) -> bool:
-    """Return whether the user named GPUs for this run, not for all programs of the machine.
+    """Return whether the user chose GPUs by number for this run, not for the whole machine.
 
-    Without these GPUs the run would silently train on the CPU.
+    If these GPUs did not exist, the run would silently train on the CPU.
     """
     devices = config.cuda_visible_devices
     is_given = config.source("cuda_visible_devices").layer is not Layer.ENVIRONMENT
@@ -29,5 +29,5 @@ def wants_gpus_by_number(config: DeploymentConfig) -> bool:
 
 
 def no_such_gpu(config: DeploymentConfig) -> str:
-    """Return the message for the case that none of the named GPUs exists."""
+    """Return the message for a run of whose chosen GPUs none exists."""
     return phrase("config.visible_device_not_found", devices=config.cuda_visible_devices)

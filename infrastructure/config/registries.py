@@ -1,9 +1,9 @@
-"""Registries of everything that is chosen by name and can be extended.
+"""The registries of everything that is chosen by name and can be extended.
 
-A name is added in a script by `register`, by an installed package's entry point, or given as an
-address, `module:name`. The names are known here without the code behind them, so that a wrong one
-is reported at once. The comment above each registry names the module that provides what is built
-in.
+A name is added by `register` in a script or by an entry point of an installed package, or given as
+an address, `module:name`. This module knows the names without loading the code behind them, so that
+a wrong name is reported at once. The comment above each registry names the module that provides the
+built-in entries.
 """
 
 from typing import Any

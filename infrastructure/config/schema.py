@@ -16,12 +16,12 @@ from infrastructure.core.messages import Setting, phrase
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One setting.
+    """The specification of one setting.
 
     Attributes:
-        key: canonical key, such as "training.batch_size".
+        key: the canonical key, such as "training.batch_size".
         section: the class that holds the field.
-        is_switch: the field is a whole section that may be absent (`model.lora_config`).
+        is_switch: True if the field is a whole section that may be absent (`model.lora_config`).
     """
 
     key: str
@@ -48,7 +48,8 @@ class Schema:
 
     Attributes:
         spellings: every accepted spelling of a key → the canonical key.
-        section_spellings: the same for paths of sections, and of `qlora`, which is nested like one.
+        section_spellings: the same for paths of sections, and for `qlora`, which is nested like a
+            section.
     """
 
     fields: dict[str, FieldSpec]
@@ -57,7 +58,7 @@ class Schema:
     section_spellings: dict[str, str]
 
     def unknown_key(self, key: str) -> str:
-        """Return the message for an unknown key; it prefers a field with the same last name."""
+        """Return the message for an unknown key. A field with the same last name is preferred."""
         leaf = key.rpartition(".")[2]
         if (known := known_elsewhere(key)) is not None:
             return phrase("config.key_of_another_tool", key=key, advice=known)
@@ -78,7 +79,7 @@ class Schema:
 
 @cache
 def schema_of(root: type[ConfigSection]) -> Schema:
-    """Return the schema of a root section; it is built once."""
+    """Return the schema of a root section. It is built once."""
     fields: dict[str, FieldSpec] = {}
     sections: dict[str, type[ConfigSection]] = {}
     for spec, section in _walk(root, ""):

@@ -1,6 +1,6 @@
-"""What run.json keeps of a configuration: no secrets, and paths that are valid from any directory.
+"""The form of a configuration in run.json: without secrets, and with absolute paths.
 
-Masked values are listed by key, so that a mask is never read back as a value.
+The keys of masked values are listed, so that a mask is never read back as a value.
 """
 
 import os
@@ -33,7 +33,7 @@ ALWAYS_LOCAL = ("cache.directory", "training.cache_dir", "output_dir")
 def without_secrets(
     values: Mapping[str, Any], masked: list[str], prefix: str = ""
 ) -> dict[str, object]:
-    """Return a copy of nested values with secrets masked; their keys are added to `masked`."""
+    """Return a copy of nested values with secrets masked. Their keys are added to `masked`."""
     copied: dict[str, object] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -48,10 +48,10 @@ def without_secrets(
 
 
 def refuse_masked(saved: Mapping[str, Any]) -> None:
-    """Refuse a record with masked values, which cannot be read back.
+    """Check that a record has no masked values, which cannot be read back.
 
     Raises:
-        ConfigurationError: names the settings whose values were not recorded.
+        ConfigurationError: if it has some; it names the settings whose values were not recorded.
     """
     masked = saved.get("masked")
     if masked is None:
@@ -62,7 +62,7 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
 
 
 def without_masked_place(saved: Mapping[str, Any]) -> dict[str, object]:
-    """Return the recorded values, without a backup destination whose password was masked."""
+    """Return the recorded values, without the backup destination if its password was masked."""
     values = dict(saved["values"])
     place = values.get("backup", {}).get("place")
     if place is not None and MASK in place:
@@ -79,10 +79,10 @@ def _keys_with_mask(values: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:
-    """Return a local path as an absolute path; names of models and Hub datasets are unchanged.
+    """Return a local path as an absolute path. Names of models and Hub datasets are unchanged.
 
     Args:
-        model_names: names that mean a model even if a folder has the same name.
+        model_names: names that refer to a model even if a folder has the same name.
     """
     is_folder = key == "backup.place" and ":" not in value
     if key in ALWAYS_LOCAL or is_folder or (value not in model_names and _exists(value)):
@@ -94,5 +94,5 @@ def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:
 
 
 def _exists(text: str) -> bool:
-    """Return whether a text is an existing path; `Path.exists` fails on a long template."""
+    """Return whether a text is an existing path. `Path.exists` fails on long text."""
     return os.path.exists(text)  # noqa: PTH110

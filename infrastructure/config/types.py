@@ -36,7 +36,7 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a field accepts in words, for error messages, `--help` and forms."""
+    """A description of the values that a field accepts, for error messages, `--help` and forms."""
 
     words: str
 
@@ -46,9 +46,9 @@ class UsedWhen:
     """A mark for a field, or a whole section, that has an effect only under a condition.
 
     Attributes:
-        holds: whether it has an effect in a whole configuration.
-        otherwise: the message that says why it has none.
-        remedy: the message that says what to do then.
+        holds: returns whether the field has an effect, given the whole configuration.
+        otherwise: the message that says why the field has no effect.
+        remedy: the message that says what to do about it.
         about: the arguments of `otherwise`.
     """
 
@@ -58,7 +58,7 @@ class UsedWhen:
     about: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def reason(self) -> str:
-        """Return why it has no effect."""
+        """Return why the field has no effect."""
         return phrase(self.otherwise, **self.about)
 
 
@@ -67,7 +67,7 @@ class SameResult:
     """A mark for a field that does not change the result of a run.
 
     Such a field affects where, how fast, how safely or how visibly the result is computed. A run
-    can resume with any value of it and comes to the same weights.
+    can resume with any value of the field and reaches the same weights.
     """
 
 
@@ -75,10 +75,11 @@ SAME_RESULT = SameResult()
 
 
 class UnknownNameError(ValueError):
-    """A name that a registry does not have.
+    """An error for a name that is not in a registry.
 
     Attributes:
-        hint: the nearest name that it has, as the end of a sentence; "" if none is near.
+        hint: a hint at the nearest name in the registry, as the end of a sentence, or "" if none is
+            near.
     """
 
     def __init__(self, text: str, hint: str) -> None:
@@ -90,11 +91,12 @@ class UnknownNameError(ValueError):
 class RegisteredName:
     """A mark for a field whose value, or each item of its list, is a registered name.
 
-    It may also be the address of a user-defined part (`module:name`), or one of a few other words.
+    The value may also be the address of a user-defined part (`module:name`), or one of a few other
+    words.
 
     Attributes:
-        is_late: an unknown name is reported when a run starts, because it may be registered after
-            the configuration is created.
+        is_late: True reports an unknown name only when a run starts, because it may be registered
+            after the configuration is created.
     """
 
     registry: Registry[Any]
@@ -102,7 +104,7 @@ class RegisteredName:
     is_late: bool = False
 
     def names(self) -> tuple[str, ...]:
-        """Return all names known now: other words and built-in names first, then added ones."""
+        """Return all names known now: first other words and built-in names, then added ones."""
         built_in = self.registry.built_in
         added = [name for name in self.registry.names() if name not in built_in]
         return (*self.others, *built_in, *added)
@@ -111,14 +113,14 @@ class RegisteredName:
         """Check the names in a field's value, and return the value unchanged.
 
         Raises:
-            UnknownNameError: one of its names is unknown.
+            UnknownNameError: if one of its names is unknown.
         """
         for name in () if self.is_late else names_in(value):
             self.require(name)
         return value
 
     def require(self, name: str) -> None:
-        """Raise UnknownNameError for an unknown name; an address is looked up later."""
+        """Raise UnknownNameError for an unknown name. An address is checked later."""
         if name in self.others or is_address(name) or self.registry.has(name):
             return
         hint = did_you_mean(name, self.names())
@@ -140,7 +142,7 @@ def parse_size(text: str) -> int:
     """Return the bytes of a size such as "8GB", "2 GiB" or "1000" (bytes).
 
     Raises:
-        ValueError: the text is not a size, or its unit is unknown.
+        ValueError: if the text is not a size, or its unit is unknown.
     """
     match = _AMOUNT.fullmatch(text)
     unit = match[2].upper() if match else "?"
@@ -151,7 +153,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """Return the shortest exact spelling: in the largest decimal unit that divides `num_bytes`."""
+    """Return a size in the largest decimal unit that divides `num_bytes`, such as "8GB"."""
     for unit, factor in reversed(_DECIMAL.items()):
         if num_bytes and num_bytes % factor == 0:
             return f"{num_bytes // factor}{unit}"
@@ -159,7 +161,7 @@ def format_size(num_bytes: int) -> str:
 
 
 def amount_bytes(amount: str, total_bytes: int) -> int:
-    """Return the bytes that a memory amount ("8GB" or "90%") means, out of `total_bytes`."""
+    """Return the number of bytes for a memory amount ("8GB" or "90%"), out of `total_bytes`."""
     if amount.endswith("%"):
         return int(total_bytes * float(amount[:-1]) / 100)
     return parse_size(amount)
@@ -172,9 +174,9 @@ def _normal_price(value: object) -> object:
 
 
 def _normal_amount(value: object) -> object:
-    """Return one spelling for each amount, so that two spellings of one amount compare equal.
+    """Return the normal spelling of an amount, so that two spellings of one amount compare equal.
 
-    Less than a megabyte is a forgotten unit ("90" for "90%"), never an intended amount.
+    An amount below a megabyte is refused, because its unit was probably forgotten ("90" for "90%").
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise InputError("config.invalid_amount")
@@ -190,7 +192,7 @@ def _normal_amount(value: object) -> object:
 
 
 def _duration_seconds(value: object) -> object:
-    """Return the seconds of "11h", "90min" or "30s"; a number counts seconds."""
+    """Return the seconds of "11h", "90min" or "30s". A plain number counts seconds."""
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value)
@@ -202,7 +204,7 @@ def _duration_seconds(value: object) -> object:
 def _with_unit(value: object) -> object:
     """Refuse a small number without a unit, which probably means hours or minutes, not seconds.
 
-    A float is accepted as it is: a configuration holds seconds as a float, for example in run.json.
+    A float is accepted, because configurations store seconds as a float, for example in run.json.
     """
     if isinstance(value, float):
         return value
@@ -213,7 +215,7 @@ def _with_unit(value: object) -> object:
 
 
 def _megabytes(value: object) -> object:
-    """Convert a text with a unit to megabytes; a number already counts megabytes."""
+    """Convert a text with a unit to megabytes. A plain number already counts megabytes."""
     if isinstance(value, str) and not value.strip().isdigit():
         return parse_size(value) / 10**6
     return value
@@ -224,10 +226,10 @@ def _without_percent_sign(value: object) -> object:
 
 
 def split_commas(value: Any) -> Any:
-    """Return the items of a list written as text, `a,b` or JSON; return anything else unchanged.
+    """Split a list written as text, `a,b` or JSON, into its items. Return other values unchanged.
 
     Raises:
-        ValueError: the text begins like JSON but is not JSON, or quotes are not closed.
+        ValueError: if the text begins like JSON but is not JSON, or quotes are not closed.
     """
     if not isinstance(value, str):
         return value
@@ -256,7 +258,7 @@ def _each_once(values: list[str]) -> list[str]:
 
 
 def _only_utf8(value: str) -> str:
-    """Refuse a path that is not UTF-8; tokenizers, the Hub and other machines fail on it."""
+    """Refuse a path that is not UTF-8, since tokenizers, the Hub and other machines fail on it."""
     if not is_utf8(value):
         raise InputError("config.value_not_utf8")
     return value
@@ -269,7 +271,7 @@ def _expand_home(value: str) -> str:
 
 
 def _text_encoding(value: str) -> str:
-    """Return one spelling for each encoding, so that two spellings of one compare equal."""
+    """Return the normal name of an encoding, so that two names of one encoding compare equal."""
     try:
         name = codecs.lookup(value).name
     except (LookupError, ValueError):
@@ -289,7 +291,7 @@ def _colour(value: str) -> str:
 
 
 def _is_of_text(encoding: str) -> bool:
-    """Return whether an encoding is of text; Python also has codecs for bytes, such as base64."""
+    """Return whether an encoding is of text. Python also has codecs of bytes, such as base64."""
     try:
         b"a".decode(encoding, "replace")
     except LookupError:

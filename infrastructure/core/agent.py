@@ -1,9 +1,9 @@
 """Messages between rank 0 of a run and the agent that started it.
 
 `training/distributed/launch.py` is the agent: it starts the ranks, and restarts them when one is
-lost. Agent and ranks share a private folder. It lets a restart resume the run that rank 0 had
-begun, whatever the command line says, and it lets the agent know how rank 0 ended, whichever other
-rank died.
+lost. Agent and ranks share a private folder. Through it, a restart resumes the run that rank 0 had
+begun, whatever the command line says, and the agent learns how rank 0 ended, even if another rank
+died.
 """
 
 import os
@@ -32,29 +32,29 @@ class AgentFolder:
 
     @property
     def run(self) -> Path | None:
-        """The directory of the run that rank 0 trains; None before there is one."""
+        """The directory of the run that rank 0 trains, or None before there is one."""
         text = self._read("run")
         return None if text is None else Path(text)
 
     @property
     def newest_at_first(self) -> str | None:
-        """The newest version when the run was first started or resumed; "" if there was none."""
+        """The newest version when the run was first started or resumed, or "" if there was none."""
         return self._read("newest_at_first")
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of rank 0; None if it did not reach its end."""
+        """The exit code of rank 0, or None if it did not reach its end."""
         text = self._read("exit_code")
         return None if text is None else int(text)
 
     @property
     def loss(self) -> str | None:
-        """What rank 0 reports about a process that it has lost."""
+        """The message of rank 0 about a process that it has lost, or None."""
         return self._read("loss")
 
     @property
     def last_lines(self) -> list[str]:
-        """The closing lines that rank 0 would show the user; see `left_to_agent`."""
+        """The closing lines that rank 0 leaves to the agent to show; see `left_to_agent`."""
         return (self._read("last_lines") or "").splitlines()
 
     def note_run(self, run_path: Path, newest: str) -> None:
@@ -73,7 +73,7 @@ class AgentFolder:
         write_text(self.path / "last_lines", "\n".join(lines))
 
     def forget_end(self) -> None:
-        """Remove what is known of the last end, before rank 0 is restarted."""
+        """Remove the records of how rank 0 ended, before it is restarted."""
         for name in ("exit_code", "loss", "last_lines"):
             (self.path / name).unlink(missing_ok=True)
 
@@ -91,7 +91,7 @@ def agent_variable(folder: AgentFolder) -> dict[str, str]:
 def agent_folder() -> AgentFolder | None:
     """Return the folder of the agent that started this process as rank 0.
 
-    None if there is no agent, or if this process is another rank or was started by a rank.
+    Return None if there is no agent, or if this process is another rank or was started by a rank.
     """
     pid, _, path = os.environ.get(AGENT_VARIABLE, "").partition(" ")
     is_rank_0 = pid == str(os.getppid()) and os.environ.get("RANK") == "0"
@@ -101,11 +101,11 @@ def agent_folder() -> AgentFolder | None:
 def left_to_agent(lines: Sequence[str], signal_name: str | None) -> bool:
     """Leave the last `lines` to the agent, if this process is rank 0 and was stopped by SIGTERM.
 
-    The agent shows them if the user has stopped the run. It also sends SIGTERM when another rank is
-    lost; then it restarts the ranks instead.
+    The agent shows the lines if the user has stopped the run. The agent also sends SIGTERM when
+    another rank is lost; it then restarts the ranks and does not show the lines.
 
     Returns:
-        Whether the lines were left to the agent.
+        True if the lines were left to the agent.
     """
     agent = agent_folder()
     if agent is None or signal_name != signal.SIGTERM.name:
@@ -115,7 +115,7 @@ def left_to_agent(lines: Sequence[str], signal_name: str | None) -> bool:
 
 
 def time_left(seconds: float | None) -> float | None:
-    """Return what is left of a time limit that began with the command; None if there is no limit.
+    """Return the seconds left of a time limit that began with the command, or None without a limit.
 
     Restarting the processes of the command does not restart the limit.
     """
@@ -125,7 +125,7 @@ def time_left(seconds: float | None) -> float | None:
 def end_with_agent() -> None:
     """Send SIGTERM to this process once the agent that started it has died.
 
-    The process then saves and stops, instead of training on unattended.
+    The process then saves and stops, instead of training without its agent.
     """
     if STARTED_BY_TORCHRUN not in os.environ:
         return

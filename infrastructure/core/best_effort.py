@@ -1,4 +1,4 @@
-"""Optional work for a run that must never fail it: a failure is reported once."""
+"""Optional work that must never fail a run: each failure is reported once."""
 
 import logging
 from collections import Counter
@@ -15,15 +15,15 @@ class BestEffort:
     """A runner of optional actions. If one raises, the error is logged and the caller continues.
 
     Args:
-        log: gets the first failure of each name, as a warning.
+        log: the logger for the first failure of each name, as a warning.
         message: the code of the message to log, with `name` and `error`.
-        errors: what is caught; anything else is raised.
+        errors: the exceptions to catch; any other exception is raised.
         tries_again: whether to run actions of a name again after it has failed; otherwise that name
             is switched off.
 
     Attributes:
-        num_failures: number of failures by name.
-        first_error: the first error by name: its type and text.
+        num_failures: the number of failures, by name.
+        first_error: type and text of the first error, by name.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class BestEffort:
     def attempt(
         self, name: str, action: Callable[[], Result], *, even_if_off: bool = False
     ) -> Result | None:
-        """Return what `action` returns; None if it fails or its name is switched off.
+        """Run `action` and return its result, or None if it fails or `name` is switched off.
 
         Args:
-            even_if_off: run it even if its name is switched off, to end what was begun.
+            even_if_off: run the action even if `name` is switched off, to end work that was begun.
         """
         if self.is_off(name) and not even_if_off:
             return None
@@ -60,5 +60,5 @@ class BestEffort:
         return None
 
     def is_off(self, name: str) -> bool:
-        """Return whether `name` has failed and is not tried again."""
+        """Return whether actions called `name` have failed and are not tried again."""
         return name in self.first_error and not self.tries_again

@@ -1,4 +1,4 @@
-"""The folder for files that Temper can recreate."""
+"""The cache folder, for files that Temper can create again."""
 
 import contextlib
 import functools
@@ -18,11 +18,11 @@ OWN_ONLY = 0o700
 def cache_directory(configured: str | Path | None = None) -> Path:
     """Return the configured folder, or `~/.cache/temper` if none is configured.
 
-    In containers the user often has no home, or one that is not writable. The cache is then in a
-    temporary folder that only this user can write to, and a warning says so.
+    In containers the user often has no home folder, or cannot write to it. The cache is then in a
+    temporary folder that only this user can write to, and a warning is logged.
 
     Args:
-        configured: `cache.directory`.
+        configured: the setting `cache.directory`.
     """
     if configured:
         return Path(configured).expanduser()
@@ -40,7 +40,7 @@ def _home() -> Path | None:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Return whether the folder can be created, or files in it; creates nothing."""
+    """Return whether the folder, or files in it, could be created. Create nothing."""
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
@@ -62,7 +62,7 @@ def _among_temporary_files(home: Path | None) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Return whether it is a folder that only this user can write to."""
+    """Return whether `folder` is a folder that only this user can write to."""
     try:
         status = folder.lstat()
     except OSError:

@@ -1,8 +1,8 @@
 """The limits that a container or a service manager puts on this process (Linux control groups).
 
-Reads both versions (cgroup v1 and v2) as the kernel's documentation describes them. A limit set on
-any ancestor counts. On other systems, and if nothing can be read, there is no limit. `root` is for
-tests: the folder that stands for `/`.
+Both versions (cgroup v1 and v2) are read as the kernel's documentation describes them. A limit set
+on any ancestor counts. On other systems, and if nothing can be read, there is no limit. The
+argument `root` is for tests: a folder that stands for `/`.
 """
 
 import math
@@ -13,20 +13,20 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A memory limit in force and what is left of it, in bytes."""
+    """A memory limit in force, and the memory that is left below it, in bytes."""
 
     total_bytes: int
     available_bytes: int
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
-    """Return how many cores' worth of time this process may use (such as 1.5); None: no limit."""
+    """Return how many cores this process may use, such as 1.5, or None without a limit."""
     quotas = [*_cpu_quotas_v2(root), *_cpu_quotas_v1(root)]
     return min(quotas, default=None)
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
-    """Return the memory limit with the least memory left; None without a limit.
+    """Return the memory limit with the least memory left, or None without a limit.
 
     File pages that the kernel can drop (`inactive_file`) count as available, as in `free`.
     """
@@ -35,7 +35,7 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
 
 
 def cpu_used_seconds(root: Path = Path("/")) -> float | None:
-    """Return the processor time that this process's group has used; None if it is not counted.
+    """Return the CPU seconds that this process's control group has used, or None if not counted.
 
     The group is the one with the tightest quota, or the process's own group if there is no quota.
     """
@@ -130,7 +130,7 @@ def _group(root: Path, controller: str) -> Path:
 
 
 def _number(file: Path) -> int | None:
-    """Return the non-negative number in `file`; None if there is none ("max", -1, no such file)."""
+    """Return the non-negative number in `file`, or None if there is none ("max", -1, no file)."""
     text = _read(file)
     return int(text) if text.isdigit() else None
 

@@ -1,7 +1,7 @@
 """Checksums of files that are written once and read much later.
 
-A JSON record contains its own checksum. A folder has a SHA256SUMS in the format of
-`sha256sum --check`.
+A JSON record contains its own checksum. A folder has a file SHA256SUMS in the format of `sha256sum
+--check`.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 
 def write_record(path: Path, record: Mapping[str, object]) -> None:
-    """Write a JSON object with its checksum, atomically."""
+    """Write a JSON object with its checksum to `path`, atomically."""
     write_json(path, with_checksum(record))
 
 
 def with_checksum(record: Mapping[str, object]) -> JsonObject:
-    """Return a record with its checksum, as `parse_record` expects it."""
+    """Return a record with its checksum, in the form that `parse_record` reads."""
     plain = json.loads(json.dumps({**record}, allow_nan=False))
     return {**plain, CHECKSUM: _checksum(plain)}
 
@@ -33,11 +33,11 @@ def with_checksum(record: Mapping[str, object]) -> JsonObject:
 def read_record(path: Path) -> JsonObject:
     """Return the JSON object in `path`, without its checksum.
 
-    Records of older versions have no checksum and are not verified.
+    Records written by older versions of Temper have no checksum and are not verified.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        DamagedFileError: its contents are not what was written.
+        FileNotFoundError: if the file does not exist.
+        DamagedFileError: if its contents have changed since it was written.
     """
     try:
         return parse_record(path.read_bytes())
@@ -49,7 +49,7 @@ def parse_record(data: bytes) -> JsonObject:
     """Parse and verify a record as `read_record` does, from the bytes of a file.
 
     Raises:
-        DamagedFileError: they are not what was written.
+        DamagedFileError: if the bytes have changed since they were written.
     """
     try:
         record = parse_json(data)
@@ -85,17 +85,18 @@ def sums_text(directory: Path, files: Iterable[Path] | None = None) -> str:
 
 
 def write_sums(directory: Path) -> None:
-    """Write SHA256SUMS into a folder, over all its files."""
+    """Write SHA256SUMS into a folder, with the checksums of all its files."""
     text = sums_text(directory).encode()
     with atomic_write(directory / SUMS) as file:
         file.write(text)
 
 
 def parse_sums(text: str) -> dict[str, str]:
-    """Parse a SHA256SUMS: relative path → hex SHA-256.
+    """Parse the text of a SHA256SUMS. Return relative path → hex SHA-256.
 
     Raises:
-        DamagedFileError: a line is not a line of a SHA256SUMS, or its path leads out of the folder.
+        DamagedFileError: if a line is not a line of a SHA256SUMS, or its path leads out of the
+            folder.
     """
     sums = {}
     for line in text.splitlines():
@@ -107,10 +108,10 @@ def parse_sums(text: str) -> dict[str, str]:
 
 
 def read_sums(directory: Path) -> dict[str, str]:
-    """Return the checksums of a folder; empty if it has none, as in older versions.
+    """Return the checksums of a folder; empty if it has no SHA256SUMS, as with older versions.
 
     Raises:
-        DamagedFileError: SHA256SUMS is empty, is not text, or cannot be parsed (`parse_sums`).
+        DamagedFileError: if SHA256SUMS is empty, is not text, or cannot be parsed (`parse_sums`).
     """
     try:
         text = (directory / SUMS).read_bytes().decode()
@@ -124,11 +125,13 @@ def read_sums(directory: Path) -> dict[str, str]:
 
 
 def damaged_files(directory: Path, sums: Mapping[str, str] | None = None) -> list[str]:
-    """Return the files of a folder that are missing or differ from `sums` (None: its SHA256SUMS).
+    """Return the files of a folder that are missing or differ from `sums`.
+
+    By default, `sums` is read from the folder's SHA256SUMS.
 
     Raises:
-        DamagedFileError: SHA256SUMS itself cannot be read.
-        PermissionError: a file may not be read, so its contents are unknown.
+        DamagedFileError: if SHA256SUMS itself cannot be read.
+        PermissionError: if a file may not be read, so its contents are unknown.
     """
     known = read_sums(directory) if sums is None else sums
     return [name for name, digest in known.items() if not _holds(directory / name, digest)]

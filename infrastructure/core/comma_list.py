@@ -10,10 +10,10 @@ from infrastructure.core.errors import InputError
 
 
 def split_items(text: str) -> list[str]:
-    """Return the items without surrounding spaces; empty ones are dropped.
+    """Split a list into its items, without surrounding spaces. Drop empty items.
 
     Raises:
-        ValueError: a quote is opened and not closed.
+        ValueError: if a quote is opened and not closed.
     """
     try:
         rows = [*csv.reader([" ".join(text.splitlines())], skipinitialspace=True, strict=True)]
@@ -23,7 +23,7 @@ def split_items(text: str) -> list[str]:
 
 
 def join_items(items: Iterable[object]) -> str:
-    """Return the text that `split_items` splits into these items."""
+    """Join items to the text that `split_items` splits into these items."""
     return ",".join(map(_quoted, map(str, items)))
 
 

@@ -1,4 +1,4 @@
-"""Console lines: above a progress bar, in color on a terminal, and never silent for long.
+"""Console lines: above a progress bar, in color on a terminal, and never long without a line.
 
 Color is used on a terminal that is not `dumb`, unless NO_COLOR is set (https://no-color.org).
 """
@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.5
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether lines on `stream` can be redrawn."""
+    """Return whether `stream` is a terminal, on which lines can be redrawn."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -61,12 +61,12 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def show(line: str) -> None:
-    """Print a line on standard output; a progress bar on the screen is redrawn below it."""
+    """Print a line on standard output. If there is a progress bar, redraw it below the line."""
     _show_on(sys.stdout, line)
 
 
 def show_beside(line: str) -> None:
-    """Print a line on standard error, so that standard output has only what a program may read."""
+    """Print a line on standard error, to keep standard output for text that a program may read."""
     _show_on(sys.stderr, line)
 
 
@@ -76,7 +76,7 @@ def _show_on(stream: TextIO, line: str) -> None:
 
 
 def write_above_bar(line: str, stream: TextIO) -> None:
-    """Write a line on `stream`, above whatever is drawn on the terminal's last line."""
+    """Write a line on `stream`, above a progress bar on the terminal's last line."""
     _WAITING.erase()
     bar = _bar_class()
     if getattr(bar, "_instances", None):
@@ -87,7 +87,7 @@ def write_above_bar(line: str, stream: TextIO) -> None:
 
 
 def _bar_class() -> Any:
-    """Return tqdm's class of bars; None if tqdm is not imported, or not completely yet."""
+    """Return tqdm's class of bars, or None if tqdm is not completely imported."""
     return getattr(sys.modules.get("tqdm"), "tqdm", None)
 
 
@@ -95,9 +95,9 @@ class Report:
     """A callable that shows lines to the user, with secrets masked.
 
     Args:
-        show_line: shows one line.
-        is_verbose: whether to show details, too; otherwise only the run's files and report have
-            them.
+        show_line: a function that shows one line.
+        is_verbose: whether to show details, too. If False, they are only in the run's files and
+            report.
     """
 
     def __init__(self, show_line: ShowLine = show, is_verbose: bool = False) -> None:
@@ -115,7 +115,7 @@ class Report:
 
     @contextmanager
     def waiting(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Show what is being done inside the block, whenever nothing else was shown for seconds.
+        """Show a message about the work in the block whenever nothing else was shown for seconds.
 
         Args:
             what: the words to show, or a function that returns them each time; it must not raise.
@@ -151,11 +151,11 @@ class Report:
 
 
 class Count:
-    """The progress of a long task, in words for `Report.waiting`.
+    """The progress of a long task, as a message for `Report.waiting`.
 
     Args:
-        what: what is being done.
-        things: what is counted.
+        what: the task, such as "measuring the model".
+        things: the things that are counted, such as "answers".
     """
 
     def __init__(self, what: str, things: str) -> None:
@@ -166,11 +166,14 @@ class Count:
         self.num_done, self.total = num_done, total
 
     def begin(self, what: str) -> None:
-        """Restart the count for another task."""
+        """Restart the count for the task `what`."""
         self.what, self.num_done, self.total = what, 0, 0
 
     def words(self) -> str:
-        """Return `measuring the model, 32 of 75 answers`; before the first count, only the task."""
+        """Return the progress, such as `measuring the model, 32 of 75 answers`.
+
+        Before the first count, only the task is returned.
+        """
         if not self.total:
             return self.what
         if not self.num_done:  # the first ones come together: no progress to show yet
@@ -179,7 +182,7 @@ class Count:
 
 
 def waiting_beside(what: str | Callable[[], str]) -> AbstractContextManager[None]:
-    """Return `Report.waiting` with all its words on standard error."""
+    """Return `Report.waiting` with all its messages on standard error."""
     return Report(show_beside).waiting(what)
 
 

@@ -1,6 +1,6 @@
-"""The console output of Python's logging: on standard error, in words, with secrets masked.
+"""The console output of Python's logging: on standard error, in plain text, with secrets masked.
 
-Libraries are shown only when something failed. At the level DEBUG everything that they log is
+Log records of libraries are shown only if something failed. At the level DEBUG all of them are
 shown, and each line names its logger.
 """
 
@@ -34,7 +34,7 @@ STYLES = {logging.WARNING: YELLOW, logging.ERROR: RED, logging.CRITICAL: RED}
 
 
 class ForPeople(logging.Formatter):
-    """A formatter that shows a record in words; problems begin with `warning:` or `error:`."""
+    """A formatter that shows only the message, after `warning:` or `error:` for problems."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ def _quiet_transformers() -> None:
 def is_for_people(record: logging.LogRecord) -> bool:
     """Return whether the console shows a record.
 
-    It shows records of the project and of user code, and errors of any logger. Warnings of
-    libraries are for their developers. A record that is already on the screen (`SHOWN`) is for log
-    files only.
+    The console shows records of the project and of user code, and errors of any logger, but no
+    warnings of libraries, which are meant for developers. A record that is already on the screen
+    (`SHOWN`) goes only to log files.
     """
     if getattr(record, SHOWN, False):
         return False
@@ -103,6 +103,6 @@ def is_for_people(record: logging.LogRecord) -> bool:
 
 
 def quiet_libraries() -> None:
-    """Set the chatty loggers to errors only."""
+    """Let the loggers of verbose libraries report only errors."""
     for chatty in (*CHATTY_LOGGERS, RETRIES):
         logging.getLogger(chatty).setLevel(logging.ERROR)

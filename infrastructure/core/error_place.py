@@ -14,9 +14,9 @@ OUR_FOLDERS = ("infrastructure", "colab", "temper")
 
 
 def error_place(error: BaseException) -> str | None:
-    """Return `turns.py:21 (begin_step)` if the innermost code outside libraries is user code.
+    """Return the line of user code that raised an error, such as `turns.py:21 (begin_step)`.
 
-    None if it is Temper's code.
+    Return None if the innermost code outside libraries belongs to Temper.
     """
     for frame, line in reversed([*_frames(error)]):
         file = frame.f_code.co_filename
@@ -28,7 +28,7 @@ def error_place(error: BaseException) -> str | None:
 
 
 def named(error: BaseException) -> str:
-    """Return type and text of an error on one line, as the screen shows it: `KeyError: 'a'`."""
+    """Return the type and text of an error on one line, such as `KeyError: 'a'`."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -39,18 +39,18 @@ def described(error: BaseException) -> str:
 
 
 def at_place(error: BaseException) -> str:
-    """Return ` at turns.py:21 (begin_step)`, to append to an error's text.
+    """Return a suffix for an error's text, such as ` at turns.py:21 (begin_step)`.
 
-    Empty if the text already names that line, or if no user code raised the error.
+    The suffix is empty if the text already names that line, or if no user code raised the error.
     """
     place = error_place(error)
     return "" if place is None or place in str(error) else f" at {place}"
 
 
 def caller_place(error: BaseException) -> str | None:
-    """Return the place of the innermost user code, whatever it has called.
+    """Return the line of the innermost user code, even if code that it called raised the error.
 
-    None if only code of Temper and of libraries took part.
+    Return None if only code of Temper and of libraries was involved.
     """
     for frame, line in reversed([*_frames(error)]):
         file = frame.f_code.co_filename
@@ -60,9 +60,9 @@ def caller_place(error: BaseException) -> str | None:
 
 
 def place_of(function: object) -> str | None:
-    """Return where a user-defined function begins, such as `my_losses.py:12 (focal)`.
+    """Return the line where a user-defined function begins, such as `my_losses.py:12 (focal)`.
 
-    None if that is unknown, or if the function belongs to Temper or to a library.
+    Return None if the line is unknown, or if the function belongs to Temper or to a library.
     """
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     if code is None or _is_ours(code.co_filename) or _is_of_a_library(code.co_filename):
@@ -79,7 +79,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_of_a_library(file: str) -> bool:
-    """Return whether code belongs to a library or has no file, such as code made from a string."""
+    """Return whether code belongs to a library or has no file, like code made from a string."""
     return file.startswith("<") or any(Path(file).is_relative_to(f) for f in _library_folders())
 
 

@@ -1,4 +1,4 @@
-"""The exceptions of the project. Wrong user input is a `ValueError`; these are the rest."""
+"""The exceptions of the project. Wrong user input raises a `ValueError`."""
 
 from typing import Any
 
@@ -29,60 +29,60 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
 
 
 def _copied(kind: type[Problem], text: str, state: dict[str, Any]) -> Problem:
-    """Recreate an error of another process, with the text that it had there."""
+    """Recreate an error of another process with the text that it had in that process."""
     error = kind.__new__(kind, text)
     error.__dict__.update(state)
     return error
 
 
 class InputError(Problem, ValueError):
-    """User input that cannot be used: the message says what is wrong, where, and what to do."""
+    """An error for wrong user input. The message says what is wrong, where, and what to do."""
 
 
 class TemperError(Problem):
-    """Base class of every run-time error that Temper itself raises."""
+    """Base class of all run-time errors that Temper itself raises."""
 
 
 class MissingPackageError(TemperError):
-    """An optional package that is needed is not installed; the text names the pip command."""
+    """An error for a missing optional package. The text has the pip command that installs it."""
 
 
 class CheckpointError(TemperError):
-    """A checkpoint cannot be read, or does not match its manifest."""
+    """An error for a checkpoint that cannot be read, or does not match its manifest."""
 
 
 class DamagedFileError(TemperError):
-    """The contents of a file are not what was written to it; the text names the file."""
+    """An error for a file whose contents changed after it was written. The text names the file."""
 
 
 class DataError(TemperError):
-    """Training data cannot be used as it is."""
+    """An error for training data that cannot be used."""
 
 
 class TrainingDivergedError(TemperError):
-    """The loss or the gradients are no longer finite."""
+    """An error for a loss or gradients that are no longer finite."""
 
 
 class NothingLearnedError(TemperError):
-    """Many steps in a row have changed no weight, so further steps would not; the text says why."""
+    """An error for many steps in a row that change no weight. The text says why."""
 
 
 class PreflightError(TemperError):
-    """A check before the run failed; the text names it and says what to do."""
+    """An error for a check that failed before the run. The text names the check and what to do."""
 
 
 class StorageError(TemperError):
-    """A disk or a remote store refuses to write, is full, or loses data."""
+    """An error for a disk or a remote store that cannot be written to, is full, or loses data."""
 
 
 class NoAnswerError(StorageError):
-    """A remote store does not respond, or has a fault of its own; the input was not wrong."""
+    """An error for a remote store that does not respond or fails although the input was right."""
 
 
 class CopyNotConfirmedError(TemperError, SystemExit):
-    """A run has finished on this machine, but its backup is not confirmed; the text says why.
+    """An error for a run that is finished here without a confirmed backup. The text says why.
 
-    A script that does not catch it ends with exit code 3, as the `temper` command does.
+    A script that does not catch this error ends with exit code 3, as the `temper` command does.
     """
 
     def __init__(self, what: str, /, **about: Any) -> None:
@@ -91,32 +91,32 @@ class CopyNotConfirmedError(TemperError, SystemExit):
 
 
 class DeviceFailedError(TemperError):
-    """The GPU failed, and this process can no longer use it. What was saved before is safe."""
+    """An error for a GPU that this process can no longer use. Work saved before it is safe."""
 
 
 class ProcessLostError(TemperError):
-    """Another process of the same run failed or is gone; the text names it."""
+    """An error for another process of the run that failed or is gone. The text names it."""
 
 
 class RunFailedError(TemperError):
-    """A run in another process failed; the text is the error that was reported there."""
+    """An error for a run that failed in another process. The text is that of the original error."""
 
 
 class SamplerError(TemperError):
-    """No sampler solved a problem."""
+    """An error for a problem that no sampler solved."""
 
 
 class MemoryLimitError(TemperError):
-    """The run does not fit into its memory limit."""
+    """An error for a run that does not fit into its memory limit."""
 
 
 class RestartNeededError(TemperError):
-    """Packages that this process has loaded were replaced: restart the notebook's kernel."""
+    """An error for replaced packages that are loaded, so the notebook's kernel must restart."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: only the text."""
+        """Return the lines that a notebook shows for this error: only its text."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class MissingSecretError(TemperError):
-    """A token or password was not found; the text says where to put it."""
+    """An error for a token or password that was not found. The text says where to put it."""

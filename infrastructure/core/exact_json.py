@@ -1,7 +1,7 @@
 """Lossless conversion of Python values to JSON values and back.
 
-JSON has no tuples and no infinity, and only strings as keys. Such values are written as a mapping
-with the single key `MARK`. States of optimizers and schedulers contain all three.
+JSON has no tuples, no infinity and no keys other than strings. Such values, which states of
+optimizers and schedulers contain, are written as a mapping with the single key `MARK`.
 """
 
 import math
@@ -16,13 +16,13 @@ def to_json(value: Any, where: str, tuple_key: str | None = None) -> object:
     """Convert `value` to JSON values.
 
     Args:
-        where: what `value` is, for the error message.
+        where: a description of `value` for the error message.
         tuple_key: write a tuple as the mapping `{tuple_key: [...]}`, for formats that are older
-            than this module; None: use `MARK`, as `from_json` expects.
+            than this module. By default, `MARK` is used.
 
     Raises:
-        ValueError: a part of it is not None, a boolean, a number or a string, nor a list, tuple or
-            mapping of them.
+        ValueError: if a part of `value` is not None, a boolean, a number or a string, nor a list,
+            tuple or mapping of them.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -49,7 +49,7 @@ def from_json(value: Any, tuple_key: str | None = None) -> Any:
     """Restore a value that `to_json` converted with the same `tuple_key`.
 
     Raises:
-        ValueError, TypeError, OverflowError: `to_json` did not write it.
+        ValueError, TypeError, OverflowError: if `to_json` did not write the value.
     """
     if isinstance(value, list):
         return [from_json(item, tuple_key) for item in value]

@@ -1,4 +1,4 @@
-"""The exit codes of processes. For users: docs/when-the-machine-goes-away.md."""
+"""The exit codes of processes. docs/when-the-machine-goes-away.md describes them for users."""
 
 import signal
 from enum import IntEnum
@@ -21,5 +21,8 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of_signal(name: str) -> ExitCode:
-    """Return the exit code of a process that `SIGHUP`, `SIGINT` or `SIGTERM` stopped cleanly."""
+    """Return the exit code of a process that the signal `name` stopped cleanly.
+
+    The signals are SIGHUP, SIGINT and SIGTERM.
+    """
     return ExitCode(OF_SIGNALS + signal.Signals[name])

@@ -25,7 +25,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # from linux/fcntl.h and linux/fs.h
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames inside `directory` survive a power cut (POSIX requires this separately)."""
+    """Make renames inside `directory` survive a power cut, as POSIX does not guarantee this."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,7 +34,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path, mode: int = 0o777) -> None:
-    """Create a directory and its parents; each one that is created survives a power cut."""
+    """Create a directory and its parents. The created ones survive a power cut."""
     if not os.path.lexists(directory.parent):
         make_directory(directory.parent)
     if not directory.is_dir():
@@ -43,10 +43,10 @@ def make_directory(directory: Path, mode: int = 0o777) -> None:
 
 
 def require_listable(directory: Path) -> None:
-    """Raise if a folder cannot be listed, because `glob` treats it as empty.
+    """Check that a folder can be listed, because `glob` treats other folders as empty.
 
     Raises:
-        PermissionError: names the folder.
+        PermissionError: if the folder cannot be listed. The error names it.
     """
     if not os.access(directory, os.R_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
@@ -54,11 +54,11 @@ def require_listable(directory: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary neighbor of `path` for writing; on success it is renamed to `path`.
+    """Open a temporary file next to `path` for writing, and on success rename it to `path`.
 
-    The bytes are on the disk before the name is, so a reader never sees half a file. On an
-    exception the temporary file is removed and `path` stays as it was. A lock on the temporary file
-    tells `remove_parts` that its process is alive.
+    The bytes are on the disk before the rename, so a reader never sees half a file. On an exception
+    the temporary file is removed and `path` stays as it was. A lock on the temporary file tells
+    `remove_parts` that its process is alive.
     """
     make_directory(path.parent)
     descriptor, part = _new_part_file(path)
@@ -78,7 +78,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def _new_part_file(path: Path) -> tuple[int, Path]:
-    """Create a new part of `path`; return its descriptor, which holds its lock, and its path.
+    """Create a new part of `path`. Return its descriptor, which holds its lock, and its path.
 
     Its permissions follow the process's umask, as those of any new file.
     """
@@ -97,8 +97,8 @@ def _new_part_file(path: Path) -> tuple[int, Path]:
 def remove_parts(directory: Path) -> None:
     """Remove the parts in `directory` that `atomic_write` left behind when its process was killed.
 
-    Parts that a living process is writing are locked and stay. On a file system without locks all
-    of them stay.
+    Parts that a living process is writing are locked and are kept. On a file system without locks,
+    all parts are kept.
     """
     with suppress(OSError):
         for part in directory.glob(".*.part"):
@@ -107,9 +107,9 @@ def remove_parts(directory: Path) -> None:
 
 
 def remove_if_unlocked(path: Path) -> bool:
-    """Remove a file that no living process has locked; return whether it is gone.
+    """Remove a file unless a living process has locked it. Return whether it is gone.
 
-    Also returns False if the file system has no locks.
+    On a file system without locks, keep the file and return False.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -131,8 +131,9 @@ def remove_if_unlocked(path: Path) -> bool:
 def write_text(path: Path, text: str) -> None:
     r"""Write `text` (UTF-8) atomically.
 
-    The text may contain a path that is not UTF-8. Python represents its bytes as surrogates, which
-    UTF-8 does not have. They are written as \udcXX, which JSON reads back as the same surrogates.
+    The text may contain a path that is not UTF-8. Python represents the bytes of such a path as
+    surrogates, which UTF-8 does not have. They are written as \udcXX, which JSON reads back as the
+    same surrogates.
     """
     with atomic_write(path) as file:
         file.write(text.encode(errors="backslashreplace"))
@@ -149,17 +150,18 @@ def is_utf8(path: str | Path) -> bool:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write `value` as indented JSON, atomically. Refuses NaN, which is not JSON."""
+    """Write `value` as indented JSON, atomically. Raise ValueError for NaN, which is not JSON."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """Yield a temporary neighbor of `directory` that takes its name once everything is on the disk.
+    """Yield a temporary directory that takes the name `directory` once everything is on the disk.
 
-    On Linux's own file systems the two swap names atomically. Elsewhere an older directory is
-    renamed away just before; if the process is killed at that moment, `recover_directory` restores
-    it. On an exception the temporary directory is removed and the older one stays.
+    On Linux's own file systems, it swaps names with an older directory atomically. Elsewhere an
+    older directory is renamed away just before; if the process is killed at that moment,
+    `recover_directory` restores it. On an exception the temporary directory is removed and the
+    older one stays.
     """
     make_directory(directory.parent)
     recover_directory(directory)
@@ -175,7 +177,7 @@ def whole_directory(directory: Path) -> Iterator[Path]:
 
 
 def recover_directory(directory: Path) -> None:
-    """Undo what a killed `whole_directory` left behind; call it before reading.
+    """Clean up after a killed `whole_directory`. Call this before reading the directory.
 
     An older directory that was renamed away gets its name back, unless the name is taken. Other
     remains of the dead process are removed. Files of a living process are not touched.
@@ -205,12 +207,12 @@ def _recover(directory: Path, token: str) -> None:
 
 
 def _neighbour(directory: Path, token: str, kind: str) -> Path:
-    """Return a neighbor: a "part" may be removed if its process is dead; an "old" is whole."""
+    """Return the path of a neighbor of kind "part", unfinished and removable, or "old", whole."""
     return directory.with_name(f".{directory.name}.{token}.{kind}")
 
 
 def _new_part(directory: Path) -> tuple[Path, int]:
-    """Create a new part; return it and the descriptor whose lock shows that its process lives."""
+    """Create a new part. Return it and a descriptor whose lock shows that its process is alive."""
     while True:
         part = _neighbour(directory, secrets.token_hex(4), "part")
         part.mkdir()
@@ -222,10 +224,10 @@ def _new_part(directory: Path) -> tuple[Path, int]:
 
 
 def _lock(directory: Path) -> tuple[int, bool]:
-    """Return a descriptor and whether it holds the directory's lock, which some file systems lack.
+    """Return a descriptor and whether it holds the directory's lock. Some file systems have none.
 
     Raises:
-        BlockingIOError: a living process holds it.
+        BlockingIOError: if another living process holds the lock.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -239,7 +241,7 @@ def _lock(directory: Path) -> tuple[int, bool]:
 
 
 def _give_name(part: Path, directory: Path) -> None:
-    """Rename `part` to `directory`; an older directory of that name becomes `part`."""
+    """Rename `part` to `directory`. An older directory of that name becomes `part`."""
     if not os.path.lexists(directory):
         part.rename(directory)
         return
@@ -256,7 +258,7 @@ def _give_name(part: Path, directory: Path) -> None:
 
 
 def _step_down(aside: Path, part: Path) -> None:
-    """Rename the older directory to `part`: it may be removed from now on, but not restored."""
+    """Rename the older directory to `part`, so that it may be removed but is never restored."""
     with suppress(FileNotFoundError):
         aside.rename(part)
 
@@ -269,7 +271,7 @@ def _remove(path: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Swap two names atomically; return False, and do nothing, if the system cannot."""
+    """Swap two names atomically. Return False, and do nothing, if the system cannot do this."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -279,7 +281,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 @cache
 def _renameat2() -> Any:
-    """Return the C library's function (Linux, glibc 2.28 or newer), or None."""
+    """Return the C library's function `renameat2` (Linux, glibc 2.28 or newer), or None."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -302,10 +304,11 @@ def _sync_tree(directory: Path) -> None:
 
 
 def paths_below(directory: Path) -> Iterator[Path]:
-    """Yield everything below a folder, even while other processes remove parts of it.
+    """Yield all paths below a folder, even while other processes remove parts of it.
 
     Paths that disappear in the meantime are left out. (`Path.rglob` raises FileNotFoundError for
-    them, up to Python 3.12.) A folder that does not exist or cannot be read has nothing below it.
+    them, up to Python 3.12.) For a folder that does not exist or cannot be read, nothing is
+    yielded.
     """
     for folder, folders, files in os.walk(directory):
         yield from (Path(folder, name) for name in (*folders, *files))
@@ -321,10 +324,10 @@ def file_sha256(path: Path) -> str:
 
 
 def refuse_what_is_there(folder: Path) -> None:
-    """Refuse an output folder that already has contents, because nothing is ever overwritten.
+    """Check that an output folder is empty, because Temper never overwrites files.
 
     Raises:
-        ValueError: `folder` is a file, is not empty, or cannot be written.
+        ValueError: if `folder` is a file, is not empty, or cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         what = "holds other files" if folder.is_dir() else "is a file"

@@ -1,4 +1,4 @@
-"""A check for GPUs that does not import PyTorch, which takes seconds."""
+"""A check for GPUs that avoids importing PyTorch, because that import takes seconds."""
 
 import ast
 import sys
@@ -15,8 +15,9 @@ DRIVER_TRACES = (
 def has_no_gpu(root: Path = Path("/")) -> bool:
     """Return whether PyTorch certainly sees no GPU.
 
-    That is certain if it is built without CUDA and ROCm, or if no NVIDIA driver is loaded. False
-    means that PyTorch may see one and has to be asked. `root` is for tests.
+    This is certain if PyTorch is built without CUDA and ROCm, or if no NVIDIA driver is loaded. If
+    the result is False, PyTorch may see a GPU, and only importing it shows whether it does. `root`
+    is for tests.
     """
     build = _build()
     if build is None or build.get("hip"):
@@ -28,7 +29,7 @@ def has_no_gpu(root: Path = Path("/")) -> bool:
 
 
 def _build() -> dict[str, str | None] | None:
-    """Return the versions that the installed PyTorch is built for, by name; None if unknown."""
+    """Return the versions of CUDA and ROCm that PyTorch is built for, by name, or None."""
     try:
         file = Path(str(distribution("torch").locate_file("torch/version.py")))
         statements = ast.parse(file.read_text("utf-8")).body

@@ -1,8 +1,8 @@
 """Utilization, memory and temperature of the GPUs, polled at little cost.
 
-The driver's library is opened once (NVML by `nvidia-ml-py`; the fallback is GPUtil, which starts
-`nvidia-smi` at each read). Without a GPU, a driver or a package the list is empty and there is no
-error. The GPUs are those of the machine, regardless of CUDA_VISIBLE_DEVICES.
+The driver's library is opened once: NVML through `nvidia-ml-py`, or GPUtil, which starts
+`nvidia-smi` at each read. Without a GPU, a driver or a package, the list is empty and no error is
+raised. All GPUs of the machine are read, regardless of CUDA_VISIBLE_DEVICES.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment. Values that the card or its driver does not report are None."""
+    """The reading of one GPU at one moment. Values that the driver does not report are None."""
 
     index: int
     name: str
@@ -46,14 +46,14 @@ class GpuReadings:
         self.source = "nvml" if self._cards else "gputil" if gpus_by_gputil() else "none"
 
     def read(self) -> list[GpuReading]:
-        """Return readings of all GPUs now; one that no longer responds is left out."""
+        """Return current readings of all GPUs. One that no longer responds is left out."""
         if self.source == "gputil":
             return [_of_gpu(gpu) for gpu in gpus_by_gputil()]
         readings = [_read(self._nvml, *card) for card in self._cards]
         return [reading for reading in readings if reading is not None]
 
     def close(self) -> None:
-        """Release the driver's library; nothing can be read afterwards."""
+        """Release the driver's library. Nothing can be read afterwards."""
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
@@ -61,7 +61,7 @@ class GpuReadings:
 
 
 def _cards(nvml: ModuleType) -> list[tuple[int, object, str]]:
-    """Return index, handle and name of each GPU."""
+    """Return the index, handle and name of each GPU."""
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         names = [nvml.nvmlDeviceGetName(handle) for handle in handles]

@@ -1,10 +1,10 @@
 """Facts about this machine: processor, memory, disk, GPUs, Python. Nothing is changed.
 
-Limits of a container (control groups) and of the scheduler (affinity) count: the values are what
-this process may use. Nothing here imports torch, initializes CUDA or raises because a fact cannot
-be read: the fact is then None, or the list of GPUs is empty. GPUs are read from NVML
+The values are those that this process may use, within the limits of a container (control groups)
+and of the scheduler (affinity). No function imports torch, initializes CUDA or raises if a fact
+cannot be read: the fact is then None, or the list of GPUs is empty. GPUs are read from NVML
 (`nvidia-ml-py`), or else from GPUtil. They are all GPUs of the machine, regardless of
-CUDA_VISIBLE_DEVICES. `root` arguments are for tests: the folder that stands for `/`.
+CUDA_VISIBLE_DEVICES. `root` arguments are for tests: a folder that stands for `/`.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Processor:
-    """The CPU. This process may use `num_cores` of the machine's `num_cores_machine`."""
+    """The CPU. This process may use `num_cores` of the machine's `num_cores_machine` cores."""
 
     model: str
     num_cores: int
@@ -43,13 +43,13 @@ class Processor:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the hardware has bf16 arithmetic (otherwise it works, but is emulated)."""
+        """True if the CPU has bf16 instructions. Otherwise bf16 works, but is emulated."""
         return bool(self.bf16_flags)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """RAM in bytes, container limits included. `limited` is whether such a limit applies."""
+    """RAM in bytes, within the limit of a container. `limited` is True if such a limit applies."""
 
     total_bytes: int
     available_bytes: int
@@ -58,7 +58,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class GPU:
-    """One GPU as the driver sees it. Values that the driver does not report are None."""
+    """The facts about one GPU. Values that the driver does not report are None."""
 
     index: int
     name: str
@@ -77,13 +77,13 @@ class GPU:
 
     @property
     def has_bf16(self) -> bool | None:
-        """Whether the hardware has bf16 (Ampere, 8.0, and later); None if unknown."""
+        """True if the GPU has bf16 (Ampere or later, compute capability 8.0), None if unknown."""
         return None if self.compute_capability is None else self.compute_capability >= (8, 0)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The whole machine; `run.json` stores its `dataclasses.asdict`."""
+    """The facts about the whole machine. `run.json` stores its `dataclasses.asdict`."""
 
     python: str
     platform: str
@@ -95,7 +95,7 @@ class Hardware:
 
 
 def detect(folder: Path) -> Hardware:
-    """Read everything now. Disk space is that of the file system where `folder` is or will be."""
+    """Read all facts now. Disk space is that of the file system where `folder` is or will be."""
     driver = nvidia_driver_present()
     return Hardware(
         python=platform.python_version(),
@@ -109,7 +109,7 @@ def detect(folder: Path) -> Hardware:
 
 
 def processor(root: Path = Path("/")) -> Processor:
-    """Return the CPU's model, usable cores and bf16 instructions."""
+    """Return the CPU's model, usable cores and bf16 support."""
     fields = _cpuinfo(root)
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     machine = os.cpu_count() or 1
@@ -126,7 +126,7 @@ def processor(root: Path = Path("/")) -> Processor:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """Return the first processor's fields of /proc/cpuinfo; empty if there is no such file."""
+    """Return the fields of the first processor in /proc/cpuinfo; empty if there is no such file."""
     try:
         text = (root / "proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -146,13 +146,16 @@ def memory(root: Path = Path("/")) -> Memory:
 
 
 class OtherPrograms:
-    """The load of other programs on the machine's processors, measured from its creation."""
+    """The CPU load of other programs on the machine, measured since the creation of the object."""
 
     def __init__(self) -> None:
         self._began = time.monotonic(), _busy_seconds(), _own_seconds()
 
     def share(self) -> float:
-        """Return their share of all processors, from 0 to 1, without this process tree."""
+        """Return the share of all processors that other programs use, from 0 to 1.
+
+        This process and its descendants do not count.
+        """
         began, busy, own = self._began
         passed = (time.monotonic() - began) * (os.cpu_count() or 1)
         others = _busy_seconds() - busy - (_own_seconds() - own)
@@ -160,7 +163,7 @@ class OtherPrograms:
 
 
 def _busy_seconds() -> float:
-    """Return the busy time of all processors since the machine started."""
+    """Return the busy time of all processors since the machine started, in seconds."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
@@ -174,9 +177,9 @@ def _own_seconds() -> float:
 
 
 def disk_free_bytes(path: Path) -> int | None:
-    """Return the bytes that this user can still write at `path`, even if it does not exist yet.
+    """Return the bytes that this user can still write at `path`, or None if unknown.
 
-    None if unknown.
+    The path need not exist yet.
     """
     path = path.absolute()
     existing = next((p for p in (path, *path.parents) if p.exists()), path)
@@ -187,13 +190,13 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def gpus() -> list[GPU]:
-    """Return the NVIDIA GPUs: from NVML, or from GPUtil, or none. Never raises; safe to poll."""
+    """Return the NVIDIA GPUs from NVML, or from GPUtil. Never raise; polling is cheap enough."""
     by_nvml = _gpus_by_nvml()
     return gpus_by_gputil() if by_nvml is None else by_nvml
 
 
 def _gpus_by_nvml() -> list[GPU] | None:
-    """Return the GPUs; None if NVML (package or driver) is not available."""
+    """Return the GPUs, or None if NVML (package or driver) is not available."""
     nvml = open_nvml()
     if nvml is None:
         return None
@@ -207,7 +210,7 @@ def _gpus_by_nvml() -> list[GPU] | None:
 
 
 def open_nvml() -> ModuleType | None:
-    """Return NVML, initialized; None if the package or the driver is not available."""
+    """Return the initialized module NVML, or None if the package or the driver is not available."""
     if not is_installed("pynvml"):
         return None
     try:
@@ -222,7 +225,7 @@ def open_nvml() -> ModuleType | None:
 
 
 def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
-    """Return the facts of one GPU; those that the card does not support (many do not) are None."""
+    """Return the facts about one GPU. Those that the card does not support are None."""
 
     def query(function: Callable[..., Value], *arguments: object) -> Value | None:
         try:
@@ -250,12 +253,12 @@ def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """Return a string of NVML, which is bytes in older bindings."""
+    """Return a string of NVML as text. Older bindings return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 def gpus_by_gputil() -> list[GPU]:
-    """Return the GPUs from GPUtil; none without the program `nvidia-smi`, which it runs."""
+    """Return the GPUs from GPUtil, which runs `nvidia-smi`; empty if that program is missing."""
     if shutil.which("nvidia-smi") is None or not is_installed("GPUtil"):
         return []
     try:
@@ -318,6 +321,6 @@ def _describe_capability(gpu: GPU) -> str:
 
 
 def gib(num_bytes: int) -> str:
-    """Format bytes as `12.3 GiB`, or `0.047 GiB`: a small amount does not become zero."""
+    """Format bytes as `12.3 GiB`, with more digits for small amounts, such as `0.047 GiB`."""
     amount = num_bytes / GIB
     return f"{amount:.2g} GiB" if 0 < amount < 0.1 else f"{amount:.1f} GiB"

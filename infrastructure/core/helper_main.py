@@ -1,4 +1,4 @@
-"""Entry point of a helper process: `python -P helper_main.py MODULE ARGUMENTS…`.
+"""The entry point of a helper process: `python -P helper_main.py MODULE ARGUMENTS…`.
 
 Nothing is imported before the module path is set.
 """

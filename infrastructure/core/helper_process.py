@@ -1,9 +1,9 @@
 """Helper processes: modules of this package that run in another Python process.
 
-A helper finds this package and everything that this process has imported, wherever it is started,
-even if a folder of the user contains a package `infrastructure`, a `torch.py` or a `json.py`. Its
-standard error is read while this process lives, and the end of it is kept, so that an error message
-can say why a helper died.
+A helper finds this package and everything that this process has imported, in whichever folder it is
+started, even if a folder of the user contains a package `infrastructure`, a `torch.py` or a
+`json.py`. Its standard error is read while this process lives, and its last lines are kept, so that
+an error message can say why a helper died.
 """
 
 import multiprocessing
@@ -36,14 +36,14 @@ class HelperProcess(subprocess.Popen[bytes]):
     """A module of this package, running in its own Python process.
 
     Args:
-        module: its full name; it runs as `__main__`.
-        arguments: its command line arguments.
-        stderr: where its standard error goes; PIPE: it is kept here.
+        module: the full name of the module, which runs as `__main__`.
+        arguments: the command line arguments.
+        stderr: the destination of the standard error; with PIPE, this object keeps it.
         shows_words: also copy the kept output to this process's standard error.
-        own_session: start it in its own session, so that signals to this process's group, such as
-            Ctrl-C in a terminal, do not reach it.
-        environment: variables in addition to those of this process.
-        pass_fds: descriptors that it inherits.
+        own_session: start the helper in its own session, so that signals to this process's group,
+            such as Ctrl-C in a terminal, do not reach it.
+        environment: environment variables in addition to those of this process.
+        pass_fds: file descriptors that the helper inherits.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class HelperProcess(subprocess.Popen[bytes]):
 
     @property
     def last_words(self) -> str:
-        """The last line that it wrote to standard error, with secrets masked; "" if there is none.
+        """The last line on the helper's standard error, with secrets masked, or "" if none.
 
         A Python that dies of an exception ends with its type and text.
         """
@@ -87,21 +87,23 @@ class HelperProcess(subprocess.Popen[bytes]):
         return last_line(self._words)
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait at most `seconds` for its end; return whether it has ended."""
+        """Wait at most `seconds` for the helper to end. Return whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(seconds)
         return self.poll() is not None
 
     def close_pipes(self) -> None:
-        """Close its input, which ends a helper that reads it, and its output; discard their
-        rest."""
+        """Close the helper's input and output, and discard what is left in them.
+
+        A helper that reads its input ends when the input is closed.
+        """
         for pipe in (self.stdin, self.stdout):
             with suppress(OSError, ValueError):  # bytes that were never read; a busy reader
                 if pipe is not None:
                     pipe.close()
 
     def fate(self, patience_seconds: float = 0.0) -> str | None:
-        """Return how it ended and its last words; None if it still lives after the patience."""
+        """Return how the helper ended and its last line, or None if it does not end in time."""
         self.ends_within(patience_seconds)
         code = self.poll()
         if code is None:
@@ -131,14 +133,14 @@ def module_variables() -> dict[str, str]:
 
 
 def fate_of(code: int, words: str = "") -> str:
-    """Describe how a process ended, from its return code in `subprocess` and its last words."""
+    """Describe how a process ended, from its `subprocess` return code and its last line."""
     if code < 0:
         return phrase("core.killed_by_signal", signal=signal.Signals(-code).name)
     return phrase("core.ended_with_exit_code", code=code, output=f" ({words})" if words else "")
 
 
 def last_line(words: bytes) -> str:
-    """Return the last line that is not blank, with secrets masked; "" if there is none."""
+    """Return the last line that is not blank, with secrets masked, or "" if there is none."""
     lines = words.decode(errors="replace").split("\n")
     spoken = [line.strip() for line in lines if line.strip()]
     return redact(spoken[-1])[:LONGEST_WORDS] if spoken else ""
@@ -147,9 +149,9 @@ def last_line(words: bytes) -> str:
 def module_path() -> list[str]:
     """Return the folders in which a helper looks for modules.
 
-    They are those of this process. The folders that Python itself put first (the current one, the
-    script's) come last, and the parent of this package comes before any other folder that contains
-    a package of its name.
+    These are the folders of this process in another order. The folders that Python itself put first
+    (the current one, the script's) come last, and the parent of this package comes before any other
+    folder that contains a package of its name.
     """
     own, current = str(PACKAGE_PARENT), str(Path.cwd())
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -175,14 +177,14 @@ def worker_pool(
     *,
     imports_main: bool = False,
 ) -> ProcessPoolExecutor:
-    """Create processes that call functions of this package; all of them start with the first call.
+    """Create a pool of processes that call functions of this package. All start at the first call.
 
     They are spawned, because forking a process that has threads may hang.
 
     Args:
-        imports_main: also run the user's script in them, because the objects that they get are
-            defined there. A script that trains outside `if __name__ == "__main__":` would train
-            again in each.
+        imports_main: also run the user's script in the processes, because the objects that they get
+            are defined there. A script that trains outside `if __name__ == "__main__":` would train
+            again in each process.
     """
     kind = _WorkerContextWithMain() if imports_main else _WorkerContext()
     with _modules_found():  # creating its locks starts a process, too
@@ -190,10 +192,10 @@ def worker_pool(
 
 
 def refuse_to_train_in_worker() -> None:
-    """Raise if this process only imports the user's script to find what is defined there.
+    """Raise an error if this process only imports the user's script for its definitions.
 
     Raises:
-        RuntimeError: the script trains as soon as it is imported.
+        RuntimeError: if this is such a process, so the script trains as soon as it is imported.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
@@ -204,11 +206,11 @@ def refuse_to_train_in_worker() -> None:
 
 
 class _WorkerPool(ProcessPoolExecutor):
-    """A pool that starts no process once its thread watches them, as Python does for forked ones.
+    """A pool that starts all its processes before its thread watches them.
 
     If a process dies while another one is being started, that thread ends with "dictionary changed
-    size during iteration" (Python 3.11 to 3.13). The new process is then never ended, and Python
-    waits for it at exit.
+    size during iteration" (Python 3.11 to 3.13). The new process then never ends, and Python waits
+    for it at exit. Python itself avoids this only for forked processes.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -217,7 +219,7 @@ class _WorkerPool(ProcessPoolExecutor):
 
 
 class _WorkerPopen(popen_spawn_posix.Popen):
-    """A process of a pool, started so that it finds modules as a helper does."""
+    """A process of a pool, which finds modules in the same folders as a helper."""
 
     def _launch(self, process_obj: Any) -> None:
         with _modules_found(imports_main=process_obj.imports_main):
@@ -252,8 +254,8 @@ MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # with these, spawn 
 def _modules_found(*, imports_main: bool = False) -> Iterator[None]:
     """Let processes that `multiprocessing` starts inside the block find modules as a helper does.
 
-    It has no parameter for that: its processes begin with the current folder first, and then take
-    this process's path.
+    `multiprocessing` has no parameter for this: its processes begin with the current folder first,
+    and then take this process's path.
     """
     get_original_data = spawn.get_preparation_data
 

@@ -1,6 +1,6 @@
-"""The Hugging Face Hub: whether it is reachable, and single small files of its models.
+"""Access to the Hugging Face Hub: a check that it is reachable, and small files of its models.
 
-Does not load torch. Nothing is requested from the Hub that is in its cache on this machine.
+This module does not load torch. Files in the Hub's cache on this machine are not requested again.
 """
 
 import os
@@ -21,10 +21,10 @@ _TRUE = ("1", "on", "yes", "true")
 
 
 class NotOnHubError(InputError):
-    """A model that is neither in the cache nor on the Hub.
+    """An error for a model that is neither in the cache nor on the Hub.
 
     Attributes:
-        hub_reachable: whether the Hub itself has reported this.
+        hub_reachable: whether the Hub itself has reported that there is no such model.
     """
 
     def __init__(self, name: str, *, hub_reachable: bool) -> None:
@@ -33,12 +33,12 @@ class NotOnHubError(InputError):
 
 
 def reads_like_path(name: str) -> bool:
-    """Return whether a model name can only be a folder, not a model on the Hub."""
+    """Return whether a model name can only be that of a folder, not of a model on the Hub."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip()
 
 
 def hub_is_reachable() -> bool:
-    """Return whether the Hub is reachable at its address, or is behind a proxy."""
+    """Return whether the Hub's address can be reached. Behind a proxy, assume that it can."""
     # read as huggingface_hub does, which reads them only once, on import
     offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     if offline.lower() in _TRUE:
@@ -59,11 +59,11 @@ def hub_is_reachable() -> bool:
 def offline_where_unreachable(*settings: Any) -> Iterator[None]:
     """Use only the cache of the Hub inside the block, if the Hub cannot be reached.
 
-    Its client would retry every file for half a minute, and transformers requests some files even
-    when it is set to use only local ones.
+    Otherwise the Hub's client would retry every file for half a minute, since transformers requests
+    some files even when it is set to use only local ones.
 
     Args:
-        settings: modules with their own HF_HUB_OFFLINE.
+        settings: modules that have their own variable HF_HUB_OFFLINE.
     """
     constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
     modules = (constants, *settings)
@@ -79,14 +79,14 @@ def offline_where_unreachable(*settings: Any) -> Iterator[None]:
 
 
 def data_sets_folder() -> Path:
-    """Return the folder of data sets from earlier downloads."""
+    """Return the folder of the data sets that were downloaded before."""
     constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
     own = os.environ.get("HF_DATASETS_CACHE")
     return Path(own).expanduser() if own else Path(constants.HF_HOME) / "datasets"
 
 
 def cached_file(name: str, file: str, revision: str | None = None) -> Path | None:
-    """Return a file of a Hub model from the cache on this machine; None if it is not there."""
+    """Return a file of a Hub model from the cache on this machine, or None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -100,11 +100,11 @@ def cached_file(name: str, file: str, revision: str | None = None) -> Path | Non
 def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
     """Return a file of a Hub model, from the cache or downloaded.
 
-    None if the model does not have it, or if it is unavailable for a reason that loading the model
-    reports better.
+    Return None if the model does not have the file, or if the file is unavailable for a reason that
+    loading the model reports better.
 
     Raises:
-        NotOnHubError: there is no such model, or the Hub cannot be reached.
+        NotOnHubError: if there is no such model, or the Hub cannot be reached.
     """
     if (cached := cached_file(name, file, revision)) is not None:
         return cached
@@ -130,7 +130,7 @@ def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
 
 
 def json_of(path: Path | None) -> JsonObject:
-    """Return the contents of a JSON file; empty if it cannot be read, which its user reports."""
+    """Return the contents of a JSON file; empty if it cannot be read, which the caller reports."""
     try:
         return {} if path is None else as_object(parse_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

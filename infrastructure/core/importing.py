@@ -1,9 +1,9 @@
-"""Fewer garbage collections while much is imported, prepared or trained.
+"""Fewer garbage collections while a process imports, prepares data or trains.
 
-Python collects after every 700 new objects, and now and then looks at all objects. After PyTorch
-and transformers are imported there are a million of them, and nearly none is ever garbage: a
-collection takes a fifth of a second, and dozens of them come before the first training step. What
-reference counting frees is freed as always.
+Python collects garbage after every 700 new objects, and now and then examines all objects. After
+PyTorch and transformers are imported there are a million objects, nearly none of which ever become
+garbage. A full collection then takes a fifth of a second, and dozens of them happen before the
+first training step. Objects that reference counting frees are still freed at once.
 """
 
 import gc
@@ -23,8 +23,8 @@ class _Imports:
     """The state of imports in this process.
 
     Attributes:
-        are_frozen: whether imported objects are exempt from later collections, because no other
-            code's garbage is among them.
+        are_frozen: whether imported objects are exempt from later collections, which requires that
+            no garbage of other code is among them.
     """
 
     are_frozen: bool = False
@@ -34,7 +34,7 @@ _imports = _Imports()
 
 
 def own_process() -> None:
-    """Collect rarely, because this process runs one command and ends."""
+    """Collect garbage rarely, because this process runs only one command."""
     gc.set_threshold(*COLLECTED_AFTER)
     _imports.are_frozen = True
 
@@ -42,7 +42,7 @@ def own_process() -> None:
 def do_without_torch() -> None:
     """Make torch unavailable in a process that only encodes rows.
 
-    The process starts in half the time and uses a third of the memory. The fast tokenizers of
+    Such a process starts in half the time and uses a third of the memory. The fast tokenizers of
     transformers do not need torch.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type] # as if not installed
@@ -50,7 +50,7 @@ def do_without_torch() -> None:
 
 
 def may_freeze() -> bool:
-    """Return whether `gc.freeze` and later `gc.unfreeze` leave objects frozen by others alone."""
+    """Return whether using `gc.freeze` and `gc.unfreeze` cannot unfreeze other code's objects."""
     return _imports.are_frozen or gc.get_freeze_count() == 0
 
 
@@ -74,10 +74,10 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def searching_rarely() -> Iterator[None]:
-    """Collect garbage inside the block as rarely as in a process of Temper's own.
+    """Collect garbage inside the block as rarely as a `temper` command does.
 
-    A notebook's existing garbage, such as that of a failed run, is collected first. Afterwards the
-    earlier settings apply again.
+    The existing garbage of a notebook, such as that of a failed run, is collected first. The
+    earlier settings are restored afterwards.
     """
     threshold, were_frozen = gc.get_threshold(), _imports.are_frozen
     gc.set_threshold(*COLLECTED_AFTER)

@@ -2,5 +2,5 @@
 
 
 def ceil_div(number: int, divisor: int) -> int:
-    """Return how many pieces of size `divisor` hold `number`: the quotient, rounded up."""
+    """Return `number / divisor`, rounded up to an integer."""
     return -(-number // divisor)

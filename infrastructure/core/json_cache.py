@@ -21,12 +21,13 @@ Value = TypeVar("Value")
 
 
 class JsonCache(Generic[Value]):
-    """Values by key. Beyond `MAX_ENTRIES`, those that were unchanged longest are dropped.
+    """A cache of values by key. Beyond `MAX_ENTRIES`, the least recently stored ones are dropped.
 
     Args:
-        path: the file; it and its folder are created at the first `put`.
-        what: the subject of the warning if it cannot be written, as in "WHAT is not remembered".
-        is_whole: whether a value from the file is valid; invalid ones are ignored.
+        path: the file, which is created with its folder at the first `put`.
+        what: the subject of the warning if the file cannot be written, as in "WHAT is not
+            remembered".
+        is_whole: returns whether a value from the file is valid. Invalid values are ignored.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class JsonCache(Generic[Value]):
         self._is_whole = is_whole
 
     def get(self, key: Key) -> Value | None:
-        """Return the value of exactly this key; None if there is none."""
+        """Return the value of exactly this key, or None if there is none."""
         return next((value for known, value in self._read() if known == key), None)
 
     def put(self, key: Key, value: Value) -> None:

@@ -1,7 +1,7 @@
-"""JSON from untrusted sources: excessive nesting is refused like invalid JSON.
+"""A parser of JSON from untrusted sources, which refuses excessive nesting like invalid JSON.
 
-Depending on the Python, `json.loads` raises a RecursionError for it, or returns a value on which
-any recursive function fails later.
+For excessive nesting, depending on the version of Python, `json.loads` raises a RecursionError or
+returns a value on which any recursive function fails later.
 """
 
 import json
@@ -22,10 +22,10 @@ def parse_json(
     parse_constant: Callable[[str], object] | None = None,
     object_hook: Callable[[JsonObject], object] | None = None,
 ) -> JsonValue:
-    """Return the value of a JSON text; the arguments are those of `json.loads`.
+    """Return the value of a JSON text. The arguments are those of `json.loads`.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, or nested deeper than MAX_DEPTH.
+        ValueError: if the text is not JSON, not UTF-8, or nested deeper than MAX_DEPTH.
     """
     try:
         value: JsonValue = json.loads(text, parse_constant=parse_constant, object_hook=object_hook)
@@ -37,10 +37,10 @@ def parse_json(
 
 
 def parse_record(text: str) -> JsonValue:
-    """Return the value of a JSON text whose objects have no key twice with different values.
+    """Return the value of a JSON text, and refuse repeated keys with different values.
 
     Raises:
-        ValueError: as `parse_json`, or a key appears twice with different values.
+        ValueError: as in `parse_json`, or if an object has a key twice with different values.
     """
     try:
         value: JsonValue = RECORD_DECODER.decode(text)
@@ -52,10 +52,10 @@ def parse_record(text: str) -> JsonValue:
 
 
 def without_repeats(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
-    """Return the object of these keys and values; an `object_pairs_hook`.
+    """Return the JSON object of these keys and values. Use this as an `object_pairs_hook`.
 
     Raises:
-        ValueError: a key appears twice with different values, and an object keeps only one.
+        ValueError: if a key appears twice with different values, because an object keeps only one.
     """
     made = dict(pairs)
     if len(made) != len(pairs):
@@ -69,10 +69,10 @@ RECORD_DECODER = json.JSONDecoder(object_pairs_hook=without_repeats)
 
 
 def as_object(value: JsonValue) -> JsonObject:
-    """Return `value`, which has to be a JSON object in Temper's records.
+    """Return `value` if it is a JSON object, as Temper's records require.
 
     Raises:
-        TypeError: it is not an object.
+        TypeError: if `value` is not an object.
     """
     if not isinstance(value, dict):
         raise TypeError(f"{_shown(value)} is no JSON object")
@@ -80,10 +80,10 @@ def as_object(value: JsonValue) -> JsonObject:
 
 
 def as_list(value: JsonValue) -> list[JsonValue]:
-    """Return `value`, which has to be a list in Temper's records.
+    """Return `value` if it is a list, as Temper's records require.
 
     Raises:
-        TypeError: it is not a list.
+        TypeError: if `value` is not a list.
     """
     if not isinstance(value, list):
         raise TypeError(f"{_shown(value)} is no list")
@@ -91,10 +91,10 @@ def as_list(value: JsonValue) -> list[JsonValue]:
 
 
 def as_text(value: JsonValue) -> str:
-    """Return `value`, which has to be a string in Temper's records.
+    """Return `value` if it is a string, as Temper's records require.
 
     Raises:
-        TypeError: it is not a string.
+        TypeError: if `value` is not a string.
     """
     if not isinstance(value, str):
         raise TypeError(f"{_shown(value)} is no text")
@@ -102,10 +102,10 @@ def as_text(value: JsonValue) -> str:
 
 
 def as_number(value: JsonValue) -> float:
-    """Return `value`, which has to be a number in Temper's records, an integer or not.
+    """Return `value` if it is a number, as Temper's records require.
 
     Raises:
-        TypeError: it is not a number.
+        TypeError: if `value` is neither an integer nor a float.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{_shown(value)} is no number")
@@ -113,10 +113,10 @@ def as_number(value: JsonValue) -> float:
 
 
 def as_integer(value: JsonValue) -> int:
-    """Return `value`, which has to be an integer in Temper's records.
+    """Return `value` if it is an integer, as Temper's records require.
 
     Raises:
-        TypeError: it is not an integer.
+        TypeError: if `value` is not an integer.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{_shown(value)} is no whole number")

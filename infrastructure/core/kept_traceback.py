@@ -1,6 +1,6 @@
 """Tracebacks of unexpected errors, kept in a file of the run.
 
-The screen shows one sentence of such an error; finding its cause needs the lines.
+The screen shows only one sentence of such an error, which is not enough to find its cause.
 """
 
 import traceback
@@ -22,7 +22,7 @@ _ATTRIBUTE = "_temper_traceback_file"
 def keep_traceback(error: BaseException, path: Path) -> None:
     """Write the traceback of `error` to `path`, with secrets masked, replacing an earlier one.
 
-    A disk that refuses does not raise a second error.
+    If the disk cannot be written to, no second error is raised.
     """
     with suppress(OSError):
         write_text(path, redact("".join(traceback.format_exception(error))))
@@ -30,7 +30,7 @@ def keep_traceback(error: BaseException, path: Path) -> None:
 
 
 def traceback_file(error: BaseException) -> Path | None:
-    """Return the file with the traceback of `error`; None if it was not kept."""
+    """Return the file with the traceback of `error`, or None if it was not kept."""
     path: Path | None = vars(error).get(_ATTRIBUTE)
     return path
 
@@ -39,7 +39,7 @@ def traceback_file(error: BaseException) -> Path | None:
 def traceback_kept_in(path: Path) -> Iterator[None]:
     """Write the traceback of an unexpected error inside the block to `path`, and raise the error.
 
-    Expected errors are a `TemperError` that user code has not raised.
+    A `TemperError` that was not raised by user code counts as expected, and has no traceback.
     """
     try:
         yield

@@ -12,9 +12,9 @@ class LaunchedProcess:
     """One of several processes that were started with the same command line.
 
     Attributes:
-        rank: its number; rank 0 leads.
-        size: the number of processes, on all machines.
-        local_rank: its number on this machine.
+        rank: the number of this process among all of them; rank 0 leads.
+        size: the number of processes on all machines.
+        local_rank: the number of this process on its machine.
         address: the address at which the other machines reach the first one.
     """
 
@@ -25,9 +25,9 @@ class LaunchedProcess:
 
 
 def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedProcess | None:
-    """Return this process's place among those of the launcher.
+    """Return the rank and the other values that the launcher gave to this process.
 
-    None if there was no launcher, or if it started only one process.
+    Return None if there was no launcher, or if it started only one process.
     """
     if any(not environment.get(name) for name in NEEDED):
         return None
@@ -37,5 +37,5 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedPro
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a launcher has started this process, alone or as one of several."""
+    """Return whether a launcher started this process, alone or as one of several."""
     return bool(environment.get("RANK"))

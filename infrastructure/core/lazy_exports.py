@@ -1,4 +1,4 @@
-"""Lazily loaded names of a package, so that importing it stays light."""
+"""Names of a package that are loaded on first use, so that importing the package stays fast."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -16,13 +16,13 @@ def lazy_names(
     """Return a `__getattr__` for the module `package`.
 
     Args:
-        places: the module that holds each name.
-        elsewhere: for names in the specifications that do not exist here, what to use instead.
+        places: the module that defines each name.
+        elsewhere: for names in the specifications that do not exist in Temper, what to use instead.
 
     Returns:
-        A function that raises ImportError for a name in `elsewhere`, because Python drops the text
-        of an AttributeError in `from package import name`; AttributeError for any other unknown
-        name.
+        A function that raises ImportError for a name in `elsewhere`, and AttributeError for any
+        other unknown name. It raises ImportError because Python drops the text of an AttributeError
+        in `from package import name`.
     """
 
     def get(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""A growing text file of whole lines; a line torn by a kill or a full disk is cut off.
+"""A growing text file of complete lines. A partial line after a kill or a full disk is cut off.
 
-Each line goes to the operating system at once, so a killed process loses at most the line it was
-writing. The file is synced only when it is closed, not line by line: a power cut may take the last
-seconds of a file that is being written, and nothing of one that was closed.
+Each line goes to the operating system at once, so a killed process loses at most the line that it
+was writing. The file is synced only when it is closed: a power cut may lose the last seconds of a
+file that is being written, and nothing of a closed one.
 """
 
 import contextlib
@@ -19,17 +19,18 @@ SEARCH_BYTES = 1 << 16
 
 
 class LineFile:
-    """A file to append lines to; it is opened at the first use, which cuts off a torn last line."""
+    """A file to which lines are appended. Opening it, on first use, cuts off a partial line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: FileIO | None = None
 
     def append(self, line: bytes) -> None:
-        """Write one line, which includes its line end.
+        """Write one line. `line` includes its line end.
 
         Raises:
-            OSError: it could not be written; the next call cuts off what was written of it.
+            OSError: if the line could not be written. The next call cuts off the part that was
+                written.
         """
         rest = memoryview(line)
         try:
@@ -41,12 +42,12 @@ class LineFile:
             raise
 
     def read_lines(self) -> list[bytes]:
-        """Return the whole lines, with their line ends."""
+        """Return the complete lines, with their line ends."""
         self._open()
         return self.path.read_bytes().splitlines(keepends=True)
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """Replace the contents with `lines`; on failure the file stays as it was."""
+        """Replace the contents with `lines`. If this fails, the file stays as it was."""
         self.close()
         with atomic_write(self.path) as file:
             file.writelines(lines)
@@ -55,7 +56,7 @@ class LineFile:
         """Sync the file to the disk and close it.
 
         Raises:
-            OSError: the disk refuses; the file is closed anyway.
+            OSError: if the disk fails. The file is closed anyway.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -79,7 +80,7 @@ class LineFile:
 
 
 class RotatingLineFile(LineFile):
-    """A line file of bounded size: `name.jsonl` is the newest, `name.1.jsonl` the one before.
+    """A line file that is rotated at a maximum size; `name.1.jsonl` is older than `name.jsonl`.
 
     Args:
         max_bytes: a line that would make the file larger begins a new one.
@@ -110,12 +111,12 @@ class RotatingLineFile(LineFile):
 
 
 def rotated(path: Path, number: int) -> Path:
-    """Return the name of the `number`-th older file of `path`."""
+    """Return the path of the `number`-th older file of `path`."""
     return path.with_suffix(f".{number}{path.suffix}")
 
 
 def rotated_files(path: Path) -> list[Path]:
-    """Return `path` and its older files, as far as they exist, oldest first."""
+    """Return those of `path` and its older files that exist, the oldest first."""
     older = [
         (int(match[1]), file)
         for file in path.parent.glob(f"{path.stem}.*{path.suffix}")

@@ -10,9 +10,9 @@ NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a living process holds the lock on `path`; None if unknown.
+    """Return whether a living process holds the lock on `path`, or None if this is unknown.
 
-    Creates no file.
+    No file is created.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -28,9 +28,10 @@ def is_held(path: Path) -> bool | None:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
-    """Lock an open file, if no process has; return whether it is locked now.
+    """Lock an open file unless another process has locked it. Return whether this succeeded.
 
-    None: the file system has no locks, so whether another process uses the file is unknown.
+    Return None if the file system has no locks, so that it is unknown whether another process uses
+    the file.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -42,10 +43,10 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
 
 
 class Lock:
-    """A lock on a file, which is created; held until `release` or the end of the process.
+    """A lock on a file, held until `release` or the end of the process. The file is created.
 
-    It is the kernel's lock (flock), so a killed process leaves nothing that blocks the next one. A
-    child that inherits `descriptor` also holds it, until the child ends.
+    The kernel holds the lock (flock), so a killed process leaves nothing that blocks the next one.
+    A child process that inherits `descriptor` also holds the lock until it ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,11 +57,11 @@ class Lock:
     def take(
         self, *, shared: bool = False, wait: bool = True, where_there_are_none: bool | None = None
     ) -> bool:
-        """Take the lock, or change its kind; return False if it is not free and `wait` is False.
+        """Take the lock, or change its kind. Return False if it is not free and `wait` is False.
 
         Args:
-            where_there_are_none: what to return on a file system without locks (some network
-                mounts), where the state is unknown; None: True with `wait`, else False.
+            where_there_are_none: the value to return on a file system without locks (some network
+                mounts), where the state is unknown; by default, the value of `wait`.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:

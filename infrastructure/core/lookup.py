@@ -1,4 +1,4 @@
-"""Lookup of names in a table of choices; for a wrong name, the nearest valid one is suggested."""
+"""Look-up of names in a table. The error for a wrong name suggests the nearest valid one."""
 
 import difflib
 import re
@@ -15,9 +15,9 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice of which `name` is a typo or a prefix; None if there is none.
+    """Return the choice of which `name` is a typo or a prefix, or None if there is none.
 
-    Words that both begin or end with are ignored: `--save-steps` is not `--max-steps`.
+    Words with which both begin or end are ignored, so `--save-steps` is not near `--max-steps`.
     """
     likeness = {choice: _likeness(name, choice) for choice in choices}
     best = max(likeness, key=lambda choice: likeness[choice], default=None)
@@ -44,7 +44,7 @@ def _likeness(name: str, choice: str) -> float:
 
 
 def _is_one_letter_more(shorter: str, longer: str) -> bool:
-    """Return whether one letter of the longer word is too many, and nothing else differs."""
+    """Return whether one word is the other plus one additional letter."""
     return len(longer) == len(shorter) + 1 and any(
         longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer))
     )
@@ -60,12 +60,12 @@ def _are_swapped(left: str, right: str) -> bool:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return a hint at the nearest choice, for the end of a sentence; "" if none is near."""
+    """Return a hint at the nearest choice for the end of a sentence, or "" if none is near."""
     return meant_hint(nearest(name, choices))
 
 
 def meant_hint(meant: str | None) -> str:
-    """Return a hint at what was meant, for the end of a sentence; "" if nothing is near."""
+    """Return a hint at `meant` for the end of a sentence, or "" if it is None."""
     return phrase("core.did_you_mean", meant=meant) if meant else ""
 
 
@@ -75,7 +75,8 @@ def unknown_name(
     """Return the error text for an unknown name, with the nearest choice and a list of the choices.
 
     Args:
-        shown: the choices to list, or how many of the nearest to list; None: all.
+        shown: the choices to list, or the number of nearest choices to list; by default, all are
+            listed.
     """
     choices = sorted(choices)
     hint = did_you_mean(name, choices)
@@ -92,7 +93,7 @@ def look_up(what: str, name: str, table: Mapping[str, Value]) -> Value:
     """Return `table[name]`.
 
     Raises:
-        ValueError: there is no such name; the text suggests the nearest one.
+        ValueError: if the table has no such name; the message suggests the nearest one.
     """
     if name not in table:
         raise ValueError(unknown_name(what, name, table))

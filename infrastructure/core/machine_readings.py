@@ -1,7 +1,7 @@
 """Load and memory of this machine, polled at little cost.
 
-100 % is what a container's limits leave to this process: the processor time that it may use, and
-the container's memory if that is smaller than the machine's. Rates are averages since the previous
+A load of 100 % is all that a container's limits allow this process: its processor time, and the
+container's memory if that is smaller than the machine's. Rates are averages since the previous
 reading. Values that the system does not report are None.
 """
 
@@ -20,19 +20,20 @@ CHILDREN_SECONDS = 5.0  # how long a list of the children is reused; making one 
 
 @dataclass(frozen=True)
 class MachineReading:
-    """The machine at one moment.
+    """The load and memory of the machine at one moment.
 
     Attributes:
         cpu_percent: the load of all processes since the previous reading, in percent of what this
             process may use.
-        memory_used_bytes, memory_total_bytes: the container's if its limit is smaller than the
-            machine's memory.
-        process_memory_bytes: resident sets of this process and its descendants; memory that several
-            of them share counts for each.
-        disk_read_bytes_per_second, disk_write_bytes_per_second: the machine's disks.
-        network_received_bytes_per_second, network_sent_bytes_per_second: all interfaces except
-            loopback.
-        disk_free_bytes: where the run is written.
+        memory_used_bytes, memory_total_bytes: the memory of the container if its limit is smaller
+            than the machine's memory, and otherwise that of the machine.
+        process_memory_bytes: the resident memory of this process and its descendants; memory that
+            several of them share counts for each.
+        disk_read_bytes_per_second, disk_write_bytes_per_second: the rates of all disks of the
+            machine.
+        network_received_bytes_per_second, network_sent_bytes_per_second: the rates of all network
+            interfaces except loopback.
+        disk_free_bytes: the free space on the disk to which the run is written.
     """
 
     cpu_percent: float
@@ -57,8 +58,8 @@ class MachineReadings:
 
     Args:
         folder: a folder on the file system whose free space is reported.
-        pid: the process whose tree is measured; None: this one.
-        clock: seconds from any origin.
+        pid: the process whose tree is measured; by default, this process.
+        clock: returns the time in seconds from any origin.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class MachineReadings:
         self._read_at = clock()
 
     def read(self) -> MachineReading:
-        """Read everything now.
+        """Read all values now.
 
         Raises:
             psutil.NoSuchProcess: the process is gone.
@@ -136,7 +137,7 @@ class _Processor:
 
 
 def _counters() -> list[int | None]:
-    """Return the bytes read from and written to disks, and received from and sent to the net."""
+    """Return the bytes read from and written to disks, and received from and sent to networks."""
     disk = psutil.disk_io_counters()
     net = psutil.net_io_counters(pernic=True)
     outside = [counted for name, counted in net.items() if name not in ("lo", "lo0")]

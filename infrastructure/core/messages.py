@@ -1,4 +1,4 @@
-"""Messages as data: a code, what the message is about, and words from the catalogue.
+"""Messages as data: a code, the values that the message is about, and words from the catalogue.
 
 Code raises or reports a `Message`; its words are in `catalogue/TOPIC.toml`, under its code. There
 are three kinds of placeholders:
@@ -35,7 +35,7 @@ Speller = Callable[[str, str], str]
 
 
 def as_key(key: str, value: str = "") -> str:
-    """Spell a setting as files and `DeploymentConfig` do: `training.batch_size=4`."""
+    """Spell a setting as configuration files and `DeploymentConfig` do: `training.batch_size=4`."""
     if key == INTERRUPT:
         return "Ctrl-C"
     return f"{key}={value}" if value else key
@@ -46,16 +46,16 @@ _records: list[dict[str, list[str]]] = []  # of the settings that texts name
 
 
 def speller() -> Speller:
-    """Return the function that spells settings now."""
+    """Return the function that currently spells settings."""
     return _spellers[-1]
 
 
 @contextmanager
 def spelled_by(spell: Speller) -> Iterator[None]:
-    """Show settings as `spell` spells them.
+    """Show settings inside the block as `spell` spells them.
 
     Args:
-        spell: gets a canonical key and a value, which may be empty.
+        spell: a function of a canonical key and a value, which may be empty.
     """
     _spellers.append(spell)
     try:
@@ -67,7 +67,7 @@ def spelled_by(spell: Speller) -> Iterator[None]:
 
 @contextmanager
 def recorded_settings() -> Iterator[dict[str, list[str]]]:
-    """Record which settings each text names that is rendered inside: their keys, by text."""
+    """Record the keys of the settings that texts rendered inside the block name, by text."""
     record: dict[str, list[str]] = {}
     _records.append(record)
     try:
@@ -77,7 +77,7 @@ def recorded_settings() -> Iterator[dict[str, list[str]]]:
 
 
 class Setting(str):
-    """The key of a setting, with a value if it has one; shown as the reader spells it."""
+    """The key of a setting, and its value if it has one. It is shown as the reader spells it."""
 
     value: str
 
@@ -92,10 +92,10 @@ class Setting(str):
 
 @dataclass(frozen=True)
 class Message:
-    """What happened, as data.
+    """A message as data.
 
     Attributes:
-        code: `topic.name`, the file and the entry of its words; or a finished text.
+        code: `topic.name`, the file and the entry of the words; or a finished text.
         about: the values that the words refer to, by name.
     """
 
@@ -115,12 +115,12 @@ class Message:
 
 
 def phrase(code: str, /, **about: Any) -> str:
-    """Return the words of a message."""
+    """Return the text of a message."""
     return str(Message(code, about))
 
 
 def _keys_in(words: str, about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of the settings that the words of a message name, in their order."""
+    """Yield the keys of the settings that the words of a message name, in order."""
     for _, field_name, _, _ in string.Formatter().parse(words):
         name = field_name or ""
         if name.startswith("="):
@@ -140,7 +140,7 @@ def _plain(value: object) -> str:
 
 @cache
 def words_of(code: str) -> str | None:
-    """Return the words of a code; None if the catalogue has none."""
+    """Return the words of a code, or None if the catalogue has none."""
     if not CODE.fullmatch(code):
         return None
     topic, _, name = code.partition(".")
@@ -167,7 +167,7 @@ def catalogue_files() -> Mapping[str, Path]:
 
 
 class _Named(str):
-    """The key of a setting that the words themselves name; its value is in place of a format."""
+    """The key of a setting that the words themselves name. The format gives its value."""
 
 
 class _Words(string.Formatter):

@@ -1,8 +1,7 @@
 """User-defined classes and functions by address, `module:name`.
 
 Modules are searched for in Python's path, and then in the current folder. The `temper` command does
-not have that folder in its path, so a file that happens to be there does not hide an installed
-module.
+not have the current folder in its path, so a file in that folder cannot hide an installed module.
 """
 
 import importlib
@@ -27,14 +26,14 @@ def is_address(text: str) -> bool:
 
 
 def load_object(what: str, address: str) -> Any:
-    """Return the object at `module:name`; its module is imported.
+    """Import the module of `module:name` and return the object.
 
     Args:
-        what: the kind of object in words, for error messages.
+        what: the kind of object, for error messages.
 
     Raises:
-        ValueError: there is no such module, it cannot be imported, or it has no such name; the text
-            says where it was searched for.
+        ValueError: if there is no such module, it cannot be imported, or it has no such name; the
+            text says where it was searched for.
     """
     module_name, _, name = address.partition(":")
     if missing := missing_module(what, address):
@@ -72,9 +71,9 @@ def load_object(what: str, address: str) -> Any:
 
 
 def missing_module(what: str, address: str) -> str | None:
-    """Return the error text for a text that is not an address, or whose module is missing.
+    """Return an error text if `address` is not an address or its module is missing, or else None.
 
-    None if the module exists. Nothing is imported.
+    Nothing is imported.
     """
     if not is_address(address):
         return phrase("core.plugin_address_invalid", kind=what, address=address)
@@ -95,8 +94,8 @@ def missing_module(what: str, address: str) -> str | None:
 def address_of(target: object) -> str | None:
     """Return the `module:name` by which another process finds the same class or function.
 
-    None if no other process can, because it was defined in a notebook, in the script itself or
-    inside a function.
+    Return None if no other process can find it, because it is defined in a notebook, in the script
+    itself or inside a function.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == MAIN:
@@ -111,7 +110,7 @@ def address_of(target: object) -> str | None:
 
 
 def module_file(module_name: str) -> Path | None:
-    """Return the file that a module is, or would be, imported from; None if there is none.
+    """Return the file from which a module is or would be imported, or None if there is none.
 
     The module itself is not imported.
     """
@@ -124,7 +123,7 @@ def module_file(module_name: str) -> Path | None:
 
 
 def source_file(module_name: str) -> Path | None:
-    """Return the source file that a module was, or would be, imported from; None if it has none.
+    """Return the source file from which a module was or would be imported, or None.
 
     Nothing is imported, not even the packages that contain the module.
     """
@@ -155,7 +154,7 @@ def _file_of_spec(module_name: str) -> str | None:
 
 
 def _is_known(module_name: str) -> bool:
-    """Return whether Python finds a module without the current folder."""
+    """Return whether Python can find a module outside the current folder."""
     top = module_name.partition(".")[0]
     if top in sys.modules:
         return True

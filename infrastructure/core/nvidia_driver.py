@@ -1,6 +1,7 @@
 """Detection of a working NVIDIA driver.
 
-Uses only the standard library: the installer runs it before anything is installed.
+This module uses only the standard library, because the installer runs it before anything is
+installed.
 """
 
 import shutil
@@ -11,10 +12,10 @@ NVIDIA_SMI_TIMEOUT_SECONDS = 10.0
 
 
 def nvidia_driver_present(root: Path = Path("/")) -> bool:
-    """Return whether an NVIDIA driver is loaded (Linux, WSL), by its traces or `nvidia-smi`.
+    """Return whether an NVIDIA driver is loaded (Linux, WSL), by its files or `nvidia-smi`.
 
-    A machine may have the `nvidia-smi` program without a driver, so its existence is not enough: it
-    has to respond within ten seconds. `root` is for tests.
+    A machine may have the program `nvidia-smi` without a driver, so the program must also list a
+    GPU within ten seconds. `root` is for tests.
     """
     if (root / "proc/driver/nvidia/version").exists():
         return True

@@ -1,4 +1,4 @@
-"""Optional packages, imported when they are needed; the error names the pip command."""
+"""Optional packages, imported when needed. The error for a missing one has the pip command."""
 
 import importlib
 import importlib.util
@@ -36,7 +36,7 @@ PIP_LINES = {
 
 
 def is_installed(package: str) -> bool:
-    """Return whether `package` could be imported; imports only its parent packages."""
+    """Return whether `package` could be imported. Only its parent packages are imported."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # its parent package is not installed
@@ -44,12 +44,12 @@ def is_installed(package: str) -> bool:
 
 
 def refuse_missing(module: str, needed_for: str) -> None:
-    """Raise as `require` does if `module` is not installed, but without importing it.
+    """Check that `module` is installed, as `require` does, but without importing it.
 
     Raises:
-        MissingPackageError: it is not installed.
+        MissingPackageError: if `module` is not installed.
     """
-    # Packages such as dwave.system share their first name with others.
+    # Packages such as dwave.system share their first name with other packages.
     package = module if module in PIP_LINES else module.split(".")[0]
     if not is_installed(package):
         line = PIP_LINES.get(package, f"pip install {package}")
@@ -59,11 +59,11 @@ def refuse_missing(module: str, needed_for: str) -> None:
 
 
 def require(module: str, needed_for: str) -> ModuleType:
-    """Import `module` now.
+    """Import `module` and return it.
 
     Raises:
-        MissingPackageError: it is not installed; the text says what needs it and names the pip
-            command.
+        MissingPackageError: if `module` is not installed. The message says what needs it and names
+            the pip command.
     """
     refuse_missing(module, needed_for)
     return importlib.import_module(module)
@@ -72,8 +72,8 @@ def require(module: str, needed_for: str) -> ModuleType:
 def import_without(module: str, unused: str) -> None:
     """Import `module` as if `unused`, a package that it can do without, were not installed.
 
-    Later imports of `unused` work as usual. Does nothing if one of the two is already imported, or
-    if `module` is not installed.
+    Later imports of `unused` work as usual. This does nothing if either is already imported, or if
+    `module` is not installed.
     """
     if module in sys.modules or unused in sys.modules or not is_installed(module):
         return

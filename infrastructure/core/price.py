@@ -1,4 +1,4 @@
-"""The hourly price of a machine, and the cost of a time on it.
+"""The hourly price of a machine, and the cost of using it for some time.
 
 A price is a number, optionally with a currency or another unit: `2.5`, `$2.50`, `2.5 EUR`,
 `1.76 compute units`.
@@ -17,10 +17,11 @@ MAX_PRICE = 1e6
 
 @dataclass(frozen=True)
 class Price:
-    """The price of an hour.
+    """The price per hour.
 
     Attributes:
-        sign: precedes the number, such as "$"; unit: follows it, such as "EUR".
+        sign: the text before the number, such as "$".
+        unit: the text after the number, such as "EUR".
     """
 
     per_hour: float
@@ -28,7 +29,7 @@ class Price:
     unit: str = ""
 
     def amount(self, seconds: float) -> float:
-        """Return the cost of this many seconds."""
+        """Return the cost of this many seconds, as a number."""
         return self.per_hour * seconds / 3600
 
     def text(self, seconds: float) -> str:
@@ -48,7 +49,7 @@ def parse_price(text: str) -> Price:
     """Return the price in a text.
 
     Raises:
-        ValueError: it does not contain a valid price.
+        ValueError: if the text does not contain a valid price.
     """
     match = _PRICE.fullmatch(text.strip())
     unit = match["unit"].strip() if match else ""

@@ -8,7 +8,7 @@ BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def leave_the_rest() -> None:
-    """Leave loaded objects to the operating system, as the last action before the exit.
+    """Prepare a fast exit, which leaves loaded objects to the operating system. Call this last.
 
     Python deallocates half a million objects of PyTorch and similar libraries one by one, which
     takes two to four seconds after the last line is shown. Exit handlers and threads end as usual.

@@ -1,6 +1,6 @@
-"""Main memory of this process: how much it uses, how it returns some, and a limit to it.
+"""The main memory of this process: measuring it, returning free memory, and limiting it.
 
-Sizes are in bytes. "Resident" is what is in main memory now.
+Sizes are in bytes. "Resident" memory is the part that is in main memory now.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ UNLIMITED_STACK_BYTES = 2 * MIB  # of a thread, if `ulimit -s` sets no limit
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; takes about ten microseconds."""
+    """Return the resident memory of this process. This takes about ten microseconds."""
     return int(_process(os.getpid()).memory_info().rss)
 
 
@@ -36,7 +36,7 @@ def _process(pid: int) -> psutil.Process:
 
 
 def children_bytes() -> int:
-    """Return the resident memory of all descendants; one that has just ended does not count."""
+    """Return the resident memory of all descendants. One that has just ended does not count."""
     total = 0
     for child in psutil.Process().children(recursive=True):
         try:
@@ -49,8 +49,8 @@ def children_bytes() -> int:
 def peak_resident_bytes() -> int:
     """Return the peak resident memory of this process.
 
-    Linux reports it in /proc; the value of `getrusage` there is never below that of the parent
-    process.
+    On Linux it is read from /proc, because the value of `getrusage` is never below that of the
+    parent process.
     """
     peak = high_water_mark_bytes()
     if peak is None:
@@ -59,7 +59,7 @@ def peak_resident_bytes() -> int:
 
 
 def high_water_mark_bytes() -> int | None:
-    """Return the kernel's mark of the peak resident memory; None if it keeps none (not Linux)."""
+    """Return the kernel's mark of the peak resident memory, or None if it has none (not Linux)."""
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def high_water_mark_bytes() -> int | None:
 
 
 def reset_high_water_mark() -> bool:
-    """Reset the kernel's mark to what is resident now; return whether it worked (`proc(5)`)."""
+    """Reset the kernel's mark to the current resident memory. Return whether that worked."""
     try:
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
     except OSError:  # not Linux, or a container that forbids it
@@ -78,18 +78,18 @@ def reset_high_water_mark() -> bool:
 
 
 def trim_heap() -> None:
-    """Return glibc's free pages to the system; other C libraries keep few."""
+    """Return glibc's free pages to the system. Other C libraries keep only few."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def give_back_large_blocks() -> None:
-    """Return large blocks to the system from now on as soon as they are freed.
+    """From now on, return large blocks to the system as soon as they are freed.
 
-    glibc would keep them for the next block of that size. But small objects that stay are then
-    allocated inside them, so the next block does not fit, and the process grows with each one.
-    Other C libraries keep few.
+    By default, glibc keeps freed blocks for the next block of that size. Small, long-lived objects
+    are then allocated inside them, so the next large block does not fit, and the process grows with
+    each one. Other C libraries keep only few blocks.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
@@ -97,13 +97,13 @@ def give_back_large_blocks() -> None:
 
 
 def allowed_bytes(threads_to_come: int = 0) -> int | None:
-    """Return the most memory that this process may use if the kernel limits its private memory.
+    """Return the most memory that this process may use, or None if the kernel sets no limit.
 
-    The limit is RLIMIT_DATA, which `ulimit -d` sets, for example; None: there is no limit.
+    The limit is RLIMIT_DATA, for example from `ulimit -d`, on private memory.
 
     Args:
-        threads_to_come: number of threads that it will start; their stacks count in full toward the
-            limit, although they are hardly used.
+        threads_to_come: the number of threads that the process will start. Their stacks count in
+            full toward the limit, although little of them is used.
     """
     if not can_limit_hard():
         return None
@@ -122,17 +122,17 @@ def _stack_bytes() -> int:
 
 
 def can_limit_hard() -> bool:
-    """Return whether the system can refuse memory beyond a limit to one process (Linux can)."""
+    """Return whether the system can limit the memory of one process, as Linux can."""
     return sys.platform == "linux"
 
 
 class HardLimit:
-    """A limit in the kernel: it refuses private memory that would exceed `limit_bytes`.
+    """A limit that the kernel enforces on private memory: no more than `limit_bytes`.
 
-    RLIMIT_DATA counts address space. Address space that exists but is not used yet may be used at
-    any time. So each `tighten` allows only as much new address space as the limit leaves above the
-    resident memory and what may become resident. A failed allocation is an ordinary MemoryError, or
-    torch's RuntimeError, to which training responds with smaller pieces.
+    RLIMIT_DATA counts address space, of which unused parts may come into use at any time. So each
+    `tighten` allows only as much new address space as the limit leaves above the resident memory
+    and the address space that may become resident. A failed allocation is an ordinary MemoryError,
+    or torch's RuntimeError, to which training responds with smaller pieces.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -140,10 +140,10 @@ class HardLimit:
         self._before: tuple[int, int] | None = None
 
     def tighten(self, used_bytes: int) -> None:
-        """Allow only what `limit_bytes` leaves above `used_bytes`, which is in use now.
+        """Allow only as much more memory as `limit_bytes` leaves above the current `used_bytes`.
 
         Some memory is reserved for file pages, which the kernel does not count. A minimum is
-        allowed even beyond the limit, because even reporting an error needs memory.
+        allowed even beyond the limit, because reporting an error needs memory, too.
         """
         if self._before is None:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -157,7 +157,7 @@ class HardLimit:
         resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
     def lift(self) -> None:
-        """Restore the previous limit."""
+        """Restore the limit that applied before."""
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._before)
             self._before = None

@@ -1,8 +1,9 @@
 """Masking of secrets in text and mappings before they reach a log, a file or a screen.
 
 It recognizes tokens by their shape (Hugging Face, GitHub, OpenAI-like, AWS, Slack, Google),
-passwords in URLs, and values whose key suggests a secret. A secret that looks like a word is not
-recognized: a shape is long and contains digits or capitals, because `hf_datasets` is a folder name.
+passwords in URLs, and values whose key suggests a secret. A token has to be long and to contain
+digits or capitals, because a name such as `hf_datasets` is not a secret. So a secret that looks
+like a word is not recognized.
 """
 
 import logging
@@ -43,9 +44,10 @@ _ASSIGNED = re.compile(
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter of log lines that masks secrets of any logger, also in tracebacks.
+    """A formatter of log lines that masks secrets, also in tracebacks.
 
-    The name of a logger is not a secret (`transformers.token: `), nor a key of the text after it.
+    The name of a logger, such as `transformers.token: `, does not count as the key of the text
+    after it.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -68,7 +70,7 @@ def is_secret_key(key: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """Return `text` with tokens, URL passwords and `secret=value` masked; for logs and messages."""
+    """Return `text` with tokens, URL passwords and `secret=value` masked, for logs and messages."""
     return _ASSIGNED.sub(_mask_assigned, redact_shapes(text))
 
 
@@ -78,10 +80,7 @@ def redact_shapes(text: str) -> str:
 
 
 def redact_urls(text: str) -> str:
-    """Return `text` with user and password of every URL masked; for paths.
-
-    Words in a path are not secret.
-    """
+    """Return `text` with only user and password of every URL masked, for paths."""
     return _URL_USER.sub(rf"\g<start>{MASK}@", text)
 
 
@@ -94,7 +93,7 @@ def public_address(address: str) -> str:
 
 
 def redact_mapping(values: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy with secret values masked, at any depth of mappings and lists."""
+    """Return a copy of `values` with secret values masked, at any depth of mappings and lists."""
     return {key: MASK if _hide(key, value) else _redact_any(value) for key, value in values.items()}
 
 

@@ -1,10 +1,10 @@
 """Registries of plug-ins.
 
 A plug-in is added by a call, by an entry point of an installed package, or by its address,
-`module:name`. Registered plug-ins take precedence over built-in ones, and those over installed
-ones. An entry point is loaded when its name is first requested, so an installed package that is not
-used costs nothing and can break nothing. Helper processes know what this process has registered;
-they import it from where it was defined.
+`module:name`. Registered plug-ins take precedence over built-in ones, and built-in ones over
+installed ones. An entry point is loaded when its name is first requested, so an unused package
+costs nothing and can break nothing. Helper processes know the plug-ins that this process has
+registered, and import them from the modules that define them.
 """
 
 import inspect
@@ -42,12 +42,12 @@ _REGISTRIES: "list[Registry[Any]]" = []
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a plug-in that is not built in; a run records it to resume elsewhere.
+    """The source of a plug-in that is not built in, which a run records to resume elsewhere.
 
     Attributes:
-        address: `module:name`; None: it was defined in a notebook or in the script itself, and no
-            other process can import it.
-        package: the installed package that contains it, as pip accepts it; None: no package does.
+        address: `module:name`, or None if the plug-in was defined in a notebook or in the script
+            itself, so that no other process can import it.
+        package: the installed package that contains the plug-in, as pip accepts it, or None.
         file, sha256: the file of its module and the checksum of that file, unless a package
             contains it. They do not count when origins are compared.
     """
@@ -62,7 +62,7 @@ class Registry(Generic[Plugin]):
     """Plug-ins of one kind, by name.
 
     Args:
-        what: the kind in words, for error messages.
+        what: the kind of plug-in, for error messages.
         group: the entry point group of installed packages, such as "temper.formats".
         built_in: the names that the implementing module will pass to `provide`. They are known
             before that module is imported.
@@ -94,13 +94,13 @@ class Registry(Generic[Plugin]):
     def provide(
         self, plugins: Mapping[str, Plugin], contract: type | None = None, *, makes: bool = True
     ) -> None:
-        """Set the built-in plug-ins, once.
+        """Set the built-in plug-ins. This is done once.
 
         Args:
-            contract: a class whose methods and attributes every object made by a plug-in has; a
-                plug-in is such a class, or a function that makes such an object. None: a plug-in is
-                a function.
-            makes: False: a plug-in makes nothing, but is itself such an object.
+            contract: a class whose methods and attributes every object made by a plug-in has. A
+                plug-in is such a class, or a function that makes such an object. With None, a
+                plug-in is any function.
+            makes: False means that a plug-in makes no object, but is itself such an object.
         """
         self._provided = dict(plugins)
         self.contract, self._makes = contract, makes
@@ -108,11 +108,12 @@ class Registry(Generic[Plugin]):
     def register(self, name: str, plugin: Plugin) -> None:
         """Add a plug-in, which takes precedence over a built-in one.
 
-        A plug-in that is defined again, as by running a notebook cell again, replaces itself.
+        If a plug-in is defined again, for example because a notebook cell runs again, it replaces
+        its earlier definition.
 
         Raises:
-            ValueError: the name is empty, is an address or is taken by another plug-in, or this one
-                does not fulfill the contract.
+            ValueError: if the name is empty, is an address or is taken by another plug-in, or the
+                plug-in does not fulfill the contract.
         """
         if not name or is_address(name):
             raise InputError("core.plugin_name_invalid", kind=self.what, name=name)
@@ -123,7 +124,7 @@ class Registry(Generic[Plugin]):
         self._registered[name] = plugin
 
     def unregister(self, name: str) -> None:
-        """Remove a plug-in that was added by a call."""
+        """Remove a plug-in that `register` added."""
         del self._registered[name]
 
     @contextmanager
@@ -131,7 +132,7 @@ class Registry(Generic[Plugin]):
         """Add a plug-in for the duration of the block.
 
         Raises:
-            ValueError: as `register`.
+            ValueError: as in `register`.
         """
         self.register(name, plugin)
         try:
@@ -140,24 +141,24 @@ class Registry(Generic[Plugin]):
             self.unregister(name)
 
     def names(self) -> list[str]:
-        """Return the built-in, registered and installed names."""
+        """Return the names of all built-in, registered and installed plug-ins."""
         installed = (point.name for point in entry_points(group=self.group))
         own = {*self._own_names(), *self._adopted}
         return sorted({*self.built_in, *self._provided, *own, *installed})
 
     def is_here(self, name: str) -> bool:
-        """Return whether there is such a plug-in; imports nothing."""
+        """Return whether this process has a plug-in of this name. Nothing is imported."""
         return name in self.built_in or self.is_own(name) or name in self.names()
 
     def has(self, name: str) -> bool:
-        """Return whether there is such a plug-in, here or in a run whose record was read."""
+        """Return whether this process, or a run whose record was read, has such a plug-in."""
         return self.is_here(name) or name in self._noted
 
     def is_own(self, name: str) -> bool:
-        """Return whether a call has registered the name.
+        """Return whether `register` was called with this name.
 
-        The call may be in this process, in the process that started this one, or where the resumed
-        run began.
+        The call may have been made in this process, in the process that started this one, or by the
+        run that is resumed.
         """
         return name in self._own_names() or name in self._adopted
 
@@ -165,8 +166,8 @@ class Registry(Generic[Plugin]):
         """Return the plug-in of a name or address, loaded from its module if necessary.
 
         Raises:
-            ValueError: there is none (the text suggests the nearest one), it cannot be loaded, or
-                it does not fulfill the contract.
+            ValueError: if there is no such plug-in (the message suggests the nearest one), it
+                cannot be loaded, or it does not fulfill the contract.
         """
         if name in self._registered:
             plugin = self._registered[name]
@@ -186,11 +187,11 @@ class Registry(Generic[Plugin]):
         return plugin
 
     def make(self, name: str, *arguments: object, **keywords: object) -> Any:
-        """Call the plug-in of a name or address and return what it makes.
+        """Call the plug-in of a name or address and return the object that it makes.
 
         Raises:
-            ValueError: as `get`; or the arguments do not fit; or the result does not fulfill the
-                contract.
+            ValueError: as in `get`, or if the arguments do not fit, or the result does not fulfill
+                the contract.
         """
         plugin: Any = self.get(name)
         self._check_call(name, plugin, arguments, keywords)
@@ -207,10 +208,11 @@ class Registry(Generic[Plugin]):
         return made
 
     def require_shareable(self, name: str) -> None:
-        """Refuse a plug-in that no other process could import.
+        """Check that other processes can import a plug-in.
 
         Raises:
-            ValueError: it is defined in a notebook, in the script itself or inside a function.
+            ValueError: if the plug-in is defined in a notebook, in the script itself or inside a
+                function.
         """
         plugin = self._registered.get(name)
         is_hidden = name in self._registered and address_of(plugin) is None
@@ -219,7 +221,7 @@ class Registry(Generic[Plugin]):
             raise InputError("core.plugin_not_importable", plugin=shown)
 
     def addresses(self) -> dict[str, str]:
-        """Return name → address of what was registered, here or where the resumed run began.
+        """Return name → address of the plug-ins registered in this process or by the resumed run.
 
         Plug-ins that no other process can import are left out.
         """
@@ -229,9 +231,9 @@ class Registry(Generic[Plugin]):
         return {name: address for name, address in address_of_name.items() if address is not None}
 
     def origin(self, name: str) -> Origin | None:
-        """Return where the plug-in of a name or address comes from; imports nothing.
+        """Return the origin of the plug-in of a name or address, without importing it.
 
-        None if it is built in or unknown.
+        Return None if the plug-in is built in or unknown.
         """
         if name in self._registered:
             address = address_of(self._registered[name])
@@ -246,12 +248,12 @@ class Registry(Generic[Plugin]):
         return None
 
     def problem(self, name: str, recorded: Origin | None = None) -> str | None:
-        """Return the error text for a name or address that is not available here; imports nothing.
+        """Return an error text if a name or address is not available on this machine, or else None.
 
-        None if it is available.
+        Nothing is imported.
 
         Args:
-            recorded: its origin when the run began that is resumed now.
+            recorded: the origin of the plug-in when the run that is now resumed began.
         """
         is_name = not is_address(name)
         if recorded is None and is_name:
@@ -270,9 +272,9 @@ class Registry(Generic[Plugin]):
         return bool(entry_points(group=self.group, name=name))
 
     def _address(self, name: str) -> str | None:
-        """Return where to import a name from that this process has not registered.
+        """Return the address from which to import a plug-in that this process has not registered.
 
-        None if it comes from an installed package, or from nowhere.
+        Return None if the plug-in comes from an installed package, or is unknown.
         """
         if (inherited := _inherited(self.group).get(name)) is not None:
             return inherited
@@ -323,7 +325,7 @@ class Registry(Generic[Plugin]):
     def _check_call(
         self, name: str, plugin: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
-        """Report an error in how the plug-in is called; its own errors are left alone."""
+        """Raise an error if the arguments do not fit the plug-in. Its own errors are left alone."""
         try:
             inspect.signature(plugin).bind(*arguments, **keywords)
         except TypeError as error:
@@ -349,9 +351,9 @@ class Registry(Generic[Plugin]):
 
 
 def registered_addresses() -> str:
-    """Return what this process has registered and helpers can import, as `PLUGINS_VARIABLE`.
+    """Return the registered plug-ins that helpers can import, as the value of `PLUGINS_VARIABLE`.
 
-    Empty if there is nothing.
+    The value is empty if there are none.
     """
     by_group = {registry.group: registry.addresses() for registry in _REGISTRIES}
     addresses = {group: known for group, known in by_group.items() if known}
@@ -359,15 +361,15 @@ def registered_addresses() -> str:
 
 
 def note_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
-    """Treat the names in the record of a run as known (group → name → origin)."""
+    """Treat the plug-in names in the record of a run as known (group → name → origin)."""
     for registry in _REGISTRIES:
         registry._noted.update(origins.get(registry.group, {}))
 
 
 def adopt_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
-    """Adopt the plug-ins of the run that this process trains from now on (group → name → origin).
+    """Use the plug-ins of the run that this process trains from now on (group → name → origin).
 
-    They take precedence over built-in ones; those of an earlier run are forgotten.
+    They take precedence over built-in ones. The plug-ins of an earlier run are forgotten.
     """
     for registry in _REGISTRIES:
         registry._adopted = dict(origins.get(registry.group, {}))
@@ -375,7 +377,7 @@ def adopt_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
 
 @cache
 def package_of(address: str | None) -> str | None:
-    """Return the installed package that contains a module, `name==version`; None if none does."""
+    """Return the installed package that contains a module, as `name==version`, or None."""
     if address is None:
         return None
     top = address.partition(":")[0].partition(".")[0]
@@ -390,26 +392,26 @@ def package_of(address: str | None) -> str | None:
 
 
 def _installed_at() -> tuple[tuple[str, float], ...]:
-    """Return the folders of packages and when a package was last installed or removed there."""
+    """Return the folders of packages, and when a package was last installed or removed in each."""
     folders = [folder for folder in map(Path, sys.path) if folder.is_dir()]
     return tuple((str(folder), folder.stat().st_mtime) for folder in folders)
 
 
 @cache
 def _distributions(_places: tuple[tuple[str, float], ...]) -> Mapping[str, list[str]]:
-    """Return module → its packages; takes a second, because each package's file list is read."""
+    """Return the packages of each module. It takes a second: all packages' file lists are read."""
     return packages_distributions()
 
 
 def _inherited(group: str) -> dict[str, str]:
-    """Return name → address of what the process that started this one had registered."""
+    """Return name → address of the plug-ins that the parent process had registered."""
     text = os.environ.get(PLUGINS_VARIABLE)
     inherited: dict[str, str] = json.loads(text).get(group, {}) if text else {}
     return inherited
 
 
 def _place_of(plugin: object) -> str | None:
-    """Return where a plug-in was defined; None if unknown."""
+    """Return the module and name by which a plug-in was defined, or None if they are unknown."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     return f"{module}:{name}" if module and name else None
 
@@ -434,7 +436,7 @@ def _lacking_in_object(made: object, contract: type) -> list[str]:
 
 
 def _listed(lacking: list[str], contract: type) -> str:
-    """List what is missing: required methods first, and of a long list the rest as a number."""
+    """List missing attributes, required methods first. The end of a long list is only counted."""
     abstract: frozenset[str] = getattr(contract, "__abstractmethods__", frozenset())
     ordered = sorted(lacking, key=lambda name: (name not in abstract, name))
     more = len(ordered) - MOST_LISTED
@@ -442,6 +444,6 @@ def _listed(lacking: list[str], contract: type) -> str:
 
 
 def _init_hint(made: object, contract: type) -> str:
-    """Return a hint for a subclass whose __init__ does not call the contract's."""
+    """Return a hint for a subclass whose `__init__` does not call that of the contract."""
     is_own = isinstance(made, contract) and "__init__" in vars(type(made))
     return " (does its __init__ call super().__init__?)" if is_own else ""

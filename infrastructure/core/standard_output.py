@@ -1,7 +1,7 @@
 """Standard output and error that may become unavailable: a closed terminal or pipe, a full disk.
 
-Printing never fails. Text that cannot be written is appended to a file, once there is one. A stream
-that works again, such as a disk with space, gets what is printed from then on.
+Printing never fails. Text that cannot be written is appended to a file, once a file is set. If a
+stream works again, for example because the disk has space again, later text is written to it.
 """
 
 import logging
@@ -25,8 +25,8 @@ class LossyStream:
     """A text stream whose `write` and `flush` do not fail.
 
     Attributes:
-        kept_in: the file for text that `stream` does not accept.
-        is_lost: whether there was text that it did not accept.
+        kept_in: the file for text that cannot be written to `stream`.
+        is_lost: whether any text could not be written to `stream`.
     """
 
     kept_in: Path | None = None  # shared by all streams of this process
@@ -66,7 +66,7 @@ class LossyStream:
     def release_traceback(self) -> None:
         """Discard pending text that cannot be written.
 
-        A Python whose last flush fails would end with an exit code of its own.
+        Otherwise the last flush would fail and Python would end with its own exit code.
         """
         self.flush()
         if self._fails:
@@ -102,9 +102,9 @@ def is_reader_gone(stream: TextIO) -> bool:
 
 @contextmanager
 def lossy_output(*names: str) -> Iterator[None]:
-    """Let standard output and error (or the named ones) be lost inside the block without an error.
+    """Raise no error inside the block if standard output or error (or the named ones) are lost.
 
-    Does nothing in a notebook.
+    This does nothing in a notebook.
     """
     own: dict[str, LossyStream] = {}
     if not in_notebook_kernel():
@@ -124,7 +124,7 @@ def lossy_output(*names: str) -> Iterator[None]:
 
 @contextmanager
 def lost_output_kept_in(path: Path) -> Iterator[None]:
-    """Append what cannot be written inside the block to the file `path`, creating its folder."""
+    """Append text that cannot be written inside the block to the file `path`. Create its folder."""
     before = LossyStream.kept_in
     LossyStream.kept_in = path
     try:

@@ -1,7 +1,7 @@
 """Signals that ask a process to stop, and how training responds to them.
 
-SIGHUP comes when a terminal is closed or its connection breaks. It is ignored if the process was
-started with it ignored (nohup), so that work continues without a terminal.
+SIGHUP is sent when a terminal is closed or its connection breaks. It stays ignored if the process
+was started so (nohup), so that work continues without a terminal.
 """
 
 import math
@@ -14,7 +14,7 @@ from types import FrameType
 
 
 class StopSignal(KeyboardInterrupt):
-    """An interrupt raised by a signal, which ends the work in order; `name` is the signal's."""
+    """An interrupt raised for the signal called `name`, so that work ends cleanly."""
 
     def __init__(self, number: int) -> None:
         super().__init__(reason_of(number))
@@ -36,13 +36,13 @@ _REASONS = {
 
 
 def reason_of(number: int) -> str:
-    """Return the reason that a run records for its stop: `ended from outside (SIGTERM)`."""
+    """Return the reason for the stop that a run records, such as `ended from outside (SIGTERM)`."""
     known = signal.Signals(number)
     return _REASONS.get(known, f"ended from outside ({known.name})")
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask this process to stop."""
+    """Return the signals by which this process can be asked to stop."""
     always = (signal.SIGINT, signal.SIGTERM)
     is_heard = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return (*always, signal.SIGHUP) if is_heard else always
@@ -52,13 +52,13 @@ class Stopper:
     """The response of every run to signals.
 
     The first signal asks the run to stop after its step. A second Ctrl-C, or the end of the waiting
-    time, breaks off a long operation, as soon as that loses nothing that waiting would keep.
-    However many signals come, and of whichever kind, no finished step is lost that can be saved:
-    only SIGQUIT and SIGKILL end a run that is saving.
+    time, interrupts a long operation, as soon as no finished step would be lost by that. Further
+    signals of any kind lose no finished step that can be saved: only SIGQUIT and SIGKILL end a run
+    that is saving.
 
     Args:
-        request: asks the run to stop; gets the number of the first signal.
-        may_break_off: whether an exception now would lose no finished step.
+        request: called with the number of the first signal, to ask the run to stop.
+        may_break_off: returns whether an exception now would lose no finished step.
     """
 
     def __init__(self, request: Callable[[int], None], may_break_off: Callable[[], bool]) -> None:
@@ -73,15 +73,15 @@ class Stopper:
         self._timer: threading.Timer | None = None
 
     def take_wake(self) -> bool:
-        """Return whether the signal that is being handled comes from this object's own timer."""
+        """Return whether the signal being handled was sent by this object's own timer."""
         is_wake, self._is_wake = self._is_wake, False
         return is_wake
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal.
+        """Handle a signal as the class describes.
 
         Raises:
-            StopSignal: with the first signal's number, to break off the current operation.
+            StopSignal: with the first signal's number, to interrupt the current operation.
         """
         is_wake = self.take_wake()
         self._num_ctrl_c += number == signal.SIGINT and not is_wake
@@ -104,7 +104,7 @@ class Stopper:
         self._timer.start()
 
     def _wake(self) -> None:
-        """Send a signal from the timer's thread, because handlers run in the main thread."""
+        """Send a signal from the timer's thread, because handlers run only in the main thread."""
         main = threading.main_thread().ident
         with self._lock:
             if self._is_over or main is None:
@@ -113,7 +113,7 @@ class Stopper:
             signal.pthread_kill(main, signal.SIGINT)
 
     def close(self) -> None:
-        """Stop the timer, which sends no signal from now on."""
+        """Stop the timer, so that it sends no more signals."""
         with self._lock:
             self._is_over = True
         if self._timer is not None:
@@ -124,9 +124,9 @@ class Stopper:
 def signals_handled(
     numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Let `handle` handle these signals inside the block, then restore the earlier handlers.
+    """Handle these signals with `handle` inside the block, then restore the earlier handlers.
 
-    Does nothing outside the main thread, because only that one gets signals.
+    This does nothing outside the main thread, because only the main thread gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -141,9 +141,9 @@ def signals_handled(
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP inside the block like Ctrl-C: end the work in order.
+    """Treat SIGTERM and SIGHUP like Ctrl-C inside the block, so that work ends cleanly.
 
-    They raise StopSignal instead of ending the process.
+    Both raise StopSignal instead of ending the process.
     """
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -156,7 +156,8 @@ def interrupt_on_signals() -> Iterator[None]:
 def take_usr1_as_sigterm() -> None:
     """Treat SIGUSR1, which Slurm's `--signal=USR1@300` sends before a job's limit, like SIGTERM.
 
-    By default SIGUSR1 would kill the process. For a command, which owns its process.
+    By default SIGUSR1 would kill the process. Only a command may call this, because it owns its
+    process.
     """
 
     def terminate(_number: int, _frame: FrameType | None) -> None:
@@ -167,6 +168,6 @@ def take_usr1_as_sigterm() -> None:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore stop signals in a helper: its parent handles them and stops the helper."""
+    """Ignore stop signals in a helper, whose parent handles them and stops the helper."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -1,11 +1,11 @@
 """A faster import of transformers, without slow parts that Temper does not need.
 
-With every model transformers imports libraries, if they are installed, for one function each: scipy
-for losses of object detection, torchao to save weights that it has quantized, scikit-learn for
-assisted generation. Here they are imported when the function is called. transformers reads the
-source of all of its models twice to list their contents; once is enough. And it reads the file
-lists of all packages on the machine to look up three of them. Together this takes a second at every
-start, and more if many packages are installed.
+With every model, transformers imports installed libraries for one function each: scipy for losses
+of object detection, torchao to save weights that it has quantized, scikit-learn for assisted
+generation. This module imports them when the function is called. transformers also reads the source
+of all its models twice to list their contents, although once is enough, and reads the file lists of
+all packages on the machine to look up three of them. Together this takes a second at every start,
+and more if many packages are installed.
 """
 
 import functools
@@ -28,7 +28,7 @@ read_distributions = importlib.metadata.packages_distributions
 
 @contextmanager
 def transformers_imported_lightly() -> Iterator[None]:
-    """Make importing transformers, or more of it, faster inside the block."""
+    """Make imports of transformers and its parts faster inside the block."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
@@ -55,10 +55,11 @@ def _function_deferred(library: str, function: str, _importer: ModuleType) -> It
 
 @contextmanager
 def _read_once(import_utils: ModuleType) -> Iterator[None]:
-    """Read the file lists of packages inside the block only when one of them is looked up.
+    """Read each file list and each model's source at most once inside the block.
 
-    Afterwards the folder of all models is passed under one name to the function that reads it: the
-    function caches its results, and accepts the folder as well as the file `__init__.py` in it.
+    File lists of packages are read only when a package is looked up. The folder of all models is
+    passed under one name to the function that reads it, which caches its results by name and
+    accepts both the folder and the file `__init__.py` in it.
     """
     importlib.metadata.packages_distributions = Distributions
     try:
@@ -81,7 +82,7 @@ def _read_once(import_utils: ModuleType) -> Iterator[None]:
 class Distributions(Mapping[str, list[str]]):
     """A lazy `importlib.metadata.packages_distributions`: import name → distribution names.
 
-    All packages are read only when a name is looked up that may not be its own distribution's name.
+    All packages are read only if a looked-up name may differ from the name of its distribution.
     """
 
     def __getitem__(self, package: str) -> list[str]:
@@ -155,7 +156,7 @@ class _Loader(Loader):
 
 
 class _StandIn(ModuleType):
-    """A module with one function; the real module replaces it when anything of it is used."""
+    """A module with one function. The real module replaces it when any other part is used."""
 
     def __init__(self, library: str, function: str) -> None:
         super().__init__(library)

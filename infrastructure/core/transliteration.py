@@ -25,5 +25,5 @@ _TABLE = str.maketrans(_LETTERS)
 
 
 def in_ascii(text: str) -> str:
-    """Return `text` with Latin, Greek and Cyrillic letters in ASCII; the rest is unchanged."""
+    """Return `text` with Latin, Greek and Cyrillic letters in ASCII. The rest is unchanged."""
     return _ACCENTS.sub("", unicodedata.normalize("NFKD", text)).translate(_TABLE)

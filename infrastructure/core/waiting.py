@@ -1,4 +1,4 @@
-"""Calls that may never return, made in a thread that can be abandoned."""
+"""Calls that may never return. They are made in a thread that can be abandoned."""
 
 import threading
 from collections.abc import Callable
@@ -8,10 +8,11 @@ Result = TypeVar("Result")
 
 
 def within(seconds: float, question: Callable[[], Result]) -> Result:
-    """Return what `question` returns, or raise what it raises.
+    """Call `question` and return its result, or raise its exception.
 
     Raises:
-        TimeoutError: it did not return in time; the thread keeps waiting and ends with the process.
+        TimeoutError: if the call does not return within `seconds`. Its thread keeps waiting and
+            ends with the process.
     """
     answers: list[Result] = []
     errors: list[BaseException] = []

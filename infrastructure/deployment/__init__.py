@@ -1,1 +1,1 @@
-"""Layer 6: assembly of whole runs."""
+"""Layer 6: the assembly of whole runs."""

@@ -125,18 +125,18 @@ class TrainingDeployment:
 
     Args:
         config: the whole configuration of the run.
-        say: shows a line to the user.
-        accept: names of what may differ when a run resumes although it changes the result, such as
-            `["learning_rate", "data"]`.
+        say: a function that shows a line to the user.
+        accept: names of settings or data that may differ when a run resumes, although they change
+            the result, such as `["learning_rate", "data"]`.
         begun: called with the run's directory as soon as it contains run.json.
         make_progress: creates the display of each step, from the total number of steps, the first
             step, and a function that returns a further note.
-        shown_elsewhere: what another display already shows: metric sinks ("console"), or the
-            RESULT.
+        shown_elsewhere: the parts that another display already shows: metric sinks ("console"), or
+            the RESULT.
         observers: further observers of this run, such as that of a sweep.
 
     Raises:
-        ValueError: `accept` contains an unknown name.
+        ValueError: if `accept` contains an unknown name.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class TrainingDeployment:
         self._how_to_train_again = ""  # the same for a finished one
 
     def run(self) -> Summary:
-        """Train to the end: resume the newest unfinished run of this purpose, or start one.
+        """Train to the end: resume the newest unfinished run with these settings, or start one.
 
         A finished run is not trained again; its closing lines are shown. `new_run` starts a new
         one.
@@ -174,9 +174,9 @@ class TrainingDeployment:
             The content of summary.json.
 
         Raises:
-            ValueError, TemperError: the run cannot start with this configuration; nothing was
+            ValueError, TemperError: if the run cannot start with this configuration; nothing was
                 trained.
-            Exception: the run failed; the finished steps are in a checkpoint.
+            Exception: if the run failed; the finished steps are in a checkpoint.
         """
         quiet_libraries()
         make_ready(self.config)
@@ -214,7 +214,7 @@ class TrainingDeployment:
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
-        """Continue as `run` does, but with this run, even if there are others of its purpose."""
+        """Continue as `run` does, but with the given run, even if others have the same settings."""
         make_ready(self.config)
         with lossy_output(), threads_restored(), searching_rarely():
             return self._go_on(run)
@@ -242,9 +242,9 @@ class TrainingDeployment:
         """Resume `run` from `checkpoint`, or from its newest checkpoint that verifies.
 
         Raises:
-            ValueError: another process trains the run.
-            CheckpointError: the checkpoint is damaged, or something that determines the result has
-                changed and was not accepted.
+            ValueError: if another process trains the run.
+            CheckpointError: if the checkpoint is damaged, or something that determines the result
+                has changed and was not accepted.
         """
         make_ready(self.config)
         if self.config.training.method != SFT:
@@ -291,7 +291,7 @@ class TrainingDeployment:
             return checkpoint
 
     def _has_version(self, run: RunDirectory) -> bool:
-        """Return whether there is a version to resume from; restore one if necessary."""
+        """Return whether there is a version from which to resume. Restore one if necessary."""
         if CheckpointManager(run.checkpoints).checkpoints():
             return True
         self._check_place(run)
@@ -318,9 +318,9 @@ class TrainingDeployment:
         return run or self._run_from_place()
 
     def _name_changed(self) -> bool:
-        """Report a run with these settings that was changed while it trained, if there is one.
+        """Report the newest run with these settings that were changed during training.
 
-        Such a run does not prevent a new one from starting. Return whether there is one.
+        Such a run does not prevent a new one from starting. Return whether there is such a run.
         """
         changed = changed_under_way(self.config, self.accepted)
         if changed is None:
@@ -337,7 +337,7 @@ class TrainingDeployment:
         return True
 
     def _name_unfinished(self) -> None:
-        """Report an unfinished run with similar settings, which the user may have meant."""
+        """Report an unfinished run with similar settings, which the user may have intended."""
         unfinished = unfinished_beside(self.config)
         if unfinished is None:
             return
@@ -354,7 +354,7 @@ class TrainingDeployment:
         )
 
     def _run_from_place(self) -> RunDirectory | None:
-        """Restore a run of this purpose from `backup.place`; return None if there is none."""
+        """Restore a run with these settings from `backup.place`. Return None if there is none."""
         options = place_options(self.config)
         if options.place is None:
             return None
@@ -382,7 +382,7 @@ class TrainingDeployment:
         """Report any problem with `backup.place` once, before anything takes time.
 
         Raises:
-            StorageError: it cannot be used; says what to do.
+            StorageError: if the destination cannot be used; the message says what to do.
         """
         if self.is_place_missing is not None:
             return
@@ -394,14 +394,15 @@ class TrainingDeployment:
     def complete(
         self, run: RunDirectory, is_result_shown: bool = False, *, was_finished: bool = True
     ) -> Summary:
-        """Confirm all of a finished run at `backup.place`, and report the result; train nothing.
+        """Confirm all of a finished run at `backup.place`, and report the result, without training.
 
         Args:
-            is_result_shown: another display shows the result.
-            was_finished: the run had finished earlier; False: it finished while the user watched.
+            is_result_shown: whether another display shows the result.
+            was_finished: True if the run had finished earlier, False if it finished while the user
+                watched.
 
         Returns:
-            The content of summary.json; `backup` has the current state of the backups.
+            The content of summary.json, in which `backup` has the current state of the backups.
         """
         self.config.adopt_plugins()
         copies = RunReplication(run, self.config, self.report)
@@ -418,8 +419,8 @@ class TrainingDeployment:
     def _begin(self, run: RunDirectory) -> Summary:
         """Train `run` from its first step.
 
-        Its directory exists if it was begun before. A new one is created once model and data are
-        valid.
+        The directory of the run exists if the run was begun before. A new one is created once model
+        and data are valid.
         """
         if not run.path.is_dir():
             check_meant(self.config.data)
@@ -444,7 +445,7 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._measure(run, trainer))
 
     def _train_by_method(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
-        """Train `run` with a trainer of TRL, which starts, or resumes from its newest version."""
+        """Train `run` with a trainer of TRL, from the start or from its newest version."""
         if checkpoint is not None:
             raise InputError(
                 "deployment.method_resumes_newest_only",
@@ -473,8 +474,8 @@ class TrainingDeployment:
     def _before(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
         """Return the measurement before the first step of a run that resumes.
 
-        If other rows are held out now, it is repeated on these: `trainer` still has the initial
-        model.
+        If other rows are held out now, the measurement is repeated on these, because `trainer`
+        still has the initial model.
         """
         before, rows = measured_before(run), trainer.held_out_identity()
         if before.measured_on == rows or None in (before.measured_on, rows):
@@ -487,7 +488,7 @@ class TrainingDeployment:
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
         """Measure the model before the first step, and store the result in the run.
 
-        A model that is on disk is not measured yet.
+        For a model that is kept on disk, nothing is stored.
         """
         if trainer.adapter.on_disk:
             return measure(trainer)
@@ -531,7 +532,7 @@ class TrainingDeployment:
         """Load and check model and data, so that any problem is reported now.
 
         Args:
-            precision: the number format that the run started with; None: it is a new run.
+            precision: the number format with which the run started; None for a new run.
         """
         check_watching(self.config)
         check_sinks(self.config.training.metrics_sinks)
@@ -633,7 +634,7 @@ class TrainingDeployment:
     def _make_ready(
         self, finalizer: RunFinalizer, checkpoint: Path | None
     ) -> tuple[TrainingLoop, TrainingState]:
-        """Do everything between loading the model and data and the first step."""
+        """Do all work between loading the model and data and the first step."""
         run, trainer, copies, forecast = (
             finalizer.run,
             finalizer.trainer,
@@ -703,7 +704,7 @@ class TrainingDeployment:
             record_rows(run, trainer, self.config)
 
     def _note_without_effect(self, agreed: Sequence[Difference]) -> None:
-        """Report that accepted changes have no effect and are not recorded: no step is left."""
+        """Report that accepted changes have no effect and are not recorded, as no step is left."""
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
             self.report(phrase("deployment.accepted_change_without_effect", names=", ".join(names)))
@@ -723,7 +724,7 @@ class TrainingDeployment:
 
 
 def _newest_version(run: RunDirectory) -> str:
-    """Return the name of the newest version; "" if there is none."""
+    """Return the name of the newest version, or "" if there is none."""
     return next(iter(Store(run.checkpoints).versions()), "")
 
 
@@ -754,7 +755,7 @@ def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
 
 @contextmanager
 def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
-    """Run the other processes of a distributed run; they start while the body prepares it."""
+    """Run the other processes of a distributed run, which start while the body prepares it."""
     if trainer.ranks is None:
         yield
         return
@@ -776,7 +777,7 @@ def errors_and_output_kept(run: RunDirectory) -> Iterator[None]:
 
 
 def measured_before(run: RunDirectory) -> HeldOut:
-    """Return the measurement before the first step; empty if its file is lost (only shown)."""
+    """Return the measurement before the first step; empty if its file is lost."""
     try:
         return HeldOut.from_dict(read_record(run.before_file))
     except (OSError, DamagedFileError, TypeError, KeyError, AttributeError) as error:

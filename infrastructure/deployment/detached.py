@@ -1,4 +1,4 @@
-"""A run in a process of its own that outlives the shell or the kernel that started it.
+"""A run in a separate process that outlives the shell or the kernel that started it.
 
     <output_dir>/.detached/<token>/trained_by     the process that prepares or trains it
                                   /purpose.json   what it trains, to detect an identical run
@@ -6,7 +6,8 @@
                                   /run            from then on: the path of that directory
                                   /finished_before    only if there was nothing to train
 
-From then on its output goes to `logs/output.txt` in the run's directory. Does not load torch.
+Once the run has a directory, the output goes to `logs/output.txt` in it. This module does not load
+torch.
 """
 
 import json
@@ -63,7 +64,7 @@ _STARTED: dict[Path, HelperProcess] = {}
 
 @dataclass(frozen=True)
 class DetachedTraining:
-    """A run that was started in its own process; that process writes its status to `folder`."""
+    """A run that was started in its own process, which writes its status to `folder`."""
 
     folder: Path
 
@@ -77,7 +78,7 @@ class DetachedTraining:
 
     @property
     def run_path(self) -> Path | None:
-        """The directory of its run; None before it is known."""
+        """The directory of the run, or None before it is known."""
         try:
             return Path((self.folder / RUN_NAME).read_text())
         except OSError:
@@ -85,11 +86,11 @@ class DetachedTraining:
 
     @property
     def was_finished_before(self) -> bool:
-        """Whether its run, once known, was already finished when the process started."""
+        """True if the run is known and was already finished when the process started."""
         return (self.folder / FINISHED_BEFORE_NAME).exists()
 
     def exit_code(self) -> int:
-        """Return the exit code of the ended process; FAILED if it is not a child of this one."""
+        """Return the exit code of the ended process, or FAILED if it is not a child process."""
         process = _STARTED.get(self.folder)
         return ExitCode.FAILED if process is None else process.wait()
 
@@ -106,12 +107,12 @@ def start(
     The configuration is passed through a pipe, so that no secret is written to disk.
 
     Args:
-        folder: the folder for its status, which the caller keeps; None: a new one.
-        run_path: resume this run; None: decide as `temper train` does.
-        trial: the trial of a sweep (see `sweep_trial`) that it is; None: none.
+        folder: the folder for the status, which the caller keeps; by default, a new one.
+        run_path: the run to resume; by default, `temper train`'s own choice.
+        trial: the trial of a sweep to which the run belongs (see `sweep_trial`), or None.
 
     Raises:
-        ValueError: the configuration cannot work, or the output folder is not writable.
+        ValueError: if the configuration cannot work, or the output folder is not writable.
     """
     make_ready(config)
     require_shareable(config)
@@ -181,7 +182,7 @@ class _Progress:
 
 
 def _as_it_stands(config: DeploymentConfig) -> dict[str, object]:
-    """Return the input of `DeploymentConfig.from_dict`, with secrets: for a pipe, never a file."""
+    """Return the input of `DeploymentConfig.from_dict` with secrets, only for use in a pipe."""
     sources = {key: s for key, s in config.sources().items() if s.layer is not Layer.DEFAULT}
     return {
         "values": config.model_dump(mode="json"),
@@ -235,8 +236,9 @@ def follow(
     """Report the output of the process until it has a run; return the directory of the run.
 
     Raises:
-        RunFailedError: the process ended before that; the message is the end of its output.
-        KeyboardInterrupt: the user stopped waiting; the process continues.
+        RunFailedError: if the process ended before it had a run; the message is the end of its
+            output.
+        KeyboardInterrupt: if the user stopped waiting; the process continues.
     """
     lines: list[str] = []
     for line in _lines_until_known(training, sleep):
@@ -249,7 +251,7 @@ def follow(
 
 
 def _lines_until_known(training: DetachedTraining, sleep: Callable[[float], None]) -> Iterator[str]:
-    """Yield the lines of the output; the open file stays readable after the process removes it."""
+    """Yield the lines of output. The open file stays readable after the process removes it."""
     path = training.folder / OUTPUT_NAME
     if not path.exists():
         return
@@ -272,10 +274,10 @@ def stop(
     """Make the process that trains the run save and stop, and wait for it.
 
     Returns:
-        Whether the run is not training any more.
+        True if the run is not training any more.
 
     Raises:
-        ValueError: the run is trained on another machine, or by another user's process.
+        ValueError: if the run is trained on another machine, or by another user's process.
     """
     trainer = read_trainer(run_path)
     if trainer is None or trainer.is_alive is False:
@@ -304,7 +306,7 @@ def stop(
 def stop_preparing(
     training: DetachedTraining, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
 ) -> bool:
-    """Stop a process that has no run yet; nothing was trained."""
+    """Stop a process that has no run yet, so that no training is lost."""
     trainer = training.trainer
     if trainer is not None and trainer.is_alive:
         _end(training.folder, trainer, patience_seconds)
@@ -315,7 +317,7 @@ def stop_preparing(
 
 
 def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool:
-    """Send SIGTERM, so that the process saves and stops; return whether it did so in time."""
+    """Send SIGTERM, so that the process saves and stops. Return whether it did so in time."""
     if trainer.is_alive is None:
         raise InputError("deployment.run_trained_elsewhere", process=trainer)
     announce_stop(folder, trainer.pid)
@@ -335,7 +337,7 @@ def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool
 
 
 def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> bool:
-    """Make a run save and stop, whatever its state; return whether its process is gone."""
+    """Make a run save and stop, whatever its state. Return whether its process is gone."""
     trainer = training.trainer
     if trainer is None or trainer.is_alive is False:
         return True
@@ -343,7 +345,7 @@ def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> b
 
 
 def fate(training: DetachedTraining) -> str | None:
-    """Return in words how a child of this process ended; None if it lives or is not a child."""
+    """Return how a child of this process ended, or None if it lives or is not a child."""
     process = _STARTED.get(training.folder)
     return None if process is None else process.fate()
 
@@ -351,7 +353,8 @@ def fate(training: DetachedTraining) -> str | None:
 def last_line(training: DetachedTraining) -> str:
     """Return the last line of output, which gives the reason of a failure.
 
-    It is the line before the process had a run, or else the last one in the run.
+    This is the last line of `output.txt` from before the process had a run, or else of the run's
+    output.
     """
     outputs = [training.folder / OUTPUT_NAME]
     outputs += [training.run_path / OUTPUT_FILE] if training.run_path is not None else []

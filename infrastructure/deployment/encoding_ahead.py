@@ -1,9 +1,9 @@
-"""Encoding of rows in a separate process while this one loads PyTorch.
+"""The encoding of rows in a separate process while this one loads PyTorch.
 
-Loading takes seconds, during which the other cores are idle. The tokenizer of the sample tasks is
-known beforehand, so a separate process encodes their rows in the meantime. It writes them to the
-cache of prepared data, where the run finds them or waits for them. Nothing depends on this process:
-if it fails, the run encodes the rows itself.
+Loading PyTorch takes seconds, during which the other cores are idle. The tokenizer of the sample
+tasks is known beforehand, so a separate process encodes their rows in the meantime. It writes them
+to the cache of prepared data, where the run finds them or waits for them. Nothing depends on this
+process: if it fails, the run encodes the rows itself.
 """
 
 import json
@@ -40,7 +40,7 @@ def rows_encoded_ahead(config: DeploymentConfig) -> Iterator[None]:
     """Encode the rows of a run in another process while the body runs, if that saves time.
 
     Args:
-        config: after `make_ready`.
+        config: the configuration, after `make_ready`.
     """
     tokenizer = _tokenizer_of(config) if _saves_time() else None
     process = None if tokenizer is None else _start(config, tokenizer)
@@ -58,7 +58,7 @@ def _saves_time() -> bool:
 
 
 def _tokenizer_of(config: DeploymentConfig) -> Path | None:
-    """Return the file of the tokenizer that encodes the rows; None if it is not known yet."""
+    """Return the file of the tokenizer that encodes the rows, or None if it is not known yet."""
     is_usual = config.training.method == SFT and not config.training.time_step_masking
     if not is_usual or not trains_from_scratch(config.model):
         return None
@@ -66,7 +66,7 @@ def _tokenizer_of(config: DeploymentConfig) -> Path | None:
 
 
 def _start(config: DeploymentConfig, tokenizer: Path) -> HelperProcess | None:
-    """Start the process and send it what to encode; return None if it cannot be started."""
+    """Start the process and send it the rows to encode. Return None if it cannot be started."""
     sections = {"data": config.data, "cache": config.cache}
     text = json.dumps({name: each.model_dump(mode="json") for name, each in sections.items()})
     try:

@@ -1,10 +1,10 @@
-"""Create the environment that `launch_training.sh` and `make` use, and detect if it is ready.
+"""Create the environment that `launch_training.sh` and `make` use, and check if it is ready.
 
-Standard library only: this runs before anything is installed, with any Python from 3.11 on. What is
-installed is recorded part by part, after each part is complete, in a file in the environment, so an
-installation that was killed is detected and continues where it stopped. Nothing outside the
-environment's folder is changed except `temper_train.egg-info`, which setuptools writes for an
-editable install.
+This module uses only the standard library, because it runs before anything is installed, with any
+Python from 3.11 on. Each part is recorded in a file in the environment once it is completely
+installed, so a killed installation is detected and continues with the missing parts. Nothing
+outside the environment's folder is changed except `temper_train.egg-info`, which setuptools writes
+for an editable install.
 """
 
 import argparse
@@ -47,10 +47,10 @@ DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 @dataclass(frozen=True)
 class Part:
-    """A step of the installation; it is complete if the record has its `fingerprint` under `name`.
+    """A step of the installation. It is complete if the record has its `fingerprint` under `name`.
 
     Attributes:
-        left_out: packages in the files that are not installed.
+        left_out: packages that are in the files but are not installed.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the environment should contain."""
+    """The parts that the environment should contain, and where it is."""
 
     root: Path
     folder: Path
@@ -78,7 +78,7 @@ class Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Create the environment; return 0 if it is ready, 1 if it cannot be created."""
+    """Create the environment. Return 0 if it is ready, 1 if it cannot be created."""
     options = parse(arguments)
     try:
         plan = make_plan(ROOT, options)
@@ -152,7 +152,7 @@ def _folder_name(options: argparse.Namespace) -> str:
 
 
 def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
-    """Return the build of PyTorch; an existing CUDA build stays, as machines may share a folder."""
+    """Return the build of PyTorch. A CUDA build is kept, as machines may share a folder."""
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
 
 
@@ -161,7 +161,7 @@ def _base_files(colab: bool) -> tuple[str, ...]:
 
 
 def _dev_files(colab: bool) -> tuple[str, ...]:
-    """Return the requirement files for development; the tests use every optional package.
+    """Return the requirement files for development. The tests use every optional package.
 
     A Colab runtime has none of the optional packages.
     """
@@ -192,7 +192,7 @@ def torch_version(root: Path) -> str:
 
 
 def read_record(folder: Path) -> dict[str, str]:
-    """Return the environment's record; empty if there is none, or a damaged one."""
+    """Return the environment's record; empty if it is missing or damaged."""
     try:
         record = parse_json((folder / RECORD_NAME).read_text())
     except (OSError, ValueError):
@@ -203,7 +203,7 @@ def read_record(folder: Path) -> dict[str, str]:
 
 
 def is_ready(plan: Plan) -> bool:
-    """Return whether nothing is left to do. Reads a few small files and starts no process."""
+    """Return whether all parts are installed, from a few small files and without any process."""
     record = read_record(plan.folder)
     in_place = record.get("location") == str(plan.folder) and python_of(plan.folder).exists()
     return in_place and not pending(plan, record)
@@ -226,7 +226,7 @@ def install(plan: Plan) -> None:
     """Install the missing parts, with a line for each step.
 
     Raises:
-        InstallError: a step failed; the message names it and contains the last lines of output.
+        InstallError: if a step failed; the message names it and contains the last lines of output.
     """
     started = time.monotonic()
     record = read_record(plan.folder)
@@ -262,7 +262,7 @@ def is_usable(folder: Path, record: dict[str, str]) -> bool:
     """Return whether `folder` is a complete environment, created by Temper or by the user.
 
     Raises:
-        InstallError: it is a user's environment with a Python that is too old.
+        InstallError: if it is a user's environment with a Python that is too old.
     """
     if record and record.get("location") != str(folder):
         return False  # the folder was moved: its scripts start the Python of the old path
@@ -302,16 +302,16 @@ def make_virtual_environment(folder: Path) -> None:
 
 
 def remove_half_installed(packages: Path, since: float = 0.0) -> list[str]:
-    """Remove what a killed installer left in a folder of packages, so that it is installed again.
+    """Remove incomplete packages that a killed installer left, so that they are installed again.
 
-    pip writes a package's RECORD last, and first renames what it replaces to `~name`. uv writes the
-    RECORD among the other files, so the files in each RECORD are checked.
+    pip writes a package's RECORD last, and first renames the package that it replaces to `~name`.
+    uv writes the RECORD among the other files, so the files in each RECORD are checked.
 
     Args:
         since: Unix time; the files of older packages are not checked.
 
     Returns:
-        The names of what was removed.
+        The names of the removed packages.
     """
     without_record = [p for p in packages.glob("*.dist-info") if not (p / "RECORD").exists()]
     new = [p for p in packages.glob("*.dist-info") if p.stat().st_mtime >= since]
@@ -342,7 +342,7 @@ def is_whole(dist_info: Path) -> bool:
 
 
 def install_part(plan: Plan, part: Part, installer: Installer) -> None:
-    """Install one part."""
+    """Install one part of the plan."""
     if part.name == "torch":
         install_torch(installer, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
@@ -413,7 +413,7 @@ def install_torch(installer: Installer, version: str, build: TorchBuild) -> None
 
 
 def show_machine(plan: Plan) -> None:
-    """Print the report of `temper doctor`; the command continues whatever the verdict is."""
+    """Print the report of `temper doctor`, and ignore its verdict."""
     python = str(python_of(plan.folder))
     command = [python, "-P", "-m", "infrastructure.testing.doctor"]
     subprocess.run(command, stdout=sys.stderr, check=False)

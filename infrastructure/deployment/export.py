@@ -1,4 +1,4 @@
-"""Export of a checkpoint as a standard model folder; needs no GPU and none of the training data."""
+"""The export of a checkpoint as a standard model folder, without a GPU or the training data."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,17 +82,17 @@ def export_model(
     killed process leaves nothing that looks like a finished export.
 
     Args:
-        report: shows a line while the export works.
+        report: a function that shows a line during the export.
 
     Returns:
-        run, step, checkpoint, folder, what was requested, `compared`, `history`, `lines` and
-        `notes`.
+        A dictionary with run, step, checkpoint, folder, the request, `compared`, `history`, `lines`
+        and `notes`.
 
     Raises:
-        ValueError: `folder` is not empty, or the run, the model or this machine does not support
-            it.
-        StorageError: the disk has too little space; nothing was written.
-        CheckpointError: the checkpoint is damaged, or the export differs from the model.
+        ValueError: if `folder` is not empty, or the run, the model or this machine does not support
+            the request.
+        StorageError: if the disk has too little space; nothing was written.
+        CheckpointError: if the checkpoint is damaged, or the export differs from the model.
     """
     refuse_what_is_there(folder)
     converter = check_possible(run, folder, request)
@@ -141,7 +141,7 @@ def export_model(
 
 
 def _base_elsewhere(folder: Path) -> list[str]:
-    """Return a note if a LoRA was exported whose base is a folder on this machine."""
+    """Return a note if the base of an exported LoRA is a folder on this machine."""
     settings = folder / "adapter_config.json"
     base = read_json(settings).get("base_model_name_or_path") if settings.is_file() else None
     if not isinstance(base, str) or not Path(base).is_dir():
@@ -168,7 +168,7 @@ def _in_half(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _ends(run: RunDirectory) -> list[str]:
-    """Return the tokens that ended the run's answers."""
+    """Return the tokens that end an answer of the run."""
     data: Any = run.read_run().get("data") or {}
     return list(data.get("end_tokens") or {})
 
@@ -187,15 +187,15 @@ class _Trained:
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
-    """Write the model of `checkpoint` (None: the newest that verifies) to `folder`.
+    """Write the model of `checkpoint`, by default the newest that verifies, to `folder`.
 
     Returns:
-        run, step, checkpoint and folder.
+        A dictionary with run, step, checkpoint and folder.
 
     Raises:
-        ValueError: `folder` is not empty, or the run's record or base model is missing.
-        CheckpointError: the checkpoint is damaged, or its base model has changed.
-        OSError: the disk refuses to write; nothing is left in `folder`.
+        ValueError: if `folder` is not empty, or the run's record or base model is missing.
+        CheckpointError: if the checkpoint is damaged, or its base model has changed.
+        OSError: if the disk cannot be written to; `folder` is then empty.
     """
     refuse_what_is_there(folder)
     trained = _load(run, checkpoint)
@@ -225,10 +225,10 @@ def _load(
     """Load the model of a checkpoint.
 
     Args:
-        is_rounded: for a quantization-aware run, round the weights as in training; otherwise they
-            are loaded as stored.
-        is_merged: the model is a LoRA that will be merged, so its base must be the one it was
-            trained on, even if that was quantized.
+        is_rounded: round the weights of a quantization-aware run as in training. If False, load
+            them as stored.
+        is_merged: True if the model is a LoRA that will be merged, so that its base must be the one
+            on which it was trained, even if that was quantized.
     """
     if checkpoint is None:
         checkpoint = version_of_model(run)
@@ -287,17 +287,17 @@ def _load(
 
 
 def final_step(run: RunDirectory) -> int | None:
-    """Return how many steps the model in `final/` has learned; None: the run is not finished."""
+    """Return the number of steps that the model in `final/` was trained; None if not finished."""
     summary = read_summary(run) if run.is_finished() else {}
     steps = summary.get("final_step", summary.get("steps"))
     return steps if isinstance(steps, int) else None
 
 
 def version_of_model(run: RunDirectory) -> Path:
-    """Return the version that a run's name stands for: that of `final/`, or else the newest.
+    """Return the version for the name of a run: that of `final/`, or else the newest.
 
     Raises:
-        CheckpointError: no version verifies.
+        CheckpointError: if no version verifies.
     """
     newest = CheckpointManager(run.checkpoints).newest()
     step = final_step(run)
@@ -309,7 +309,7 @@ def version_of_model(run: RunDirectory) -> Path:
 
 
 def _saved_template(folder: Path) -> str | dict[str, str] | None:
-    """Return the chat template of a saved tokenizer, or several by name; None if it has none."""
+    """Return the chat template of a saved tokenizer (several by name), or None if it has none."""
     file = folder / TEMPLATE_FILE
     default = file.read_text(encoding="utf-8") if file.is_file() else None
     files = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
@@ -323,9 +323,10 @@ def _saved_template(folder: Path) -> str | dict[str, str] | None:
 def _form_of_phase(
     config: DeploymentConfig, model: torch.nn.Module, values: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Give the model the form that block-wise training had given it when the checkpoint was saved.
+    """Give the model the form that it had in block-wise training when the checkpoint was saved.
 
-    The form has quantized layers and low-rank matrices; after the body, the model is a plain one.
+    This form has quantized layers and low-rank matrices. After the block, the model is a plain one
+    again.
     """
     name = config.training.strategy_for(config.model)
     if name not in STACKWISE:
@@ -369,7 +370,7 @@ def _manager_of(
 
 
 def _short_dtype(run: RunDirectory) -> str:
-    """Return the format that the weights had before they were quantized, as a setting spells it."""
+    """Return the format of the weights before they were quantized, as a setting spells it."""
     recorded = str(recorded_model(run).get("dtype"))
     return next((name for name, dtype in DTYPES.items() if recorded in str(dtype)), "auto")
 

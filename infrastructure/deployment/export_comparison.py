@@ -1,8 +1,9 @@
-"""Comparison of an exported model, loaded as others load it, with the model it was made from.
+"""The comparison of an exported model, loaded as users load it, with the trained model.
 
-Both get three questions, formatted as in training. Their token ids and their logits are compared.
-The distance is relative: the norm of the difference between mean-centered logits, divided by their
-norm. An unrelated model has a distance of about 1.4; weights of fewer bits have a higher tolerance.
+Both models get three questions, formatted as in training. Their token ids and their logits are
+compared. The distance is the norm of the difference between mean-centered logits, divided by their
+norm. An unrelated model has a distance of about 1.4. Weights with fewer bits have a higher
+tolerance.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,10 +47,10 @@ class Reference:
     """The outputs of the trained model.
 
     Attributes:
-        prompts: token ids, (1, tokens) each.
-        logits: (tokens, vocabulary) for each prompt, fp32.
-        tolerance: for the same weights in the same format.
-        expected: its answers; None: it generates no text.
+        prompts: the token ids of each prompt, of shape (1, tokens).
+        logits: the logits for each prompt, of shape (tokens, vocabulary), fp32.
+        tolerance: the tolerated distance for the same weights in the same format.
+        expected: the answers of the model, or None if it generates no text.
     """
 
     prompts: list[torch.Tensor]
@@ -68,7 +69,7 @@ class Reference:
         """Measure a model, and leave it in evaluation mode.
 
         Args:
-            end_ids: the tokens that end its answers.
+            end_ids: the tokens that end an answer.
         """
         model.eval()
         prompts = prompts_of(model, tokenizer, pictures)
@@ -87,16 +88,16 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How close the export is to the trained model.
+    """The result of comparing an export with the trained model.
 
     Attributes:
-        by: what loaded the export.
-        distance: the largest over the questions.
-        same_choice: the share of positions at which both choose the same next token.
+        by: the library that loaded the export.
+        distance: the largest distance over the questions.
+        same_choice: the share of positions at which both models choose the same next token.
         same_answers: how many of the `NUM_QUESTIONS` answers of plain transformers are the same
-            token for token, including their ends; None: not available.
-        same_prompt: whether its tokenizer encodes the questions in the same way; None: the format
-            contains no tokenizer.
+            token for token, including their ends, or None if not available.
+        same_prompt: whether the export's tokenizer encodes the questions in the same way, or None
+            if the format contains no tokenizer.
     """
 
     by: str
@@ -106,7 +107,7 @@ class Comparison:
     same_answers: int | None = None
 
     def facts(self) -> dict[str, object]:
-        """Return the facts that are written next to the model."""
+        """Return the facts that are saved next to the model."""
         return {
             "read_by": self.by,
             "logits_distance": float(f"{self.distance:.2g}"),
@@ -133,10 +134,10 @@ class Comparison:
 
 @dataclass
 class Comparer:
-    """A comparison of exports with one reference.
+    """A function that compares exports with one reference.
 
     Raises:
-        CheckpointError: an export is too far from the reference, or encodes prompts differently.
+        CheckpointError: if an export is too far from the reference, or encodes prompts differently.
     """
 
     reference: Reference
@@ -150,13 +151,13 @@ class Comparer:
         prompts: Sequence[torch.Tensor] | None = None,
         folder: Path | None = None,
     ) -> Comparison:
-        """Compare what `logits` returns with the reference, and refuse a different model.
+        """Compare the results of `logits` with the reference, and refuse a different model.
 
         Args:
-            by: what loads the export.
-            prompts: the questions, encoded by the export's own tokenizer; None: it has none.
-            folder: from which plain transformers loads and answers; None: it does not support the
-                format.
+            by: the library that loads the export.
+            prompts: the questions, encoded by the export's own tokenizer, or None if it has none.
+            folder: the folder from which plain transformers loads the model and answers, or None if
+                it does not support the format.
         """
         distances, choices = [], []
         for ids, expected in zip(self.reference.prompts, self.reference.logits, strict=True):
@@ -189,9 +190,10 @@ class Comparer:
 def prompts_of(
     model: Any, tokenizer: "PreTrainedTokenizerBase | None", pictures: PictureTokens | None = None
 ) -> list[torch.Tensor]:
-    """Return the questions as tokens, (1, tokens) each; without a tokenizer, some tokens.
+    """Return the questions as tensors of token ids, each of shape (1, tokens).
 
-    A vision-language model gets the first question once more, with an image.
+    Without a tokenizer, these are arbitrary tokens. A vision-language model also gets the first
+    question with an image.
     """
     if tokenizer is None:
         return [torch.arange(8).unsqueeze(0)]

@@ -1,6 +1,6 @@
-"""The files of an export, by format: each is written, read back and compared.
+"""The formats of an export: their files are written, read back and compared.
 
-They are read back by transformers and PEFT (safetensors, also with bitsandbytes), onnxruntime
+The files are read back by transformers and PEFT (safetensors, also with bitsandbytes), onnxruntime
 (ONNX), torch (torch.export), transformers' `gguf_file=` and, if installed, llama-cpp-python (GGUF).
 """
 
@@ -59,10 +59,10 @@ class Work:
     """One export in progress.
 
     Attributes:
-        model: on the CPU; merged or not, according to the request.
+        model: the model on the CPU, merged if the request says so.
         ends: the tokens that end answers.
-        notes: for the user.
-        rounding: how the run rounded its weights, if they are to be written like that.
+        notes: notes for the user.
+        rounding: the rounding of the weights in training, if they are written with it.
     """
 
     model: Any
@@ -81,8 +81,9 @@ def write_format(work: Work, folder: Path) -> None:
     """Write the files of the requested format to `folder`, and compare what they compute.
 
     Raises:
-        ValueError: the model cannot be written in this format; gives the exporter's message.
-        CheckpointError: what was written differs from the model.
+        ValueError: if the model cannot be written in this format; the error quotes the exporter's
+            message.
+        CheckpointError: if the written model differs from the trained one.
     """
     if work.rounding is not None:
         _write_rounded(work, folder, work.rounding)
@@ -105,7 +106,7 @@ def _write_safetensors(work: Work, folder: Path) -> None:
 
 
 def _write_rounded(work: Work, folder: Path, kind: str) -> None:
-    """Write the model with the weights that training computed with, rounded by torchao."""
+    """Write the model with the rounded weights with which training computed, using torchao."""
     with _whole_model(work, folder) as whole:
         write_rounded(whole, folder, kind, work.tokenizer)
     _compare_as_loaded(work, folder)
@@ -277,7 +278,7 @@ def _save_beside(work: Work, folder: Path) -> None:
 
 
 def _prompts_in(folder: Path, model: Any) -> list[torch.Tensor] | None:
-    """Return the questions encoded by the tokenizer in a folder; None if it has no tokenizer."""
+    """Return the questions, encoded by the tokenizer in a folder, or None if it has none."""
     if not (folder / "tokenizer_config.json").is_file():
         return None
     transformers: Any = require("transformers", "reading a tokenizer back")
@@ -286,7 +287,7 @@ def _prompts_in(folder: Path, model: Any) -> list[torch.Tensor] | None:
 
 @contextmanager
 def _whole_model(work: Work, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
-    """Yield a temporary folder with the model, in its own format or in `dtype`; free its memory."""
+    """Yield a temporary folder with the model in its own format or in `dtype`. Free its memory."""
     whole = folder / WHOLE
     whole.mkdir()
     try:
@@ -302,7 +303,7 @@ def _whole_model(work: Work, folder: Path, dtype: torch.dtype | None = None) -> 
 
 @contextmanager
 def _in_its_words(who: str) -> Iterator[None]:
-    """Turn an error of a library inside into an InputError that names the library."""
+    """Turn an error of a library inside the block into an InputError that names the library."""
     try:
         yield
     except Exception as error:
@@ -316,7 +317,7 @@ def _in_its_words(who: str) -> Iterator[None]:
 
 
 def _sample(work: Work) -> torch.Tensor:
-    """Return tokens for tracing, (2, 8): a size of 1 would be treated as a constant."""
+    """Return token ids for tracing, of shape (2, 8): a size of 1 would become a constant."""
     return torch.arange(16).reshape(2, 8) % int(work.model.config.vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""The request of an export; what cannot work is refused before a model is loaded."""
+"""The request of an export. Impossible requests are refused before a model is loaded."""
 
 import shutil
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Form(StrEnum):
 
 
 class Part(StrEnum):
-    """Which weights are exported: as in the run, only the LoRA matrices, or a merged LoRA."""
+    """The weights to export: as in the run, only the LoRA matrices, or a merged LoRA."""
 
     AUTO = "auto"
     LORA = "lora"
@@ -49,17 +49,17 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export.
+    """The format and the weights to export.
 
     Attributes:
-        bits: of each weight: 16, or 8 and 4 (bitsandbytes; in GGUF llama.cpp's q8_0 and q4_k_m; for
-            a quantization-aware run, 4 gives the rounded weights that training computed with);
-            None: as trained.
-        converter: llama.cpp's convert_hf_to_gguf.py, or its folder; None: search for it.
+        bits: the bits of each weight: 16, 8 or 4, or None to keep the trained format. 8 and 4 use
+            bitsandbytes, or in GGUF llama.cpp's q8_0 and q4_k_m. For a quantization-aware run, 4
+            gives the rounded weights with which training computed.
+        converter: llama.cpp's convert_hf_to_gguf.py, or its folder; by default, it is searched for.
 
     Raises:
-        ValueError: the options cannot be combined.
-        MissingPackageError: a required package is not installed.
+        ValueError: if the options cannot be combined.
+        MissingPackageError: if a required package is not installed.
     """
 
     part: Part = Part.AUTO
@@ -87,25 +87,25 @@ class ExportRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model is exported as it was trained."""
+        """True if the model is exported as it was trained."""
         return self == ExportRequest()
 
     @property
     def is_merged(self) -> bool:
-        """Whether a LoRA is merged: on request, or because the export needs whole weights."""
+        """True if a LoRA is merged, on request or because the export needs complete weights."""
         is_whole = self.form is not Form.SAFETENSORS or self.bits in (8, 4)
         return self.part is Part.MERGED or is_whole
 
     @property
     def least_bits(self) -> int | None:
-        """The bits of each exported weight; None: as trained. The default of GGUF is 16."""
+        """The bits of each exported weight, None for the trained format. GGUF has 16 by default."""
         return 16 if self.bits is None and self.form is Form.GGUF else self.bits
 
     @property
     def is_small(self) -> bool:
-        """Whether the weights are quantized for transformers.
+        """True if the weights are quantized for transformers.
 
-        This is done by bitsandbytes, or by torchao for a run that trained for it.
+        bitsandbytes does this, or torchao for a quantization-aware run.
         """
         return self.form is Form.SAFETENSORS and self.bits in (8, 4)
 
@@ -119,19 +119,19 @@ class ExportRequest:
         return phrase("deployment.export_description", format=self.form, bits=bits)
 
     def facts(self) -> dict[str, object]:
-        """Return the facts that are written next to the model."""
+        """Return the facts that are saved next to the model."""
         return {"as": str(self.part), "bits": self.bits, "format": str(self.form)}
 
 
 def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> Converter | None:
-    """Refuse an export that this run, this machine or its disk does not support; loads nothing.
+    """Check that the run, the machine and its disk support an export, without loading the model.
 
     Returns:
         llama.cpp's converter, if one is needed.
 
     Raises:
-        ValueError: says why it is not possible, and what is.
-        StorageError: the disk has too little space.
+        ValueError: if the export is not possible; the message says why, and what is possible.
+        StorageError: if the disk has too little space.
     """
     model = recorded_model(run)
     is_lora = bool(model.get("lora"))
@@ -172,19 +172,19 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
 
 
 def rounding_of(run: RunDirectory, request: ExportRequest) -> str | None:
-    """Return how the run rounded its weights in training, if they are to be exported like that.
+    """Return the rounding of the weights in training, if they are exported with it.
 
-    None if they are exported unrounded, or rounded by another library.
+    Return None if they are exported unrounded, or rounded by another library.
     """
     is_rounded = request.is_small and request.bits == BITS_OF_ROUNDING
     return run.read_configuration().model.quantization_aware if is_rounded else None
 
 
 def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
-    """Refuse to export a model that scores answers and generates none.
+    """Refuse to export a reward model, which scores answers and generates none.
 
     Raises:
-        ValueError: says where the trained model is.
+        ValueError: if it is one; the message says where the trained model is.
     """
     if config.training.method == "reward":
         raise InputError("deployment.export_reward_model", run_id=run.run_id, path=run.final)
@@ -194,7 +194,7 @@ def check_publishable(run: RunDirectory) -> None:
     """Refuse to publish a model that others could not load completely.
 
     Raises:
-        ValueError: extensions have added weights to it.
+        ValueError: if extensions have added weights to the model.
     """
     model = recorded_model(run)
     if model.get("extensions"):
@@ -206,7 +206,7 @@ def check_publishable(run: RunDirectory) -> None:
 
 
 def needed_bytes(model: dict[str, Any], request: ExportRequest) -> int:
-    """Estimate the size of the export, including temporary files next to it."""
+    """Estimate the size of the export in bytes, including temporary files next to it."""
     total, trained = int(model.get("num_parameters") or 0), int(model.get("num_trainable") or 0)
     width = 2 if request.bits is not None or str(model.get("dtype")) in HALF else 4
     if model.get("lora") and not request.is_merged:

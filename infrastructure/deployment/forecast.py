@@ -1,8 +1,8 @@
-"""Forecast of a run before its first step, which is compared with the actual values at its end.
+"""The forecast of a run before its first step, which is compared with the actual values at its end.
 
 Memory and time are measured with a few of the run's own micro-batches. Disk and backup follow from
-the size of a checkpoint. A run that cannot fit in memory is rejected before it starts. If it fits
-only in smaller pieces, it is trained in smaller pieces, with the same result.
+the size of a checkpoint. A run that cannot fit in memory is rejected before it starts. A run that
+fits only with smaller micro-batches is trained with these, with the same result.
 """
 
 import logging
@@ -64,26 +64,30 @@ STEP_BYTES = 800  # a step's metrics: as JSON, in the table, for TensorBoard
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the rest of a run will take.
+    """The time, memory, disk space and price that the rest of a run will take.
 
     Attributes:
         num_steps: the remaining optimizer steps.
-        seconds: until everything is done, including the measurement of the trained model.
-        peak_memory_bytes, memory_bytes: the need of the process (on a GPU: its memory there), and
-            its limit.
-        disk_bytes: the run directory at its end, if the best checkpoint is among the newest.
-        most_disk_bytes: the maximum at any time, with an older best checkpoint and one being
+        seconds: the time until the end, including the measurement of the trained model.
+        peak_memory_bytes, memory_bytes: the memory that the process needs (on a GPU, its GPU
+            memory), and its limit.
+        disk_bytes: the size of the run directory at the end, if the best checkpoint is among the
+            newest.
+        most_disk_bytes: the largest size at any time, with an older best checkpoint and one being
             written.
-        disk_free_bytes: the space that is free for it now.
-        backup_bytes: the size at the backup destination at the end; None: no destination.
-        session_seconds: when the session ends; None: unknown.
-        measure_seconds: of the measurement before training; the one after takes about as long.
-        num_processes: that share each step; the time of their communication is not predicted.
-        price_per_hour: of this machine; None: not given.
-        has_smaller_pieces: a micro-batch that does not fit is computed in smaller pieces.
-        others_share: of the processors, used by other programs during the measurement; None: the
-            run is not on a CPU, or has several processes.
-        has_growing_answers: steps generate answers, which may become longer than the measured ones.
+        disk_free_bytes: the disk space that is free now.
+        backup_bytes: the size at the backup destination at the end, or None without a destination.
+        session_seconds: the time until the session ends, or None if unknown.
+        measure_seconds: the time of the measurement before training. The one after it takes about
+            as long.
+        num_processes: the number of processes that share each step. The time of their communication
+            is not predicted.
+        price_per_hour: the price of this machine, or None if not given.
+        has_smaller_pieces: whether a micro-batch that does not fit is computed in smaller pieces.
+        others_share: the share of the processors that other programs used during the measurement,
+            or None if the run is not on a CPU or has several processes.
+        has_growing_answers: whether steps generate answers, which may become longer than the
+            measured ones.
     """
 
     num_steps: int
@@ -104,7 +108,7 @@ class Forecast:
     others_share: float | None = None
 
     def lines(self) -> list[str]:
-        """Return lines for the user: what the run takes, and whether that fits."""
+        """Return lines for the user on what the run takes, and whether that fits."""
         memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
         most_disk = format_bytes(max(self.most_disk_bytes, self.disk_bytes))
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
@@ -148,7 +152,7 @@ class Forecast:
         return [summary, phrase("deployment.forecast_fits", time=format_duration(until))]
 
     def problems(self) -> list[str]:
-        """Return what does not fit and what to do; empty if everything fits."""
+        """Return messages on what does not fit and what to do; empty if everything fits."""
         problems = []
         if self.session_seconds is not None and self.seconds > self.session_seconds:
             problems.append(
@@ -181,8 +185,9 @@ class RunForecast:
     """The forecast of one run, from before its first step to the comparison in its report.
 
     Args:
-        report: shows a line to the user.
-        measure_seconds: of the measurement before training; None: as in the run's last forecast.
+        report: a function that shows a line to the user.
+        measure_seconds: the time of the measurement before training; by default, that of the run's
+            last forecast.
     """
 
     def __init__(
@@ -201,13 +206,13 @@ class RunForecast:
         self.peak = PeakObserver()
 
     def measure(self, trainer: EnhancedTrainer) -> None:
-        """Measure, and show the forecast.
+        """Measure some steps, and show the forecast.
 
-        The run stays unchanged, except that the size of its pieces may be reduced to fit in memory.
+        The run stays unchanged, except that its micro-batches may be reduced to fit in memory.
 
         Raises:
-            DoesNotFitError: not even one example fits in memory, and `enable_memory_optimization`
-                is on; otherwise a line reports this.
+            DoesNotFitError: if not even one example fits in memory, and
+                `enable_memory_optimization` is on; otherwise a line reports this.
         """
         first_step = trainer.state.step if trainer.state is not None else 0
         try:
@@ -263,13 +268,13 @@ class RunForecast:
         ]
 
     def _report_plan(self, lines: list[str]) -> None:
-        """Show the phases; of a very long table, only the first line outside of verbose output."""
+        """Show the phases. Without verbose output, a very long table is cut to its first line."""
         is_long = len(lines) > MAX_PLAN_LINES
         for index, line in enumerate(lines):
             (details(self.report) if is_long and index else self.report)(line)
 
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
-        """Reduce the micro-batch to fit: on a CPU, a process that needs too much is killed."""
+        """Reduce the micro-batch so that it fits: a CPU process that needs too much is killed."""
         state = trainer.state
         assert state is not None
         size = costs.largest_that_fits(state.micro_batch_size)
@@ -295,13 +300,13 @@ class RunForecast:
 
 
 def log_without_forecast(error: Exception) -> None:
-    """Log that the measurement failed; the run itself will meet and report the problem."""
+    """Log that the measurement failed. The run itself will meet and report the problem."""
     at = f" at {where}" if (where := caller_place(error)) else ""
     log.warning(phrase("deployment.no_forecast", error=error, at=at))
 
 
 class Space(TypedDict):
-    """The entries of a forecast about space; see `Forecast`."""
+    """The entries of a forecast on disk space; see `Forecast`."""
 
     disk_bytes: int
     most_disk_bytes: int
@@ -321,15 +326,15 @@ def space_of(
     passing_bytes: int = 0,
     first_bytes: int | None = None,
 ) -> Space:
-    """Return the size of a run's versions and its trained model, here and at its destination.
+    """Return the size of a run's versions and trained model, on this machine and in the backup.
 
     Args:
-        folder: where the run is or will be.
-        num_steps, num_saves: of the whole run.
-        other_bytes: other files at the end of the run.
-        passing_bytes: other files until then.
+        folder: the folder in which the run is or will be.
+        num_steps, num_saves: the number of steps and of saved versions of the whole run.
+        other_bytes: the size of other files at the end of the run.
+        passing_bytes: the size of other files before the end.
         first_bytes: the size of a version that is saved before the first step, without optimizer
-            state; None: there is none.
+            state, or None if there is none.
     """
     options = place_options(config)
     kept = min(newest_kept(config.training, num_steps), num_saves)
@@ -359,12 +364,12 @@ def made_of(
     measure_seconds: float,
     others: OtherPrograms,
 ) -> Forecast:
-    """Return the forecast of a trainer that is ready.
+    """Return the forecast of a trainer that is ready to train.
 
     Args:
-        folder: where the run is or will be.
-        measure_seconds: of the measurement before training.
-        others: started before a step was measured.
+        folder: the folder in which the run is or will be.
+        measure_seconds: the time of the measurement before training.
+        others: the load of other programs, measured from before the first measured step.
     """
     loop, state = trainer.prepare(), trainer.state
     assert state is not None
@@ -424,7 +429,7 @@ class PeakObserver(Observer):
         self._peak.start()
 
     def phase_end(self, state: TrainingState) -> None:
-        """Read the peak here as well, because a Trainer writes its summary before it ends."""
+        """Read the peak here, too, because a Trainer writes its summary before `train_end`."""
         if self._peak is not None:
             self.highest_bytes = self._peak.read()
 
@@ -441,7 +446,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     long as with one process.
 
     Raises:
-        DoesNotFitError: not even weights, gradients and optimizer fit.
+        DoesNotFitError: if not even weights, gradients and optimizer fit in memory.
     """
     loop, count = trainer.prepare(), trainer.num_processes
     plan = trainer.batch_plan().of_one_process(count)
@@ -466,7 +471,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
 
 
 def evaluations_left(loop: TrainingLoop, step: int) -> int:
-    """Return how often the held-out loss will be measured in the remaining steps."""
+    """Return how often the held-out loss is measured in the remaining steps."""
     config, last = loop.config, loop.total_steps
     per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
     interval = config.validation_interval
@@ -488,7 +493,7 @@ def saves_left(loop: TrainingLoop, seconds: float) -> int:
 
 
 def bytes_of_model(model: torch.nn.Module, *, is_lora: bool) -> int:
-    """Return the size of `final/`: the weights of a LoRA, or all of them."""
+    """Return the size of `final/`: the weights of a LoRA, or those of the whole model."""
     weights = (p for p in model.parameters() if p.requires_grad or not is_lora)
     return sum(p.numel() * p.element_size() for p in weights)
 

@@ -1,4 +1,4 @@
-"""Forecast of a run that does not exist yet, with Temper's own loop or with TRL's."""
+"""The forecast of a run that does not exist yet, with Temper's own loop or with TRL's."""
 
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 
 def forecast(config: DeploymentConfig) -> Forecast:
-    """Forecast a run of `config`, measured now with a few of its own micro-batches.
+    """Forecast a run of `config` by measuring a few of its own micro-batches.
 
-    Trains nothing and creates no run. Prepared data stays in the cache, where the run will find it.
-    The forecast time does not include answering held-out prompts before and after training.
+    No run is trained or created. Prepared data stays in the cache, where the run will find it. The
+    forecast time does not include answering held-out prompts before and after training.
 
     Raises:
-        ValueError, TemperError: the run could not start with this configuration, or does not fit.
+        ValueError, TemperError: if the run could not start with this configuration, or does not
+            fit.
     """
     measured = _measured if config.training.method == SFT else forecast_of_method
     try:

@@ -1,7 +1,7 @@
-"""llama.cpp's converter to GGUF: how it is found, what it supports, and how it is run.
+"""llama.cpp's converter to GGUF: how Temper finds, checks and runs it.
 
-It is a script in llama.cpp's sources and not a package. It is searched at the path of
-`--converter`, in the folder of LLAMA_CPP_DIR, on PATH, and in the usual folders of llama.cpp and
+The converter is a script in llama.cpp's sources and not a package. Temper looks for it at the path
+of `--converter`, in the folder of LLAMA_CPP_DIR, on PATH, and in the usual folders of llama.cpp and
 Unsloth. Nothing is downloaded. 4-bit weights are made by llama.cpp's llama-quantize.
 """
 
@@ -31,16 +31,16 @@ FOUR_BITS = "Q4_K_M"
 
 @dataclass(frozen=True)
 class Converter:
-    """The converter, and the program that quantizes to 4 bits if it is available."""
+    """The converter, and the program that quantizes to 4 bits if there is one."""
 
     script: Path
     quantizer: Path | None
 
     def check(self, architecture: str, bits: int | None) -> None:
-        """Check that the converter runs here and supports this model architecture.
+        """Check that the converter runs on this machine and supports this model architecture.
 
         Raises:
-            ValueError: it does not; says why, and what to do.
+            ValueError: if it does not; the message says why, and what to do.
         """
         if bits == 4 and self.quantizer is None:
             raise InputError(
@@ -63,7 +63,7 @@ class Converter:
         """Write `file` from the Hugging Face folder `model`.
 
         Raises:
-            ValueError: the converter fails; gives its message.
+            ValueError: if the converter fails; the error quotes its message.
         """
         plain = file.with_suffix(".plain.gguf") if bits == 4 else file
         done = self._run(str(model), "--outfile", str(plain), "--outtype", OUT_TYPES[bits])
@@ -92,10 +92,11 @@ def find_converter(named: Path | None = None) -> Converter:
     """Find the converter on this machine.
 
     Args:
-        named: the script, or its folder; None: search for it.
+        named: the script, or its folder; by default, it is searched for.
 
     Raises:
-        ValueError: it was not found; says where it was searched, and how to get it.
+        ValueError: if the converter was not found; the message says where Temper looked, and how to
+            get it.
     """
     if named is not None:
         script = named / SCRIPT if named.is_dir() else named

@@ -1,7 +1,7 @@
-"""Validation of the user's input, as far as it is possible before torch is loaded.
+"""The validation of the user's input, as far as this is possible before torch is loaded.
 
-Loading torch takes seconds; a mistake is reported in less than one. Everything is checked again
-where it is used: problems that appear later, or changes in the meantime, are reported there.
+Loading torch takes seconds, but a mistake is reported in less than one. Every input is checked
+again when it is used, because it may change in the meantime.
 """
 
 import shlex
@@ -91,13 +91,13 @@ PLAIN_ADAPTERS = ("standard", "auto")  # every other adapter has its own checks
 
 
 def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
-    """Refuse a run whose input cannot be read, written to or understood.
+    """Check that the paths of a run can be read or written, and that its input is valid.
 
     Args:
-        accept: names of what may differ when a run resumes.
+        accept: names of settings or data that may differ when a run resumes.
 
     Raises:
-        ValueError, TemperError: says what is wrong, and what to do.
+        ValueError, TemperError: if not; the message says what is wrong, and what to do.
     """
     for name in accept:
         canonical_name(name)
@@ -120,10 +120,10 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
 
 
 def check_device(config: DeploymentConfig) -> None:
-    """Refuse settings that need a GPU if there certainly is none.
+    """Check that there may be a GPU if the settings need one.
 
     Raises:
-        ValueError: says what to use instead.
+        ValueError: if there certainly is none; the message says what to use instead.
     """
     is_missing = has_no_gpu()
     if config.device.startswith("cuda") and is_missing:
@@ -142,13 +142,13 @@ def check_device(config: DeploymentConfig) -> None:
 
 
 def check_measured(config: DeploymentConfig, against: str | None = None) -> None:
-    """Refuse to evaluate models that do not exist, or on data that cannot be read.
+    """Check that the models to evaluate exist, and that the data can be read.
 
     Args:
         against: a second model.
 
     Raises:
-        ValueError: says what exists instead.
+        ValueError: if not; the message says what exists instead.
     """
     check_device(config)
     with naming_runs(Path(config.output_dir)):
@@ -167,10 +167,10 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
 
 
 def check_model(name: str) -> None:
-    """Refuse a model that does not exist, or a run that is not finished.
+    """Check that a model exists, or that a run is finished.
 
     Raises:
-        ValueError: says what exists instead.
+        ValueError: if not; the message says what exists instead.
     """
     name = finished_model(name)
     path = Path(name).expanduser()
@@ -184,12 +184,12 @@ def check_model(name: str) -> None:
 
 
 def check_paths(config: DeploymentConfig) -> None:
-    """Refuse a GPU that certainly does not exist, and a model or data that cannot be used.
+    """Check that the GPU may exist, and that the model and the data can be used.
 
-    They must exist, be readable and valid, and fit `training.method`.
+    Model and data must exist, be readable and valid, and fit `training.method`.
 
     Raises:
-        ValueError: says what exists instead.
+        ValueError: if not; the message says what exists instead.
     """
     path = Path(config.model.name).expanduser()
     if not path.exists():
@@ -247,7 +247,7 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
 
 
 def _refuse_name_of_run(config: DeploymentConfig) -> None:
-    """Refuse the name of a Trainer's run, which might be that of a model on the Hub as well."""
+    """Refuse the name of a Trainer's run, which might also be that of a model on the Hub."""
     for run in _runs_called(config.model.name, Path(config.output_dir)):
         if not (run / FINAL).is_dir():
             continue
@@ -301,10 +301,10 @@ def _files_here(data: DataConfig, what: str = "training data") -> list[list[Data
     """Return the files of training and held-out data, without those on the Hub.
 
     Args:
-        what: names the training data in messages.
+        what: the name of the training data in messages.
 
     Raises:
-        ValueError: the files do not exist, or the Hub cannot be reached.
+        ValueError: if the files do not exist, or the Hub cannot be reached.
     """
     places = ((data.path, what), (data.eval_path, "held-out data"))
     for place, _ in places:
@@ -318,7 +318,7 @@ def _files_here(data: DataConfig, what: str = "training data") -> list[list[Data
 
 
 def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None:
-    """Refuse rows that cannot be understood, if they are texts in Temper's own formats."""
+    """Refuse invalid rows, if the rows are texts in Temper's own formats."""
     if not sources or not _reads_texts(config.model):
         return
     if config.model.adapter != "standard" and pictures_in(config.data):

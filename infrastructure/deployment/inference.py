@@ -1,4 +1,4 @@
-"""Measurement of the fastest way to run inference with the model of a configuration."""
+"""The measurement of the fastest way to run inference with the model of a configuration."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class FastestInference:
     """The result of the measurement.
 
     Attributes:
-        program: the file that was written; None: none was requested.
+        program: the file that was written, or None if none was requested.
         notes: settings that inference does not use.
     """
 
@@ -40,10 +40,10 @@ def find_fastest_inference(
 
     Args:
         num_rows, length: the size of the input, in rows and tokens.
-        program: where to write the fastest program, `.pt2` or `.ts`; None: nowhere.
+        program: the file for the fastest program, `.pt2` or `.ts`; None writes no file.
 
     Raises:
-        ValueError: `length` exceeds the model's context length.
+        ValueError: if `length` exceeds the model's context length.
     """
     notes = [f"note: {note}" for note in set_aside(config)]
     repair_model(Path(config.model.name))

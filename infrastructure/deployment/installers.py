@@ -1,9 +1,9 @@
-"""Installation of packages into an environment, with uv if it is available, else with pip.
+"""The installation of packages into an environment, with uv if it is available, else with pip.
 
 The output of either goes to a log, a progress line to the terminal, and an error becomes one clear
 message. uv receives pip's configuration, so both use the same sources, and the same requirements
-lead to the same packages. pip does what uv cannot. TEMPER_INSTALLER (`uv`, `pip`) selects one of
-them. Standard library only: this runs before anything is installed.
+lead to the same packages. If uv fails, pip is used. TEMPER_INSTALLER (`uv`, `pip`) selects one of
+them. This module uses only the standard library, because it runs before anything is installed.
 """
 
 import ast
@@ -55,23 +55,23 @@ NO_MATTER = {
 
 
 class InstallError(Problem):
-    """An environment cannot be created; the message is for the user."""
+    """An error for an environment that cannot be created. The message is for the user."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: only the message."""
+        """Return the lines that a notebook shows for this error: only the message."""
         return [f"{type(self).__name__}: {self}"]
 
 
 def report(text: str, end: str = "\n") -> None:
-    """Print a message immediately; on standard error, as standard output belongs to the command."""
+    """Print a message at once, on standard error, as standard output belongs to the command."""
     print(text, end=end, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def step(title: str) -> Iterator[Callable[[str], None]]:
-    """Print what is being done and then how long it took; yield a function to show progress.
+    """Print the title of a step, and then its duration. Yield a function that shows progress.
 
-    Progress is shown on the step's own line in a terminal; elsewhere it is not shown.
+    Progress is shown on the step's own line, and only in a terminal.
     """
     started = time.monotonic()
     living = sys.stderr.isatty()
@@ -95,13 +95,14 @@ class Installer(Protocol):
     """An installer that changes the packages of one environment."""
 
     def install(self, title: str, *arguments: str) -> None:
-        """Install, as the step `title`.
+        """Install packages, as the step `title`.
 
         Args:
             arguments: requirements and options that both `pip install` and uv support.
 
         Raises:
-            InstallError: it failed; the message ends with the last lines of output.
+            InstallError: if the installation failed; the message ends with the last lines of
+                output.
         """
 
     def uninstall(self, title: str, package: str) -> None:
@@ -119,7 +120,7 @@ def installer_for(python: Path, log: Path) -> Installer:
     """Return the installer for the environment whose Python is `python`.
 
     Raises:
-        InstallError: TEMPER_INSTALLER requires uv, which was not found, or has an unknown value.
+        InstallError: if TEMPER_INSTALLER requires uv, which was not found, or has an unknown value.
     """
     pip = Pip(python, log)
     choice = os.environ.get(CHOICE, "").strip().lower() or "auto"
@@ -205,7 +206,7 @@ class Uv:
     """The program uv, for the environment whose Python is `python`.
 
     Attributes:
-        settings: pip's, which uv does not read.
+        settings: pip's settings, which uv does not read.
     """
 
     program: str
@@ -228,7 +229,7 @@ class Uv:
         return run(command, self.log, {**self.variables(*index), **quick})[0] == 0
 
     def variables(self, *arguments: str) -> dict[str, str]:
-        """Return the environment of uv's process: pip's settings, unless uv has its own."""
+        """Return the environment of uv's process, with pip's settings unless uv has its own."""
         environment = _variables()
         for name, variable in UV_VARIABLES.items():
             values = self.settings.get(name, "").split()
@@ -260,7 +261,7 @@ class Uv:
 
 @dataclass(frozen=True)
 class UvElsePip:
-    """uv, with pip as a fallback if uv fails, so that nothing depends on uv."""
+    """An installer that uses uv, and pip if uv fails, so that nothing depends on uv."""
 
     uv: Uv
     pip: Pip
@@ -294,10 +295,13 @@ def run(
     show: Callable[[str], None] | None = None,
     cwd: Path | None = None,
 ) -> tuple[int, list[str]]:
-    """Run a command and return its exit code and last lines of output; stop it if this is stopped.
+    """Run a command, and return its exit code and last lines of output.
+
+    If this function is interrupted, the command is stopped, too.
 
     Args:
-        cwd: None: the current folder. In a project's folder, uv would use that project's settings.
+        cwd: the folder in which the command runs; by default, the current one. In a project's
+            folder, uv would use that project's settings.
     """
     last_lines: deque[str] = deque(maxlen=NUM_ERROR_LINES)
     with (
@@ -328,10 +332,10 @@ def run(
 
 
 def check(code: int, what: str, last_lines: Sequence[str], log: Path) -> None:
-    """Refuse an exit code other than 0.
+    """Check that the exit code of a command is 0.
 
     Raises:
-        InstallError: with the last lines of output.
+        InstallError: if it is not; the message has the last lines of output.
     """
     if code != 0:
         raise InstallError(

@@ -6,7 +6,7 @@ import torch
 
 
 class Logits(torch.nn.Module):
-    """A language model as a plain function, for export and compilation: tokens to logits, no cache.
+    """A language model as a plain function from tokens to logits without a cache, for export.
 
     Shapes: (batch, length) of int64 → (batch, length, vocabulary).
     """

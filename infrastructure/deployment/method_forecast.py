@@ -1,4 +1,4 @@
-"""Forecast of a run that TRL trains, measured with a few of TRL's own steps beforehand."""
+"""The forecast of a run that TRL trains, measured with a few of TRL's own steps beforehand."""
 
 import tempfile
 import time
@@ -42,13 +42,13 @@ from infrastructure.training.sizing.cost_measurement import LOOP_SECONDS, SAVING
 
 
 class MethodForecast(Observer):
-    """An observer that forecasts once the Trainer is complete, and compares at the end.
+    """An observer that forecasts a run once its Trainer is complete, and compares at the end.
 
     Args:
-        copies: whose backup destination is checked for free space.
+        copies: the backup of the run, whose destination is checked for free space.
 
     Attributes:
-        trainer: must be set before training starts.
+        trainer: the Trainer; must be set before training starts.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class MethodForecast(Observer):
         self._began: float | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """Measure, and show the forecast.
+        """Measure some steps, and show the forecast.
 
         Raises:
-            DoesNotFitError: a step needs more memory than is available.
-            StorageError: the files to keep do not fit on a disk.
+            DoesNotFitError: if a step needs more memory than is available.
+            StorageError: if the files to keep do not fit on a disk.
         """
         version = bytes_of_version(state.model, create_optimizer_of(self.trainer))
         self.copies.check_free_space(version, state.total_steps)
@@ -99,10 +99,10 @@ def measured(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
     """Return the forecast of a Trainer whose model, optimizer and accelerator are ready.
 
     Args:
-        folder: where the run is or will be.
+        folder: the folder in which the run is or will be.
 
     Raises:
-        DoesNotFitError: a step needs more memory than is available.
+        DoesNotFitError: if a step needs more memory than is available.
     """
     config, done, total = training.config, trainer.state.global_step, trainer.state.max_steps
     left = total - done
@@ -156,7 +156,7 @@ def _with_disk(
 
 
 def evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int:
-    """Return how often the held-out rows are still evaluated.
+    """Return how often the held-out rows will be evaluated in the rest of the run.
 
     They are evaluated before the first step, at regular steps, and at the end; see
     `training_rhythm`.
@@ -177,7 +177,7 @@ def evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int
 
 
 def saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: float) -> int:
-    """Estimate how many versions are saved: before the first step, by steps, by time, and last."""
+    """Estimate how many versions will be saved: at the start, by steps, by time, at the end."""
     training = config.training
     steps = {0, total}
     if (every := training.checkpoint_frequency) is not None:
@@ -189,7 +189,7 @@ def saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: fl
 
 
 class _MeasuredError(Exception):
-    """An exception that ends `Trainer.train` before its first step, with the forecast."""
+    """An exception that carries the forecast and ends `Trainer.train` before its first step."""
 
     def __init__(self, forecast: Forecast) -> None:
         super().__init__("measured")
@@ -200,7 +200,8 @@ def forecast_of_method(config: DeploymentConfig) -> Forecast:
     """Forecast a run of `config` that has not started.
 
     Raises:
-        ValueError, TemperError: the run could not start with this configuration, or does not fit.
+        ValueError, TemperError: if the run could not start with this configuration, or does not
+            fit.
     """
     from transformers import TrainerCallback
 

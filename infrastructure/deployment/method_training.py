@@ -48,12 +48,12 @@ class MethodTraining:
     """One run that TRL trains.
 
     Args:
-        run: its directory need not exist yet.
-        accepted: names of what may differ although it changes the result.
+        run: the run, whose directory need not exist yet.
+        accepted: names of settings or data that may differ although they change the result.
         begun: called with the run's directory when training starts.
         observers: further observers of this run.
-        is_result_shown: another display shows the result.
-        how_to_begin_anew: text that is appended to the line about the step it resumes from.
+        is_result_shown: whether another display shows the result.
+        how_to_begin_anew: text to append to the line about the step from which the run resumes.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class MethodTraining:
             The content of summary.json.
 
         Raises:
-            ValueError, TemperError: the run cannot start with this configuration; nothing was
+            ValueError, TemperError: if the run cannot start with this configuration; nothing was
                 trained.
-            Exception: the run failed; the finished steps are in a version.
+            Exception: if the run failed; the finished steps are in a version.
         """
         config, run = self.config, self.files
         show_gpus(config)
@@ -193,7 +193,7 @@ class MethodTraining:
 
 
 class _Measured(Observer):
-    """An observer that keeps the first and the last measurement; they are saved with each version.
+    """An observer that keeps the first and the last measurement, and saves them with each version.
 
     Args:
         begun: called with the run's directory when training starts.
@@ -232,12 +232,12 @@ class _Measured(Observer):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has reached its end without an error."""
+        """True if the run has reached its end without an error."""
         state = self.state
         return state is not None and not state.is_cut_short and state.error is None
 
     def summary(self) -> Summary:
-        """Return entries of summary.json, without `before` and `after` if nothing was measured."""
+        """Return entries of summary.json, with `before` and `after` if they were measured."""
         measured: Summary = {"before": self.before, "after": self.after} if self.after else {}
         if self.changed_after is not None:
             measured["held_out_changed_after"] = self.changed_after
@@ -246,7 +246,7 @@ class _Measured(Observer):
         return measured | self._advice()
 
     def _advice(self) -> Summary:
-        """Return advice that follows from the final numbers; empty for a run that is not done."""
+        """Return advice that follows from the final metrics; empty if the run is not finished."""
         state, training = self.state, self.config.training
         if state is None or not self.is_finished:
             return {}
@@ -278,7 +278,7 @@ class _Measured(Observer):
 
 
 def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
-    """Return how many held-out pairs were ranked, if that was measured, and the system prompt."""
+    """Return the number of ranked held-out pairs, if these were measured, and the system prompt."""
     facts: Summary = {}
     if f"{HELD_OUT}{RANKING}" in after:
         facts["num_pairs"] = len(training.data.held_out)
@@ -288,7 +288,7 @@ def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
 
 
 def translated(accepted: Collection[str]) -> list[str]:
-    """Translate names of settings that may differ to the names of the Trainer's arguments."""
+    """Translate names of settings that may differ to names of the Trainer's arguments."""
     names: list[str] = []
     for name in accepted:
         if name == METHOD_SETTINGS:

@@ -1,4 +1,4 @@
-"""Repair of a run's trained model and of its report, before anything reads them."""
+"""The repair of a run's trained model and report, before they are read."""
 
 import contextlib
 import hashlib
@@ -44,10 +44,10 @@ def repair_finished(
 ) -> None:
     """Repair a run whose training has ended, including its model and its report.
 
-    Does nothing while a living process uses the run.
+    This does nothing while a living process uses the run.
 
     Raises:
-        StorageError: this machine's disk refuses to write.
+        StorageError: if this machine's disk cannot be written to.
     """
     lock = Lock(run.path / LOCK_FILE)
     try:
@@ -63,12 +63,12 @@ def repair_finished(
 
 
 def repair_model(path: Path) -> None:
-    """Repair the trained model at `path`, which is a run or its `final/`; ignore any other path.
+    """Repair the trained model at `path`, a run or its `final/`. Other paths are ignored.
 
     Damage is reported through logging.
 
     Raises:
-        StorageError: this machine's disk refuses to write.
+        StorageError: if this machine's disk cannot be written to.
     """
     folder = path.expanduser().resolve()
     folder = folder.parent if folder.name == "final" else folder
@@ -92,7 +92,7 @@ def repair_model(path: Path) -> None:
 def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
     """Compare `final/` with its SHA256SUMS, and restore the files that differ.
 
-    They come from the backup destination, or from the last version, which has the same state.
+    The files come from the backup destination, or from the last version, which has the same state.
     """
     place = None if options.place is None else open_place(options.place)
     sealed = read_seal(run.path).get(MODEL_SUMS)
@@ -128,7 +128,7 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
 
 
 def _restore_sums(run: RunDirectory, place: Place | None, sealed: str) -> bool:
-    """Restore SHA256SUMS to what the seal recorded, if possible; return whether it was."""
+    """Restore SHA256SUMS to the state recorded in the seal, if possible. Return whether it was."""
     text = sums_text(run.final).encode()
     if hashlib.sha256(text).hexdigest() == sealed:
         with atomic_write(run.final / SUMS) as file:
@@ -138,7 +138,7 @@ def _restore_sums(run: RunDirectory, place: Place | None, sealed: str) -> bool:
 
 
 def _fetched(run: RunDirectory, place: Place | None, name: str, digest: str) -> bool:
-    """Restore a file of `final/` from the backup destination; return whether this succeeded."""
+    """Restore a file of `final/` from the backup destination. Return whether this succeeded."""
     if place is None:
         return False
     parent = Path(run.run_id)
@@ -192,7 +192,7 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
 
 
 def _write_missing_report(run: RunDirectory, report: Callable[[str], None]) -> None:
-    """Write the report and its seal if a kill prevented it, or if it was damaged since."""
+    """Write the report and its seal again if they are missing after a kill, or damaged."""
     seal: dict[str, str | None] = {**read_seal(run.path)}
     if seal and seal.get(REPORT_FILE) == hash_or_none(run.path / REPORT_FILE):
         return

@@ -1,10 +1,11 @@
-"""Creation of an Ollama Modelfile whose template writes prompts as in training.
+"""An Ollama Modelfile whose template writes prompts as in training.
 
-Chat templates of transformers are Jinja, those of Ollama are Go templates. To find what the
-training's template writes around messages, it is rendered with a few words that occur nowhere else,
+Chat templates of transformers are Jinja, and those of Ollama are Go templates. To find the text
+around messages, the template used in training is rendered with a few words that occur nowhere else,
 and the Go template is assembled from the pieces. Further conversations are then rendered with both.
 If the results differ (a template may, for example, put the system prompt into the first question),
-no Modelfile is written, because a prompt that differs from training would be silently worse.
+no Modelfile is written, because prompts that differ from training would silently give worse
+answers.
 """
 
 import json
@@ -24,11 +25,12 @@ class Pieces:
     """The text around messages.
 
     Attributes:
-        first: before the first question, if there is no system prompt.
-        before_system, after_system: around a system prompt; None: system prompts are not supported.
-        answer: between a question and its answer.
-        next: between an answer and the next question.
-        last: after the last question, before the model's answer.
+        first: the text before the first question, if there is no system prompt.
+        before_system, after_system: the text around a system prompt, or None if the template does
+            not support one.
+        answer: the text between a question and its answer.
+        next: the text between an answer and the next question.
+        last: the text after the last question, before the model's answer.
     """
 
     first: str
@@ -39,7 +41,7 @@ class Pieces:
     last: str
 
     def write(self, turns: Sequence[Turn]) -> str:
-        """Return what the Go template would render."""
+        """Return the text that the Go template would render for `turns`."""
         text, before = "", self.first
         for turn in turns:
             if turn.role == "system":
@@ -54,7 +56,7 @@ class Pieces:
         return text + self.last
 
     def as_go(self) -> str:
-        """Return the template for Ollama; literal text is quoted, so Go does not interpret it."""
+        """Return the template for Ollama. Literal text is quoted, so Go does not interpret it."""
         system = ""
         if self.before_system is not None:
             system = (
@@ -74,7 +76,7 @@ class Pieces:
 
 
 def find_pieces(render: Render) -> Pieces | None:
-    """Find the pieces of a chat template; return None if it does not consist of such pieces.
+    """Find the pieces of a chat template. Return None if it does not consist of such pieces.
 
     Args:
         render: returns the text before an answer, given the messages before it.
@@ -111,7 +113,7 @@ def _between(text: str, first: str, last: str) -> tuple[str, str]:
 
 
 def _of_system(render: Render, last: str) -> tuple[str | None, str]:
-    """Return the text around a system prompt; None if the template rejects or ignores one."""
+    """Return the text around a system prompt, or None if the template rejects or ignores one."""
     try:
         text = render(_turns(USER, system=SYSTEM))
     except Exception:  # raised by the template
@@ -134,7 +136,7 @@ def _tries(before_system: str | None) -> list[list[Turn]]:
 
 
 def _quoted(text: str) -> str:
-    """Return a Go string; JSON's escapes are valid in Go."""
+    """Return a Go string. JSON's escapes are valid in Go."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -147,7 +149,7 @@ def modelfile(pieces: Pieces, weights: str, stops: Sequence[str]) -> str:
 
     Args:
         weights: the name of the GGUF file.
-        stops: what ends answers.
+        stops: the texts that end answers.
     """
     lines = [f"FROM ./{weights}", f'TEMPLATE """{pieces.as_go()}"""']
     lines += [f"PARAMETER stop {_quoted(stop)}" for stop in stops]

@@ -43,20 +43,22 @@ def train(
         summary = temper.train("chats.jsonl", model="./my-llama", lora=True, num_epochs=3)
 
     Args:
-        data: a file, a folder or a Hub dataset, or the whole section of settings; None: the sample
-            tasks.
-        model: a folder or a Hub name, or the whole section; None: a small model from scratch.
+        data: a file, a folder or a Hub dataset, or the whole section of settings; by default, the
+            sample tasks.
+        model: a folder or a Hub name, or the whole section; by default, a small model from scratch.
         preset: a predefined group of settings; `temper train --help-all` lists them.
-        config_file: a YAML file; None: `.config/training_config.yaml` if it exists.
-        accept: what may differ when a run resumes, such as `["learning_rate"]`.
-        settings: by the names of the flags (`max_steps`, `lora`, `backup_place`), or as for
-            `DeploymentConfig`; they take precedence over the file and the environment.
+        config_file: a YAML file; by default, `.config/training_config.yaml` if it exists.
+        accept: the names of settings that may differ when a run resumes, such as
+            `["learning_rate"]`.
+        settings: settings by the names of the flags (`max_steps`, `lora`, `backup_place`), or as
+            for `DeploymentConfig`. They take precedence over the file and the environment.
 
     Returns:
         The content of the run's summary.json: `status`, `before`, `after`, `paths` and more.
 
     Raises:
-        ValueError, TemperError: the run cannot start with this configuration; nothing was trained.
+        ValueError, TemperError: if the run cannot start with this configuration; nothing was
+            trained.
     """
     named = _named("data.path", data) | _named("model.name", model) | _named(PRESET, preset)
     with speaking(as_keyword):
@@ -69,14 +71,14 @@ def train(
 
 
 def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a keyword for one setting, or for its section if a mapping is given."""
+    """Return the keyword of one setting, or of its section if `value` is a mapping."""
     if value is None:
         return {}
     return {key.split(".")[0]: value} if isinstance(value, Mapping) else {key: str(value)}
 
 
 def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by key; `data="rows.jsonl"` sets `data.path`, as the argument `data` does."""
+    """Return settings by key. `data="rows.jsonl"` sets `data.path`, as the argument `data` does."""
     named = {key_of_keyword(name): value for name, value in settings.items()}
     return named | _named("data.path", named.pop("data", None))
 
@@ -84,7 +86,7 @@ def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
 def train_configured(
     config: DeploymentConfig, accept: Collection[str] = (), show_line: ShowLine = show
 ) -> Summary:
-    """Train as `train` does, with a whole configuration; `show_line` shows a line to the user."""
+    """Train as `train` does, with a whole configuration. `show_line` shows a line to the user."""
     with interrupt_on_signals(), others_dismissed():
         return TrainingDeployment(config, show_line, accept).run()
 
@@ -96,20 +98,20 @@ def resume(
     accept: Collection[str] = (),
     **changes: Any,
 ) -> Summary:
-    """Resume a run with the settings that it recorded; a finished run is completed.
+    """Resume a run with its recorded settings. For a finished run, confirm its backup.
 
     Args:
-        run: its name, `name@step`, or its path; None: the newest. A run that is not on this machine
-            is restored from `backup_place`.
+        run: the name of the run, `name@step`, or its path; by default, the newest run. A run that
+            is not on this machine is restored from `backup_place`.
         output_dir: the folder of the runs.
-        accept: what may differ, such as `["learning_rate"]`.
-        changes: settings that differ from now on, as for `train`.
+        accept: the names of settings that may differ, such as `["learning_rate"]`.
+        changes: settings that differ from now on, as in `train`.
 
     Returns:
-        As `train`.
+        The content of the run's summary.json, as for `train`.
 
     Raises:
-        ValueError, TemperError: there is no such run, or it cannot resume with these settings.
+        ValueError, TemperError: if there is no such run, or it cannot resume with these settings.
     """
     schema = schema_of(DeploymentConfig)
     name = None if run is None else str(run)
@@ -127,7 +129,7 @@ def resume_with(
     accept: Collection[str] = (),
     show_line: ShowLine = show,
 ) -> Summary:
-    """Resume as `resume` does, with changes that know their origin (see `find_run` for `name`)."""
+    """Resume as `resume` does, with changes that have a source (see `find_run` for `name`)."""
     place = next((c for c in changes if c.key == "backup.place" and c.value), None)
     chosen = find_to_resume(name, output_dir, changes, accept, show_line, place)
     return resume_run(chosen, accept, show_line)
@@ -170,17 +172,18 @@ def evaluate(
             with or without the folder of runs, as on the command line.
         data: a file, a folder or a Hub dataset.
         against: a second model to measure on the same rows and compare with.
-        measures: of the answers, such as `["exact_match", "f1"]`; None: those that fit the data.
-        max_tokens: the maximum length of an answer; None: a few tokens more than the longest
-            expected one.
-        settings: as for `train`.
+        measures: the measures of the answers, such as `["exact_match", "f1"]`; by default, those
+            that fit the data.
+        max_tokens: the maximum length of an answer in tokens; by default, a few more than the
+            longest expected one.
+        settings: settings, as in `train`.
 
     Returns:
-        Loss, shares of correct answers and other scores by task with their intervals, and the path
-        of the HTML page.
+        The loss, the shares of correct answers and other scores by task with their intervals, and
+        the path of the HTML page.
 
     Raises:
-        ValueError, TemperError: a model or the data cannot be used.
+        ValueError, TemperError: if a model or the data cannot be used.
     """
     named = {"model.name": str(model), "data.path": str(data)}
     with speaking(as_keyword):
@@ -212,7 +215,7 @@ def evaluate_tasks(
 def evaluate_configured(
     config: DeploymentConfig, request: Request | None = None
 ) -> tuple[Evaluation, list[str]]:
-    """Measure as `evaluate` does, with a whole configuration; return the lines to show as well."""
+    """Evaluate as `evaluate` does, with a whole configuration. Also return the lines to show."""
     models = [config.model.name, *([request.against] if request and request.against else [])]
     for name in models:
         check_model(name)

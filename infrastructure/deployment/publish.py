@@ -1,9 +1,9 @@
-"""Publication of a trained model on the Hugging Face Hub, with a card about its run.
+"""The publication of a trained model on the Hugging Face Hub, with a card about its run.
 
-Repositories are private by default: a publication cannot be undone, and a model may have memorized
-rows of its training data. Everything is uploaded in one commit, and each file is then compared with
-what the Hub has. In an existing card only the part between the two marks is replaced, so that what
-users added stays.
+Repositories are private by default, because a publication cannot be undone, and a model may have
+memorized rows of its training data. All files are uploaded in one commit, and each is then compared
+with the Hub's copy. In an existing card only the part between the two marks is replaced, so that
+the text of users stays.
 """
 
 import errno
@@ -124,10 +124,10 @@ class ModelRepository:
 
     Args:
         name: `OWNER/NAME`.
-        is_public: whether a new repository is public; an existing one stays as it is.
+        is_public: whether a new repository is public. An existing one stays as it is.
 
     Raises:
-        ValueError: `name` is not a repository name.
+        ValueError: if `name` is not a repository name.
     """
 
     def __init__(self, name: str, is_public: bool = False) -> None:
@@ -141,7 +141,8 @@ class ModelRepository:
         """Create the repository if it does not exist; call this before work that takes long.
 
         Raises:
-            StorageError: the Hub does not respond, or refuses; says what to do.
+            StorageError: if the Hub does not respond, or refuses the request; the message says what
+                to do.
         """
         with self._understandable(), self.place.plain_errors(self.place.url):
             self.place.api.create_repo(self.name, private=not self.is_public, exist_ok=True)
@@ -150,11 +151,12 @@ class ModelRepository:
         """Upload the model in `folder`, which `run` trained for `step` steps.
 
         Returns:
-            repository, url, private, files (their number), and notes: what the user should know.
+            A dictionary with repository, url, private, files (their number), and notes for the
+            user.
 
         Raises:
-            ValueError: run.json is missing or damaged, or the existing card cannot be read.
-            StorageError: the Hub does not respond, refuses, or has other bytes than were sent.
+            ValueError: if run.json is missing or damaged, or the existing card cannot be read.
+            StorageError: if the Hub does not respond, refuses, or has other bytes than those sent.
         """
         if damaged := damaged_files(folder):
             raise DamagedFileError(
@@ -185,7 +187,7 @@ class ModelRepository:
     def _commit(
         self, folder: Path, card: str, there: list[str], message: str
     ) -> dict[str, Content]:
-        """Upload everything in one commit; return what was uploaded, by name."""
+        """Upload all files in one commit. Return the uploaded contents by name."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         sums = "".join(
@@ -215,10 +217,10 @@ class ModelRepository:
         return contents
 
     def _card(self, folder: Path, run: RunDirectory, step: int, is_there: bool) -> str:
-        """Return the text of the card: a new one, or the existing one with the facts of this run.
+        """Return the text of the card: a new one, or the existing one with new facts about the run.
 
         Raises:
-            ValueError: the front matter of the card is not YAML.
+            ValueError: if the front matter of the card is not YAML.
         """
         cards = require("huggingface_hub", "a model card")
         facts = f"{BEGIN}\n{written_by(run, self.name, folder, step)}\n{END}"
@@ -251,7 +253,7 @@ class ModelRepository:
 
     @contextmanager
     def _understandable(self) -> Iterator[None]:
-        """Turn an error of the Hub inside into a StorageError that says what to do."""
+        """Turn an error of the Hub inside the block into a StorageError that says what to do."""
         try:
             yield
         except OSError as error:
@@ -265,11 +267,11 @@ class ModelRepository:
 def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     """Return Temper's part of the card.
 
-    It says how the model in `folder` was trained, what was measured, and how to load it from the
-    repository `name`, or from the folder of the card (HERE).
+    This part says how the model in `folder` was trained, what was measured, and how to load the
+    model from the repository `name`, or from the folder of the card (HERE).
 
     Raises:
-        ValueError: run.json is missing or damaged.
+        ValueError: if run.json is missing or damaged.
     """
     record, config = run.read_run(), run.read_configuration()
     model, data = recorded_model(run), record.get("data", {})
@@ -319,17 +321,17 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
 def _by_stretch(
     settings: Mapping[str, JsonValue], history: History, step: int, names: Mapping[str, str]
 ) -> JsonObject:
-    """Return the settings that changed during the run, each with the steps of each of its values.
+    """Return the settings that changed during the run, with the steps at which each value applied.
 
     Args:
-        names: the names of settings in the history, if they differ.
+        names: the names of the settings in the history, if these differ.
     """
     parts = {key: stretches(history, names.get(key, key), step) for key in settings}
     return {key: stretch_words(stretch) for key, stretch in parts.items() if len(stretch) > 1}
 
 
 def _changed(history: History) -> list[str]:
-    """Return a table of what changed during the run; empty if nothing did."""
+    """Return a table of the changes during the run; empty if there were none."""
     rows = [
         (
             f"{one['after_step']}",
@@ -378,12 +380,12 @@ def _settings_of_method(record: RunRecord) -> JsonObject:
 
 
 def _shown(value: object) -> str:
-    """Format a setting; a computed number is rounded to its significant digits."""
+    """Format a setting. A computed number is rounded to its significant digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
-    """Return which weights the run trained."""
+    """Return a text on which weights the run trained."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = f"a LoRA of rank {lora.get('r')}" if lora else "all weights"
@@ -397,7 +399,7 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
 
 
 def _is_rounded(folder: Path) -> bool:
-    """Return whether a model has the rounded weights that training computed with (torchao's)."""
+    """Return whether a model has the weights rounded by torchao with which training computed."""
     config = folder / "config.json"
     text = config.read_bytes() if config.is_file() else "{}"
     rounding = as_object(as_object(parse_json(text)).get("quantization_config") or {})
@@ -488,9 +490,9 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
 
 
 def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
-    """Return code that prompts the model in the format it was trained with.
+    """Return code that prompts the model in the format used in training.
 
-    Empty for a vision-language model, or if the format is unknown.
+    The code is empty for a vision-language model, or if the format is unknown.
     """
     settings = folder / "tokenizer_config.json"
     if model_class == SEES or not settings.is_file():
@@ -510,7 +512,7 @@ def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
 
 
 def _base_of_lora(name: str, folder: Path) -> str | None:
-    """Return the Python expression that loads a LoRA's base; None if the model is not a LoRA."""
+    """Return the Python expression that loads a LoRA's base, or None if the model is not a LoRA."""
     if not (folder / LORA_CONFIG).is_file():
         return None
     if (folder / "base").is_dir():

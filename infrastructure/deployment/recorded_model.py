@@ -1,6 +1,6 @@
 """The description of a run's model in its record, including records of earlier Temper versions.
 
-Does not load torch.
+This module does not load torch.
 """
 
 from pathlib import Path
@@ -18,13 +18,13 @@ from infrastructure.training.models.saved_model import (
 
 
 def recorded_model(run: RunDirectory) -> dict[str, Any]:
-    """Return the model in run.json.
+    """Return the description of the model in run.json.
 
-    For runs trained with TRL, earlier versions recorded only name and size. In that case the kind
-    and the LoRA come from the configuration, and the weights of the base are unknown.
+    For runs trained with TRL, earlier versions of Temper recorded only name and size. In that case
+    the kind and the LoRA come from the configuration, and the weights of the base are unknown.
 
     Raises:
-        ValueError: the record is damaged, or the base, which must be inspected, does not exist.
+        ValueError: if the record is damaged, or the base, which must be inspected, does not exist.
     """
     model: dict[str, Any] = dict(run.read_run().get("model") or {})
     config = run.read_configuration()

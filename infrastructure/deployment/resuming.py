@@ -1,4 +1,4 @@
-"""The settings of a run that resumes: those that it recorded, and those that change now."""
+"""The settings of a run that resumes: the recorded ones, and those that change now."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -42,10 +42,10 @@ AS_IT_WENT_ON = Source(Layer.KEYWORD, "accepted when the run went on")
 
 
 def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentConfig:
-    """Return the configuration of the run as of `checkpoint` (None: the newest).
+    """Return the configuration of the run at `checkpoint`, by default its newest checkpoint.
 
     Raises:
-        ValueError: run.json is missing, damaged, or was not written by a run.
+        ValueError: if run.json is missing, damaged, or was not written by a run.
     """
     config = run.read_configuration()
     recorded = result_settings(config)
@@ -60,7 +60,7 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
 
 
 class RunToResume(NamedTuple):
-    """A run to resume: from which checkpoint (None: its newest), and with which configuration."""
+    """A run to resume, with the checkpoint (None for the newest) and the configuration to use."""
 
     run: RunDirectory
     checkpoint: Path | None
@@ -78,12 +78,12 @@ def find_to_resume(
     """Find the run that `name` refers to (see `find_run`), and repair its records. Loads no torch.
 
     Args:
-        place: `backup.place` as given now, from any source. A run that is not in `output_dir` is
-            restored from there, and backed up to there from now on.
+        place: the setting `backup.place` as given now, from any source. A run that is not in
+            `output_dir` is restored from this destination, and backed up to it from now on.
 
     Raises:
-        ValueError, TemperError: there is no such run, its records cannot be read, `accept` contains
-            an unknown name, or the run is finished and its settings would change.
+        ValueError, TemperError: if there is no such run, its records cannot be read, `accept`
+            contains an unknown name, or the run is finished and its settings would change.
     """
     for each in accept:
         canonical_name(each)
@@ -112,9 +112,9 @@ def _from_place(
     See `find_run` for `name`; if it is a path, the run is restored to that path.
 
     Raises:
-        ValueError: the destination does not have it either; says what it has.
-        CheckpointError: no intact version of it is there, or not the one that was named.
-        StorageError: the destination does not respond.
+        ValueError: if the destination does not have the run either; the message says what it has.
+        CheckpointError: if the destination has no intact version of the run, or not the named one.
+        StorageError: if the destination does not respond.
     """
     place = open_place(str(options.place))
     run_name, version = split_version(name or "")
@@ -148,10 +148,11 @@ def _from_place(
 
 
 def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentConfig) -> None:
-    """Refuse to resume a finished run with other settings unless these are accepted.
+    """Refuse to resume a finished run with other settings, unless these are accepted.
 
     Raises:
-        CheckpointError: a setting that determines the result has changed; says how to accept it.
+        CheckpointError: if a setting that determines the result has changed; the message says how
+            to accept it.
     """
     before, now = result_settings(was), result_settings(config)
     keys = [*differing_keys(before, now)]
@@ -167,7 +168,7 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
 
 
 def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
-    """Return `config`; values that were not given have the defaults from when `run` began."""
+    """Return `config`, with the defaults from when `run` began for values that were not given."""
     try:
         recorded: Mapping[str, object] = result_settings(run.read_configuration())
     except ValueError:  # run.json is lost, but the versions contain the settings, too
@@ -179,13 +180,13 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
 
 
 def backend_of(run: RunDirectory) -> "Backend | None":
-    """Return what loaded the model of a run; None if no version recorded it."""
+    """Return the library that loaded the model of a run, or None if no version recorded it."""
     settings = settings_now(run, {})
     return backend_taken(settings) if BACKEND in settings else None
 
 
 def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
-    """Return the commit of the Hub model that the run began with, unless `config` names another."""
+    """Return the commit of the run's base model on the Hub, unless `config` names another one."""
     described = run.read_run().get("model")
     began_with = run.read_configuration().model
     same = (config.model.name, config.model.revision) == (began_with.name, began_with.revision)
@@ -194,13 +195,13 @@ def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
 
 
 def describe_differences(agreed: Sequence[Difference], step: int) -> list[str]:
-    """Return a line for each thing that has changed, for a run that resumes at `step`."""
+    """Return a line for each difference, for a run that resumes at `step`."""
     accepted = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
     return [*in_words(agreed, step), *explain(accepted)]
 
 
 def explain(accepted: Collection[str]) -> list[str]:
-    """Return a line for each accepted change about its effect on the remaining steps."""
+    """Return a line on the effect of each accepted change on the remaining steps."""
     consequences = {
         "data": phrase("deployment.epoch_restarts_new_data"),
         "seed": phrase("deployment.epoch_order_changes"),

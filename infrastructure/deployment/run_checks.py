@@ -33,7 +33,7 @@ def checked_before(
         has_begun: as in `preflight`.
 
     Raises:
-        PreflightError: a check failed, so the run must not start.
+        PreflightError: if a check failed, so the run must not start.
     """
     if not config.enable_testing:
         return []
@@ -52,14 +52,14 @@ def checked_before(
 
 
 def _verdict(results: Sequence[CheckResult]) -> str:
-    """Return the verdict on the checks that were made; skipped ones do not apply to the run."""
+    """Return a verdict on the checks that ran. Skipped checks do not apply to the run."""
     return verdict([result for result in results if result.status != "skipped"])
 
 
 def checking_hooks(
     config: DeploymentConfig, trainer: EnhancedTrainer, run_directory: Path
 ) -> list[Hook]:
-    """Return the hook that repeats the checks every `testing_interval`; none if that is not set."""
+    """Return a hook that repeats the checks every `testing_interval`; none if that is not set."""
     if not config.enable_testing or config.testing_interval is None:
         return []
     return [
@@ -72,7 +72,7 @@ def checking_hooks(
 
 
 def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -> None:
-    """Append a round to the run's checks.json; a failure to write is only logged."""
+    """Append the results of a round of checks to checks.json. A failure to write is only logged."""
     if not results:
         return
     one = {

@@ -1,4 +1,4 @@
-"""The end of a run: finished, stopped or failed, with a summary and a report; all helpers stop."""
+"""The end of a run that finished, stopped or failed: its summary, its report, its cleanup."""
 
 import gc
 import shutil
@@ -40,9 +40,9 @@ class RunFinalizer:
     Args:
         before: the measurement before the first step.
         patience: how long the end of the run waits for its backups.
-        report: shows a line to the user.
-        price_per_hour: the price of an hour of this machine; None: not given.
-        is_result_shown: another display shows the result.
+        report: a function that shows a line to the user.
+        price_per_hour: the price of this machine per hour, or None if not given.
+        is_result_shown: whether another display shows the result.
     """
 
     run: RunDirectory
@@ -87,7 +87,7 @@ class RunFinalizer:
         return summary
 
     def _take_best(self) -> int | None:
-        """Load the best weights if configured; return their step if it is not the last one."""
+        """Load the best weights if configured. Return their step if it is not the last one."""
         trainer, state = self.trainer, self.trainer.state
         assert state is not None
         if trainer.adapter.on_disk or not trainer.training_config.ends_with_best:
@@ -96,10 +96,11 @@ class RunFinalizer:
         return None if step == state.step else step
 
     def _read_back(self) -> None:
-        """Verify that the saved model answers in plain transformers as the trained one does.
+        """Verify that the saved model answers in plain transformers as the trained model does.
 
         Raises:
-            CheckpointError: it does not. It is removed; the last version has the trained weights.
+            CheckpointError: if it does not. The saved model is removed; the last version has the
+                trained weights.
         """
         trained = trained_model(self.trainer)
         if trained is None:
@@ -112,7 +113,7 @@ class RunFinalizer:
             raise
 
     def stopped(self, error: BaseException | None = None) -> Summary:
-        """End a run that is not done; report why it stopped, how to resume, and what is safe."""
+        """End an unfinished run. Report why it stopped, how to resume, and what is safe."""
         summary = self._close(error=error)
         if self.copies.has_place:
             assert self.trainer.state is not None
@@ -136,7 +137,7 @@ class RunFinalizer:
     def _deadline_lines(self) -> list[str]:
         """Return a note that the deadline of the command will apply to the next session as well.
 
-        Empty in a notebook, where the deadline is that of the runtime.
+        There is no note in a notebook, where the deadline is that of the runtime.
         """
         state, seconds = self.trainer.state, self.trainer.training_config.deadline
         is_stopped = state is not None and state.stop_reason is StopReason.DEADLINE
@@ -145,11 +146,11 @@ class RunFinalizer:
         return [phrase("deployment.deadline_applies_again", duration=format_duration(seconds))]
 
     def failed(self, error: BaseException) -> None:
-        """Record what is known about the error."""
+        """Record the error and its details."""
         self._close(error=error)
 
     def clean_up(self) -> None:
-        """Stop the helpers and free the GPU's memory, in any case."""
+        """Stop the helpers and free the GPU's memory, however the run ended."""
         with self.stages.stage("clean up"):
             self.copies.close()
             gc.collect()
@@ -161,7 +162,7 @@ class RunFinalizer:
         seal(self.run, self._summary)
 
     def show_end(self) -> None:
-        """Show how the run ended; nothing is left to do afterwards."""
+        """Show how the run ended, as the last action."""
         if self._summary and left_to_agent(self._last_lines, self._summary["signal"]):
             return
         for line in self._last_lines:
@@ -172,7 +173,7 @@ class RunFinalizer:
         return cost_of(self.price_per_hour, self._seconds_before + self.stages.total_seconds())
 
     def _advice(self, after: HeldOut | None) -> Summary:
-        """Return advice that follows from the final numbers; empty for a run that is not done."""
+        """Return advice that follows from the final metrics; empty if the run is not finished."""
         state = self.trainer.state
         if after is None or state is None:
             return {}
@@ -191,12 +192,12 @@ class RunFinalizer:
         return {"advice": advice} if advice else {}
 
     def _stop_the_clock(self) -> float:
-        """Return the time until the model was measured or the run stopped; it is fixed once."""
+        """Return the seconds until the model was measured or the run stopped, as first measured."""
         self._seconds = self._seconds or time.monotonic() - self.started
         return self._seconds
 
     def _close(self, after: HeldOut | None = None, error: BaseException | None = None) -> Summary:
-        """Write summary.json and the report; a report that fails does not affect finished work."""
+        """Write summary.json and the report. If the report fails, finished work is not affected."""
         seconds = self._stop_the_clock()
         self._summary = {
             **summarise(self.run, self.trainer, seconds, self.before, after, error),

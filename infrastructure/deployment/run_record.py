@@ -52,7 +52,7 @@ def record_run(
     """Write run.json, the tokenizer and the skipped rows, before the first step.
 
     Args:
-        measured: the choices of how to compute that were measured.
+        measured: the choices that were made by measurement, such as the attention implementation.
     """
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
@@ -88,9 +88,9 @@ def record_rows(run: RunDirectory, trainer: EnhancedTrainer, config: DeploymentC
 
 
 def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Contents) -> None:
-    """Record the hashes of the rows, and of those that the run of the initial model trained on.
+    """Record the hashes of the rows, and those of the rows of the run that trained the base model.
 
-    The model of that run has learned them as well.
+    The base model was trained on those rows, too.
     """
     first = run_folder(Path(finished_model(config.model.name)).expanduser())
     earlier = None if first is None else trained_rows(RunDirectory(first))
@@ -98,9 +98,9 @@ def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Conten
 
 
 class CompilingObserver(Observer):
-    """An observer that writes to run.json whether the model is compiled, once that is measured.
+    """An observer that writes to run.json whether the model is compiled, once that is decided.
 
-    `CompileBenchmark` measures it, and is called before the observers.
+    `CompileBenchmark` decides this by measurement, and is called before the observers.
     """
 
     def __init__(self, run: RunDirectory, benchmark: CompileBenchmark) -> None:
@@ -120,9 +120,9 @@ class CompilingObserver(Observer):
 
 
 def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
-    """Write the tokenizer that the run resumes with, if the model reads text.
+    """Write the tokenizer with which the run resumes, if the model reads text.
 
-    All of it is on disk when this returns.
+    All its files are on the disk when this returns.
     """
     tokenizer = trainer.adapter.tokenizer
     if tokenizer is not None:
@@ -131,7 +131,7 @@ def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
 
 
 def describe_data(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, object]:
-    """Return the entry of run.json about the data that is trained on now."""
+    """Return the entry of run.json about the current training data."""
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
     return {
@@ -160,7 +160,7 @@ def summarise(
     after: HeldOut | None = None,
     error: BaseException | None = None,
 ) -> Summary:
-    """Return the content of summary.json: outcome, numbers before and after, example, paths."""
+    """Return the content of summary.json: outcome, metrics before and after, example, paths."""
     state = trainer.state
     assert state is not None
     example: ExampleRecord = {

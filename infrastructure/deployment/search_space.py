@@ -1,4 +1,4 @@
-"""The search space of a sweep: `--search KEY=VALUES` as dimensions with validated values.
+"""The search space of a sweep: the dimensions of `--search KEY=VALUES`, with validated values.
 
     training.learning_rate=1e-5..1e-3:log      a range with a logarithmic scale
     model.embedded.num_layers=2..8             whole numbers; 2..8:2 has steps of 2
@@ -6,7 +6,7 @@
     model.lora_config.rank_pattern.0=4,8,16    an entry of a setting that is a mapping
     model.lora_config.target_modules=[["q_proj"], "all-linear"]     JSON, for values that are lists
 
-Loads neither torch nor Optuna.
+This module loads neither torch nor Optuna.
 """
 
 import json
@@ -51,10 +51,11 @@ class Dimension:
 
     Attributes:
         key: the setting's canonical key.
-        entry: a key inside the setting, which is a mapping; None: the setting itself.
+        entry: a key inside the setting if this is a mapping, or None for the setting itself.
         choices: the values; empty for a range.
         low, high: the ends of a range, both included.
-        step: the distance between two values of a range; None: any number, or each whole number.
+        step: the distance between two values of a range; None means any number, or each whole
+            number.
     """
 
     key: str
@@ -88,7 +89,7 @@ class Dimension:
         return next((value for value in self.choices if _stored(value) == stored), stored)
 
     def values(self) -> list[Any] | None:
-        """Return all values; None if there are infinitely many."""
+        """Return all values, or None if there are infinitely many."""
         if self.choices:
             return [*self.choices]
         step = self.step or (1 if self.is_whole else None)
@@ -103,7 +104,7 @@ class Dimension:
         return None if values is None else [_stored(value) for value in values]
 
     def describe(self) -> str:
-        """Return the dimension as it is typed on the command line."""
+        """Return the dimension in the form that users type on the command line."""
         if not self.choices:
             how = ":log" if self.is_log else f":{plain(self.step)}" if self.step else ""
             return f"{self.name}={plain(self.low)}..{plain(self.high)}{how}"
@@ -127,8 +128,8 @@ def parse_search(texts: Sequence[str]) -> list[Dimension]:
     """Parse the dimensions of a command line.
 
     Raises:
-        ConfigurationError: there is no dimension, a setting is unknown or given twice, or a value
-            is not valid for its setting.
+        ConfigurationError: if there is no dimension, a setting is unknown or given twice, or a
+            value is not valid for its setting.
     """
     if not texts:
         raise ConfigurationError("deployment.sweep_without_search")
@@ -240,7 +241,7 @@ def _checked(spec: FieldSpec, entry: str | None, value: Any) -> Any:
     """Return a value as the configuration stores it.
 
     Raises:
-        ConfigurationError: the field does not accept the value.
+        ConfigurationError: if the field does not accept the value.
     """
     try:
         if spec.is_switch:
@@ -264,10 +265,10 @@ def _scalar(value: Any) -> Any:
 
 
 def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig) -> None:
-    """Refuse to search settings that would make the measured values of trials incomparable.
+    """Check that the searched settings leave the measured values of trials comparable.
 
     Raises:
-        ConfigurationError: with the dimension and the reason.
+        ConfigurationError: if one does not; the message names the dimension and the reason.
     """
     for dimension in dimensions:
         given = config.source(dimension.key)
@@ -294,7 +295,7 @@ def settings_of(
     """Return the settings that a trial changes in `config`.
 
     Args:
-        values: by the names of the dimensions.
+        values: the values by the names of the dimensions.
     """
     settings: list[Setting] = []
     mappings: dict[str, dict[str, Any]] = {}

@@ -1,6 +1,6 @@
-"""Signal handling of Temper's loop (Ctrl-C, SIGTERM, SIGHUP); the policy is `Stopper`'s.
+"""The signal handling of Temper's loop (Ctrl-C, SIGTERM, SIGHUP), with the policy of `Stopper`.
 
-The handlers are installed only while a command runs; the previous ones are restored afterwards.
+The handlers are installed only while a command runs. The previous ones are restored afterwards.
 `Stopper` is in `core.stop_signals`.
 """
 
@@ -33,7 +33,7 @@ def stop_on_signals(
     """Call `state.interrupt` at the first signal while the body runs.
 
     If the run does not stop before the patience ends, or at a second Ctrl-C, StopSignal is raised
-    as soon as `may_break_off` allows it. Does nothing outside the main thread.
+    as soon as `may_break_off` allows it. This does nothing outside the main thread.
     """
 
     def request(number: int) -> None:

@@ -1,12 +1,12 @@
-"""A sweep: runs that search for the best settings, trained one after another, each of them durable.
+"""A sweep: runs that search for the best settings. They train one after another and can resume.
 
     <output_dir>/<sweep>/sweep.json · journal.jsonl   what is searched, what is known: `sweep_study`
                         /<run>/                       the run of each trial, as of `temper train`
                         /.trials/<number>/            the status of a trial's process (`detached`)
                         /runner                       held by the process that runs the sweep
 
-Optuna suggests the values and decides which trial to prune. Here a trial is a process of its own,
-and its run resumes after a kill, as the sweep itself does. Does not load torch.
+Optuna suggests the values and decides which trial to prune. Each trial is a separate process, and
+its run resumes after a kill, as the sweep itself does. This module does not load torch.
 """
 
 import contextlib
@@ -75,11 +75,11 @@ class TrialResult:
 
     Attributes:
         state: running, complete, pruned or fail, as in Optuna.
-        value: of the metric; of a pruned trial the last one that was measured.
+        value: the value of the metric; for a pruned trial, the last one that was measured.
         values: the values that were tried, by the names of the dimensions.
-        seconds: the duration of its processes.
-        run: its run's directory.
-        same_as: an earlier trial with the same values, so that this one was not trained again.
+        seconds: the total duration of the trial's processes.
+        run: the directory of the trial's run.
+        same_as: an earlier trial with the same values, because of which this one was not trained.
     """
 
     number: int
@@ -92,22 +92,22 @@ class TrialResult:
     same_as: int | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Return values for JSON."""
+        """Return the result as values for JSON."""
         return asdict(self)
 
 
 class _Interrupted(Exception):  # noqa: N818 (nothing went wrong)
-    """A trial was stopped from outside; the sweep ends, and resumes with it the next time."""
+    """An exception for a trial that was stopped by a signal, which ends the sweep for now."""
 
 
 class Sweep:
     """The search for the best values of some settings.
 
     Args:
-        config: the settings that all trials share; `run_name` names the sweep.
+        config: the settings that all trials share. `run_name` names the sweep.
 
     Raises:
-        ValueError: a different sweep has this name.
+        ValueError: if a different sweep has this name.
     """
 
     def __init__(self, config: DeploymentConfig, dimensions: Sequence[Dimension], goal: Goal):
@@ -119,7 +119,7 @@ class Sweep:
         self._check_record()
 
     def _record(self) -> dict[str, object]:
-        """Return what two calls of the same sweep have in common."""
+        """Return the values that must be equal in two calls of the same sweep."""
         searched = tuple(one.key for one in self.dimensions if one.entry is None)
         settings = result_settings(self.config)
         return {
@@ -129,7 +129,7 @@ class Sweep:
         }
 
     def _check_record(self) -> None:
-        """Refuse to continue a sweep that searches for something else."""
+        """Refuse to continue a sweep that has another search space or goal."""
         try:
             recorded = read_record(self.folder / RECORD_NAME)
         except FileNotFoundError:
@@ -154,15 +154,15 @@ class Sweep:
         report: ReportLine = print,
         deadline_seconds: float | None = None,
     ) -> bool:
-        """Train until there are `num_trials` trials or the time is up; resume killed trials.
+        """Train until there are `num_trials` trials or the time is up. Resume killed trials.
 
         Returns:
-            Whether nothing is left to train.
+            True if no trial is left to train.
 
         Raises:
-            MissingPackageError: Optuna is not installed.
-            ValueError: another process runs the sweep, or all of the first trials failed.
-            KeyboardInterrupt: a signal requested a stop; the trial was saved, and resumes next
+            MissingPackageError: if Optuna is not installed.
+            ValueError: if another process runs the sweep, or all of the first trials failed.
+            KeyboardInterrupt: if a signal requested a stop; the trial was saved, and resumes next
                 time.
         """
         ends = None if deadline_seconds is None else time.monotonic() + deadline_seconds
@@ -227,11 +227,11 @@ class Sweep:
         return open_study(self.folder, self.goal, self.config.training.seed, number)
 
     def _begun(self, study: "Study") -> "list[FrozenTrial]":
-        """Return the trials that have started; a grid has others in waiting."""
+        """Return the trials that have started. In a grid, others are waiting."""
         return [one for one in study.get_trials(deepcopy=False) if one.state.name != "WAITING"]
 
     def _next(self, num_trials: int) -> "Trial | None":
-        """Return the trial that was killed, or a new one; None if none are left to train."""
+        """Return the trial that was killed, or a new one, or None if none are left to train."""
         from optuna.trial import Trial
 
         trials = self._begun(self._study())
@@ -293,11 +293,11 @@ class Sweep:
         seconds_left: float | None,
         report: ReportLine,
     ) -> DetachedTraining:
-        """Train a trial to its end, and return its process; resume its run if there is one.
+        """Train a trial to its end, and return its process. Resume its run if there is one.
 
         Raises:
-            _Interrupted: it was stopped before its end.
-            ValueError, TemperError: it cannot be trained.
+            _Interrupted: if the trial was stopped before its end.
+            ValueError, TemperError: if the trial cannot be trained.
         """
         place = DetachedTraining(self.folder / TRIALS / str(trial.number))
         began = time.monotonic() - self._seconds_unseen(trial, place)
@@ -371,14 +371,14 @@ class Sweep:
         return is_pruned or RunDirectory(place.run_path).is_finished()
 
     def _frozen(self, trial: "Trial") -> "FrozenTrial":
-        """Return the trial's current state in the journal, to which its own process writes, too."""
+        """Return the trial's state in the journal, to which the trial's own process writes, too."""
         return self._study().get_trials(deepcopy=False)[trial.number]
 
     def _record_end(self, trial: "Trial", place: DetachedTraining) -> None:
-        """Record how a run ended that finished, was pruned, or failed.
+        """Record how the run of a trial ended: finished, pruned, or failed.
 
         Raises:
-            _Interrupted: it was stopped from outside.
+            _Interrupted: if the run was stopped by a signal.
         """
         from optuna.trial import TrialState
 
@@ -426,10 +426,10 @@ class Sweep:
         return 0.0 if run is None else float(read_summary(RunDirectory(run)).get("seconds", 0.0))
 
     def _report_progress(self, number: int, num_trials: int, report: ReportLine) -> None:
-        """Report the outcome of a trial, and how long the others will take.
+        """Report the outcome of a trial, and how long the remaining ones will take.
 
         Raises:
-            ValueError: all of the first trials failed.
+            ValueError: if all of the first trials failed.
         """
         results = self.results()
         result, best = results[number], self.best()
@@ -470,7 +470,7 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
     """Return all combinations of values, as Optuna's journal stores them.
 
     Raises:
-        ValueError: there are infinitely many, or more than can reasonably be trained.
+        ValueError: if there are infinitely many, or more than can reasonably be trained.
     """
     combinations: list[dict[str, Any]] = [{}]
     for dimension in dimensions:
@@ -484,7 +484,7 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
 
 
 def outcome(result: TrialResult, goal: Goal) -> str:
-    """Return in words how a trial ended."""
+    """Describe how a trial ended."""
     value = "" if result.value is None else f"{goal.title} {format_number(result.value)}"
     if result.state == "complete":
         return value
@@ -515,7 +515,7 @@ def _result(trial: "FrozenTrial") -> TrialResult:
 
 
 def _measured(after: Mapping[str, Any], metric: str) -> float | None:
-    """Return a finite number of summary.json; for exact match, the one over all tasks."""
+    """Return a finite metric from summary.json. For exact match, it is the one over all tasks."""
     value = after.get(metric, after.get(metric.removeprefix("eval_")))
     if isinstance(value, Mapping):
         value = value.get("all")

@@ -1,10 +1,10 @@
-"""The journal of a sweep: what Optuna knows about its trials, in one file of JSON lines.
+"""The journal of a sweep: Optuna's record of its trials, in one file of JSON lines.
 
     <sweep>/sweep.json     what is searched, and how (with a checksum)
            /journal.jsonl  Optuna's JournalStorage: every suggestion, every report, every result
 
 The journal is append-only, each line is on disk before anything depends on it, and nothing in it is
-pickled. The sweep and the process of the current trial read it. Does not load torch.
+pickled. The sweep and the process of the current trial read it. This module does not load torch.
 """
 
 import os
@@ -34,13 +34,13 @@ BEGAN = "began"  # Unix time at which a process started whose duration is not co
 
 @dataclass(frozen=True)
 class Goal:
-    """What a sweep optimizes, and how.
+    """The goal of a sweep, and the methods of its search.
 
     Attributes:
-        metric: the deciding number, as an evaluation names it.
+        metric: the deciding metric, as an evaluation names it.
         direction: minimize or maximize.
-        sampler: suggests the values: one of SAMPLERS.
-        pruner: ends a trial that is worse than the others: one of PRUNERS.
+        sampler: the method that suggests values, one of SAMPLERS.
+        pruner: the method that ends trials which are worse than others, one of PRUNERS.
     """
 
     metric: str = "eval_loss"
@@ -55,13 +55,13 @@ class Goal:
         return HELD_OUT_LOSS if self.metric == "eval_loss" else name
 
     def to_dict(self) -> dict[str, str]:
-        """Return values for JSON."""
+        """Return the goal as values for JSON."""
         return asdict(self)
 
     def make_sampler(self, seed: int, number: int) -> "BaseSampler":
         """Create the sampler for trial `number`.
 
-        It depends only on the seed and the number, so that a sweep that was killed suggests the
+        The sampler depends only on the seed and the number, so that a killed sweep suggests the
         same values again.
         """
         optuna = require("optuna", "temper sweep")
@@ -106,11 +106,11 @@ def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = Non
     """Open the study in a sweep's folder, and create it if there is none.
 
     Args:
-        number: of the trial to suggest values for; None: suggest none.
+        number: the number of the trial for which to suggest values, or None to suggest none.
 
     Raises:
-        MissingPackageError: Optuna is not installed.
-        ValueError: the journal is damaged.
+        MissingPackageError: if Optuna is not installed.
+        ValueError: if the journal is damaged.
     """
     optuna = require("optuna", "temper sweep")
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # the sweep prints its own messages
@@ -136,7 +136,7 @@ def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = Non
 
 
 def mend_journal(folder: Path) -> None:
-    """Remove an incomplete last line that a power cut left; nothing depends on it yet.
+    """Remove an incomplete last line after a power cut. Nothing depends on such a line yet.
 
     Call this only while no process of the sweep is running.
     """

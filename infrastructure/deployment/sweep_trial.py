@@ -20,13 +20,13 @@ NUM_SHARES = 100
 class TrialObserver(Observer):
     """An observer that reports each evaluation to Optuna, and stops the run if the pruner says so.
 
-    Trials are compared after the same share of their steps, however many these are. The value at a
-    share, in percent, is the newest evaluation until then. A trial without an evaluation is not
-    compared.
+    Trials are compared after the same percentage of their steps, however many steps they have. The
+    value at a percentage is that of the newest evaluation until then. A trial without an evaluation
+    is not compared.
 
     Args:
-        folder: of the sweep.
-        number: of the trial.
+        folder: the folder of the sweep.
+        number: the number of the trial.
     """
 
     def __init__(self, folder: Path, number: int, goal: Goal) -> None:
@@ -36,7 +36,7 @@ class TrialObserver(Observer):
 
     @property
     def trial(self) -> "Trial":
-        """The trial as recorded in the journal."""
+        """The trial, as recorded in the journal."""
         if self._trial is None:
             from optuna.trial import Trial
 

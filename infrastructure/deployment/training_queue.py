@@ -1,4 +1,4 @@
-"""A queue of runs that are trained one after another, such as overnight, and that survives a kill.
+"""A queue of runs that train one after another, such as overnight. The queue survives a kill.
 
     <output_dir>/.queue/queue.json   the jobs in order: what each trains, and its state
                        /<number>/    files of the job's process, as in `detached`
@@ -6,7 +6,8 @@
                        /runner       held by the process that runs the queue, and names it
 
 A job does what `temper train` does, in its own process, which records the run that it has started.
-After a kill, the queue can be run again, and the job resumes that same run. Does not load torch.
+After a kill, the queue can be run again, and the job resumes the same run. This module does not
+load torch.
 """
 
 import contextlib
@@ -62,11 +63,12 @@ class Job:
     """One run in a queue.
 
     Attributes:
-        folder: where the job was added; relative paths and the configuration file refer to it.
-        flags: as `flags_given` returns them.
-        run: the run's directory, once it exists.
-        reason: why the job did not finish, or what the user should know about how it ended.
-        began, ended: Unix times of its last process.
+        folder: the folder in which the job was added, to which relative paths and the configuration
+            file refer.
+        flags: the flags, as `flags_given` returns them.
+        run: the directory of the run, once it exists.
+        reason: why the job did not finish, or a note on how it ended.
+        began, ended: the Unix times at which its last process began and ended.
     """
 
     number: int
@@ -83,7 +85,7 @@ class Job:
 
     @property
     def line(self) -> str:
-        """The command that does the same without the queue."""
+        """The command that does the same as this job without the queue."""
         words = ["temper", "train", *([self.data] if self.data is not None else [])]
         for flag, value in self.flags.items():
             words += [flag] if isinstance(value, bool) else [flag, str(value)]
@@ -92,10 +94,10 @@ class Job:
         return shlex.join(words)
 
     def configuration(self) -> DeploymentConfig:
-        """Return the configuration that the job has now, loaded relative to the current folder.
+        """Return the job's current configuration, loaded relative to the current folder.
 
         Raises:
-            ValueError: the configuration cannot work.
+            ValueError: if the configuration cannot work.
         """
         given = {} if self.data is None else {"data.path": self.data}
         config = load_config(self.config_file, flags={**self.flags, **given})
@@ -120,10 +122,10 @@ def new_job(
     accept: Collection[str] = (),
     config_file: str | None = None,
 ) -> Job:
-    """Return a job that refers to the current folder and is not in a queue yet.
+    """Return a job for the current folder, which is not in a queue yet.
 
     Raises:
-        ValueError: the command contains a secret, which would be stored on disk.
+        ValueError: if the command contains a secret, which would be stored on disk.
     """
     job = Job(0, str(Path.cwd()), data, dict(flags), tuple(accept), config_file)
     if redact(job.line) != job.line:
@@ -132,7 +134,7 @@ def new_job(
 
 
 class TrainingQueue:
-    """The queue of a folder of runs; several processes may read it and add to it."""
+    """The queue of a folder of runs. Several processes may read it and add jobs."""
 
     def __init__(self, output_dir: Path) -> None:
         self.output_dir = output_dir
@@ -142,7 +144,7 @@ class TrainingQueue:
         """Return all jobs in order.
 
         Raises:
-            ValueError: the file is damaged, or was edited by hand.
+            ValueError: if the file of the queue is damaged, or was edited by hand.
         """
         try:
             rows = as_list(read_record(self.folder / JOBS_NAME)["jobs"])
@@ -155,7 +157,7 @@ class TrainingQueue:
             ) from error
 
     def runner(self) -> str | None:
-        """Return the process that runs the queue; None if there is none."""
+        """Return a description of the process that runs the queue, or None if there is none."""
         if not is_held(self.folder / RUNNER_NAME):
             return None
         return (self.folder / RUNNER_NAME).read_text() or "another process"
@@ -172,8 +174,8 @@ class TrainingQueue:
         Call this in the folder that relative paths refer to, after validating the configuration.
 
         Raises:
-            ValueError: the command contains a secret, which would be stored on disk, or the output
-                folder is not writable.
+            ValueError: if the command contains a secret, which would be stored on disk, or the
+                output folder is not writable.
         """
         job = new_job(data, flags, accept, config_file)
         writable(self.output_dir)
@@ -183,10 +185,10 @@ class TrainingQueue:
         return job
 
     def remove(self, numbers: Collection[int]) -> list[Job]:
-        """Remove jobs from the queue; their runs stay.
+        """Remove jobs from the queue, but keep their runs.
 
         Raises:
-            ValueError: there is no such job, or it is being trained; nothing was removed.
+            ValueError: if there is no such job, or it is being trained; nothing was removed.
         """
         known = {job.number: job for job in self.jobs()}
         for number in numbers:
@@ -208,8 +210,8 @@ class TrainingQueue:
             The jobs that were trained, with their new state.
 
         Raises:
-            ValueError: another process runs the queue.
-            KeyboardInterrupt: a signal requested a stop; the job was saved, and resumes the next
+            ValueError: if another process runs the queue.
+            KeyboardInterrupt: if a signal requested a stop; the job was saved, and resumes the next
                 time.
         """
         trained: list[int] = []
@@ -246,9 +248,9 @@ class TrainingQueue:
     def _end_of_an_earlier_process(
         self, job: Job, place: DetachedTraining, report: ReportLine
     ) -> tuple[JobState, str | None] | None:
-        """Return how a process ended that outlived the queue which started it.
+        """Return how an earlier process of the job ended, if it outlived the queue that started it.
 
-        None if there is no such process, or if the run is not done.
+        Return None if there is no such process, or if the run is not finished.
         """
         if job.state is not JobState.RUNNING and not place.is_alive:
             return None
@@ -278,7 +280,7 @@ class TrainingQueue:
         return _end_by_exit_code(place)
 
     def _wait(self, job: Job, place: DetachedTraining) -> None:
-        """Wait until the job's process has ended; record its run as soon as it is known."""
+        """Wait until the job's process has ended, and record its run as soon as it is known."""
         run = job.run
         with detached.waiting_for(place):
             while place.is_alive:
@@ -296,7 +298,7 @@ class TrainingQueue:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Job]]:
-        """Yield the jobs while no other process can change them; write the list back at the end."""
+        """Yield the jobs while no other process can change them. Write the list back at the end."""
         make_directory(self.folder)
         lock = Lock(self.folder / LOCK_NAME)
         lock.take()
@@ -341,7 +343,7 @@ def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
 
 
 def _end_by_summary(place: DetachedTraining, since: float) -> tuple[JobState, str | None] | None:
-    """Return how a run that another process trained ended since then; None if it is not done."""
+    """Return how a run that another process trains has ended since then, or None if unfinished."""
     if place.run_path is None:
         return None
     run = RunDirectory(place.run_path)

@@ -1,7 +1,7 @@
-"""Measurement of the settings that make a run fastest on this machine.
+"""The measurement of the settings that make a run fastest on this machine.
 
-A setting that changes the results of training (precision) is only proposed: the result is the flags
-that enable it. The number of examples in an optimizer step does not change.
+A setting that changes the results of training, such as the precision, is only proposed: the result
+contains the flags that set it. The number of examples in an optimizer step does not change.
 """
 
 import shlex
@@ -34,7 +34,7 @@ ReportLine = Callable[[str], None]
 
 
 class TuningResults(TypedDict, total=False):
-    """What was measured; `settings` and `tried` are always present."""
+    """The results of tuning. `settings` and `tried` are always present."""
 
     settings: Required[dict[str, object]]
     tried: Required[list[dict[str, object]]]
@@ -46,18 +46,18 @@ class TuningResults(TypedDict, total=False):
 def find_fastest(
     config: DeploymentConfig, with_learning_rate: bool = False, report: ReportLine = print
 ) -> TuningResults:
-    """Measure which settings make this run fastest here; settings that were given do not change.
+    """Measure which settings make this run fastest on this machine. Given settings do not change.
 
     Args:
         with_learning_rate: also determine how high the learning rate may be.
-        report: called with a line for each result.
+        report: a function that is called with a line for each result.
 
     Returns:
-        `settings` by canonical key, as `DeploymentConfig` takes them, the same as `flags`, and what
-        was `tried`.
+        A dictionary with `settings` by canonical key, as `DeploymentConfig` takes them, the same
+        settings as `flags`, and the trials as `tried`.
 
     Raises:
-        ValueError: the run cannot start with this configuration.
+        ValueError: if the run cannot start with this configuration.
     """
     use_sample_data(config)
     results: TuningResults = {"settings": {}, "tried": []}
@@ -79,7 +79,7 @@ def find_fastest(
 
 
 def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, list[object]]:
-    """Return the values to try in place of the current ones; none for settings that were given."""
+    """Return the values to try instead of the current ones, for settings that were not given."""
     on_gpu = trainer.device.type == "cuda"
     precisions = ["bf16", "fp16", "fp32"] if on_gpu else ["bf16", "fp32"]
     tried: dict[str, list[object]] = {
@@ -97,8 +97,8 @@ def _with_batch(
 ) -> DeploymentConfig:
     """Return the configuration with the fastest micro-batch, unless the batch size was given.
 
-    The number of examples in an optimizer step is kept, because another one would train another
-    model. Only with `auto` are both chosen, as a run chooses them.
+    The number of examples in an optimizer step is kept, because another number would train another
+    model. Only with `auto`, both numbers are chosen, as in a run.
     """
     if config.training.batch_size == "auto":
         plan = TuningTrials(config).trainer({}).batch_plan()
@@ -117,7 +117,7 @@ def _with_batch(
 def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPlan:
     """Return the fastest micro-batch for the configured optimizer step.
 
-    It is the configured one unless another is clearly faster.
+    This is the configured micro-batch unless another is clearly faster.
     """
     configured = trainer.batch_plan()
     whole = configured.global_batch_size
@@ -143,7 +143,8 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
 def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLine) -> bool:
     """Return whether the settings found are faster than the configuration.
 
-    Both are measured again, one right after the other: the speed of a machine changes over minutes.
+    Both are measured again, one right after the other, because the speed of a machine changes over
+    minutes.
     """
     num_tokens = _num_tokens(as_given.trainer({}))
     try:
@@ -168,7 +169,7 @@ def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLin
 
 
 def _num_tokens(trainer: EnhancedTrainer) -> int:
-    """Estimate the tokens of the whole run from its first examples."""
+    """Estimate the number of tokens of the whole run from its first examples."""
     loop, usual = trainer.prepare(), trainer.cost_measurement().usual
     tokens_per_step = trainer.adapter.count_tokens(usual) * loop.global_batch_size
     return loop.total_steps * (tokens_per_step // max(1, len(usual)))
@@ -205,7 +206,7 @@ def _with_pipeline(
 
 
 def _with_workers(trials: TuningTrials, results: TuningResults, report: ReportLine) -> None:
-    """Measure how many processes prepare data fastest; more must be clearly faster than fewer."""
+    """Measure how many processes prepare data fastest. More must be clearly faster than fewer."""
     if trials.config.source("data.num_workers").layer is not Layer.DEFAULT:
         return
     best, fastest = 0, 0.0
@@ -221,7 +222,7 @@ def _with_workers(trials: TuningTrials, results: TuningResults, report: ReportLi
 
 
 def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: ReportLine) -> None:
-    """Measure how high the learning rate may be with a range test."""
+    """Measure, with a range test, how high the learning rate may be."""
     rates = trials.learning_rates()
     results["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
     for line in rates.lines():
@@ -231,7 +232,7 @@ def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: Re
 
 
 def describe(tried: Tried, basis: str = "as configured") -> str:
-    """Return a line about one trial; `basis` names what the others are compared with."""
+    """Return a line about one trial. `basis` names the trial with which the others are compared."""
     name = f"{Named(tried.key, str(plain(tried.value)))}" if tried.key else basis
     if tried.measured is None:
         return f"{name}: not here: {tried.refusal}"
@@ -243,7 +244,7 @@ def describe(tried: Tried, basis: str = "as configured") -> str:
 
 
 def _verdict(tried: Tried) -> str:
-    """Return whether a trial's value is taken, and if not, why."""
+    """Return whether the value of a trial is used, and if not, why."""
     measured, best = tried.measured, tried.best
     if tried.taken or measured is None or best is None:
         return "taken"

@@ -33,7 +33,7 @@ ROUNDS = 2
 
 
 class TuningTrials:
-    """Trials of variants of one configuration, which itself is not changed."""
+    """Trials of variants of one configuration, which itself stays unchanged."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         self.config = config
@@ -49,7 +49,7 @@ class TuningTrials:
         """Measure speed and memory of a run with some changes.
 
         Raises:
-            ValueError: the changes are not possible on this machine or with this model.
+            ValueError: if the changes are not possible on this machine or with this model.
         """
         trainer = self.trainer(changes)
         trainer.prepare()
@@ -62,7 +62,7 @@ class TuningTrials:
         return Measured(speed, max(peak for *_, peak in turns), setup_seconds)
 
     def rows_per_second(self, num_workers: int) -> float:
-        """Measure how fast the data is read and tokenized, using a temporary cache."""
+        """Measure how many rows per second are read and tokenized, using a temporary cache."""
         with tempfile.TemporaryDirectory() as folder:
             trainer = self.trainer({"data.num_workers": num_workers, "cache.directory": folder})
             trainer.initialize_model()
@@ -102,7 +102,7 @@ def worker_counts() -> list[int]:
 
 
 def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tuple[int, float, int]:
-    """Return tokens, seconds (including waiting for data) and peak memory of a few steps."""
+    """Return the tokens, the seconds (with waiting for data) and the peak memory of a few steps."""
     started, num_tokens, peak = time.perf_counter(), 0, 0
     with closing(fit.data.train_batches(0, 0, plan.micro_batch_size)) as batches:
         for examples in islice(batches, NUM_BATCHES):

@@ -1,1 +1,1 @@
-"""Layer 2: what users see of a run: its metrics in a file, in a table, in a report."""
+"""Layer 2: the display of a run: metrics in a file, in tables, on a page, in a report."""

@@ -34,7 +34,7 @@ PACKAGE = "infrastructure"  # the parent of all of Temper's loggers
 class JsonLinesHandler(logging.Handler):
     """A handler that writes each record as a JSON line, with secrets masked.
 
-    If the disk refuses, it stops writing silently, because a log must not stop the run.
+    If the disk fails, the handler stops writing silently, because a log must not stop the run.
     """
 
     def __init__(self, file: RotatingLineFile) -> None:
@@ -57,7 +57,7 @@ class JsonLinesHandler(logging.Handler):
 
 
 def as_json(record: logging.LogRecord) -> dict[str, object]:
-    """Return the contents of a line.
+    """Return the contents of the line for a log record.
 
     `extra={"numbers": {…}}` of a log call becomes keys of the line.
     """
@@ -74,13 +74,13 @@ def as_json(record: logging.LogRecord) -> dict[str, object]:
 
 
 class RunLog:
-    """The log in a run directory: everything that Temper logs from `start` to `stop`."""
+    """The log in a run directory, which has everything that Temper logs from `start` to `stop`."""
 
     def __init__(self, run_directory: Path) -> None:
         self._handler = JsonLinesHandler(RotatingLineFile(run_directory / TRAINING_FILE))
 
     def start(self) -> None:
-        """Begin to write what is logged."""
+        """Begin to write log records."""
         logging.getLogger(PACKAGE).addHandler(self._handler)
 
     def stop(self) -> None:
@@ -91,7 +91,7 @@ class RunLog:
     def write(self, happened: Mapping[str, object]) -> None:
         """Write a line for an event: its `message` and its other values.
 
-        It goes only to the file; the console shows events in its own way.
+        The event goes only to the file, because the console shows events in its own way.
         """
         record = logging.makeLogRecord(
             {

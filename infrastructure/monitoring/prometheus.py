@@ -1,8 +1,8 @@
 """The monitor's newest values for Prometheus, at `http://HOST:PORT/metrics`.
 
-Names are `temper_` plus the keys of samples and metrics; those of a GPU have the labels `gpu` and
-`name`. `grafana_dashboard.json` in this folder displays them. A request only reads what is already
-in memory: nothing is measured for it, and without requests there is no cost.
+Names are `temper_` plus the keys of samples and metrics. Values of a GPU have the labels `gpu` and
+`name`. `grafana_dashboard.json` in this folder displays them. A request reads only values that are
+already in memory, so nothing is measured for it, and without requests there is no cost.
 """
 
 import logging
@@ -23,7 +23,7 @@ class MonitorCollector:
     """A collector that gives Prometheus a monitor's values on request.
 
     Args:
-        run: value of the label `run` on every number.
+        run: the value of the label `run` on every metric.
     """
 
     def __init__(self, monitor: TrainingMonitor, run: str) -> None:
@@ -68,14 +68,14 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 class PrometheusEndpoint:
-    """An endpoint that answers Prometheus in its own threads until it is closed.
+    """An endpoint that answers Prometheus in separate threads until it is closed.
 
     Args:
         address: `HOST:PORT`.
 
     Raises:
-        MissingPackageError: prometheus_client is not installed.
-        OSError: the address is in use, or does not belong to this machine.
+        MissingPackageError: if prometheus_client is not installed.
+        OSError: if the address is in use, or does not belong to this machine.
     """
 
     def __init__(self, monitor: TrainingMonitor, run: str, address: str) -> None:
@@ -89,7 +89,7 @@ class PrometheusEndpoint:
         logger.info(phrase("monitoring.prometheus_address", address=address))
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering requests."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

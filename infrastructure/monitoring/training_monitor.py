@@ -8,7 +8,7 @@
 
 A thread samples the machine at every interval, writes the samples and sends alerts. Logging a step
 takes a few comparisons and never waits. Memory is bounded, however long the run is. A failing part
-(a sink, a disk, a driver) is reported once and switched off; it never stops the run.
+(a sink, a disk, a driver) is reported once and switched off, and never stops the run.
 """
 
 import logging
@@ -53,17 +53,18 @@ Probe = Callable[[], float | None]
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """The numbers of one step, or of the steps since the previous record; None: not measured.
+    """The metrics of one step, or of the steps since the last record. None is not measured.
 
     Attributes:
-        timestamp: seconds since 1970.
-        batch_size: examples of one optimizer step.
-        gradient_norm: before clipping.
-        seconds_per_step: including the wait for data, without evaluating and saving.
-        model_flops_utilization: share of the device's peak FLOPs, from 0 to 1.
-        data_wait_percent: share of a step that is spent waiting for data.
-        memory_bytes: peak memory of the process or the device.
-        num_tied_steps: steps in a row in which all answers to each prompt have the same reward.
+        timestamp: the time in seconds since 1970.
+        batch_size: the number of examples in one optimizer step.
+        gradient_norm: the norm of the gradients before clipping.
+        seconds_per_step: the time per step, with waiting for data, without evaluating and saving.
+        model_flops_utilization: the used share of the device's peak FLOPS, from 0 to 1.
+        data_wait_percent: the share of a step that is spent waiting for data, in percent.
+        memory_bytes: the peak memory of the process or the device.
+        num_tied_steps: the number of steps in a row in which all answers to each prompt have the
+            same reward.
     """
 
     timestamp: float
@@ -82,7 +83,7 @@ class TrainingMetrics:
     num_tied_steps: float | None = None
 
     def values(self) -> dict[str, float]:
-        """Return the measured numbers by name; without time, step and epoch."""
+        """Return the measured values by name, without time, step and epoch."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -95,17 +96,17 @@ class TrainingMonitor:
 
     Args:
         directory: the run's directory; None writes no files.
-        thresholds: limits beyond which an alert is raised; a mapping sets some of them by name.
-        sinks: where alerts are sent; by default Python's logging.
-        interval_seconds: time between two samples of the machine.
-        cooldown_seconds: minimum time between two alerts of one kind.
-        probes: further numbers for each sample, by their key.
-        on_sample: also gets each sample; called from the monitor's thread.
-        machine, gpus: opened at the first sample if not given.
-        clock: seconds since 1970.
+        thresholds: the limits beyond which an alert is raised. A mapping sets some of them by name.
+        sinks: the sinks to which alerts are sent; by default, Python's logging.
+        interval_seconds: the time between two samples of the machine.
+        cooldown_seconds: the minimum time between two alerts of one kind.
+        probes: functions that return further values for each sample, by key.
+        on_sample: a function that is called with each sample, in the monitor's thread.
+        machine, gpus: the sources of readings; opened at the first sample if not given.
+        clock: returns the time in seconds since 1970.
 
     Raises:
-        ValueError: `interval_seconds` is not above 0, or there is no such threshold.
+        ValueError: if `interval_seconds` is not above 0, or there is no such threshold.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class TrainingMonitor:
         """Begin to sample the machine in a background thread.
 
         Raises:
-            ValueError: the monitor has already been started.
+            ValueError: if the monitor has already been started.
         """
         if self._thread is not None:
             raise InputError("monitoring.monitor_already_started")
@@ -164,7 +165,7 @@ class TrainingMonitor:
         self._thread.start()
 
     def stop_monitoring(self) -> None:
-        """Take a last sample, write the summary, deliver remaining alerts, and close everything."""
+        """Take a last sample, write the summary, deliver remaining alerts, and close all files."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._is_stopping = True
@@ -187,7 +188,7 @@ class TrainingMonitor:
         self._machine = self._gpus = None
 
     def log_training_metrics(self, metrics: TrainingMetrics) -> None:
-        """Add the numbers of a step."""
+        """Add the metrics of a step."""
         values = metrics.values()
         with self._lock:
             self.step = metrics.step
@@ -197,10 +198,10 @@ class TrainingMonitor:
         self._raise(alerts)
 
     def sample(self) -> Record:
-        """Sample the machine now; return the record that is written to `logs/system/system.jsonl`.
+        """Sample the machine now. Return the record that `logs/system/system.jsonl` gets.
 
-        Its keys are `time`, `step`, those of a MachineReading, `gpus` (a list of GpuReadings) and
-        the probes.
+        The record has the keys `time`, `step`, those of a MachineReading, `gpus` (a list of
+        GpuReadings), and those of the probes.
         """
         with self._sampling:
             record: Record = {"time": self.clock(), "step": self.step, **self._look()}
@@ -221,10 +222,10 @@ class TrainingMonitor:
         """Return statistics over all samples.
 
         Returns:
-            `seconds` watched, `step`, `training` and `machine` (last, mean, min, max and p95 of
-            each number; p95 is the 95th percentile of recent values), `gpus` (the same, with index
-            and name), `alerts` (`raised`: how many by rule; `open`: what is wrong now; `lost`: how
-            many did not reach a sink, if there are any).
+            A dictionary with the monitored `seconds`, `step`, `training` and `machine` (last, mean,
+            min, max and p95 of each value; p95 is the 95th percentile of recent values), `gpus`
+            (the same, with index and name), and `alerts` (`raised`: the number by rule; `open`: the
+            open incidents; `lost`: the number that did not reach a sink, if there are any).
         """
         with self._lock:
             started = self._started_at
@@ -258,7 +259,7 @@ class TrainingMonitor:
         ]
 
     def _watch(self) -> None:
-        """Run the thread: sample at every interval, and deliver alerts as soon as they exist."""
+        """Run in the thread: sample at every interval, and deliver alerts as soon as they exist."""
         self._best_effort.attempt("reading the machine", self._read_machine)  # rates begin here
         due = time.monotonic() + min(self.interval_seconds, FIRST_SECONDS)
         while not self._is_stopping:
@@ -308,7 +309,7 @@ class TrainingMonitor:
             self._wake.set()
 
     def _deliver(self) -> None:
-        """Deliver all waiting alerts: the file gets begins and ends, the sinks only begins."""
+        """Deliver all waiting alerts. The file gets begin and end, the sinks only the begin."""
         while self._waiting:
             alert = self._waiting.popleft()
             self._write("alerts", alert.record())
@@ -317,7 +318,7 @@ class TrainingMonitor:
         self._report_lost()
 
     def _report_lost(self, *, is_end: bool = False) -> None:
-        """Raise an alert about alerts that did not reach a sink: at the first, and at the end."""
+        """Raise an alert on alerts that did not reach a sink, at the first one and at the end."""
         for sink in self.sinks:
             num_lost, why = getattr(sink, "lost", (0, ""))
             num_known = self._num_lost.get(sink.name, 0)

@@ -1,6 +1,6 @@
 """`temper watch`: a run in the terminal, redrawn while it trains.
 
-The drawing uses rich. If the output cannot be redrawn (a pipe, a file, a notebook's `!` line), a
+The display uses rich. If the output cannot be redrawn (a pipe, a file, a notebook's `!` line), a
 line is printed whenever the run has advanced.
 """
 
@@ -47,10 +47,10 @@ NUM_HEADLINES = 3
 
 
 def check_interval(interval_seconds: float | None) -> None:
-    """Refuse an interval that is not positive.
+    """Check that an interval is positive.
 
     Raises:
-        ValueError: `interval_seconds` is not above 0.
+        ValueError: if `interval_seconds` is not above 0.
     """
     if interval_seconds is not None and not interval_seconds > 0:
         raise InputError("monitoring.watch_interval_not_positive", seconds=interval_seconds)
@@ -67,18 +67,18 @@ def watch(
     """Show the run until it ends.
 
     Args:
-        is_once: show it as it is now, and return.
-        interval_seconds: time between updates; None: a second, and longer between two lines in a
-            pipe.
-        is_patient: keep showing an interrupted run, because it may resume, until the user stops
-            watching.
+        is_once: show the current state, and return.
+        interval_seconds: the time between updates; by default, a second, and longer between two
+            lines in a pipe.
+        is_patient: keep showing an interrupted run until the user stops watching, because the run
+            may resume.
 
     Returns:
         The state of the run at the end, one of `live_run.STATES`.
 
     Raises:
-        ValueError: there is no such directory, or `interval_seconds` is not above 0.
-        KeyboardInterrupt: the user has stopped watching.
+        ValueError: if there is no such directory, or `interval_seconds` is not above 0.
+        KeyboardInterrupt: if the user has stopped watching.
     """
     check_interval(interval_seconds)
     console = console or Console()
@@ -157,7 +157,7 @@ def status_line(view: RunView) -> str:
 
 
 def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
-    """Return the points as at most `width` block characters; a non-finite stretch is a ×."""
+    """Return the points as at most `width` block characters, with a × for non-finite values."""
     if not points or width < 1:
         return ""
     num_columns = min(width, len(points))
@@ -174,7 +174,7 @@ def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None if a value is not finite, because such a step must be visible."""
+    """Return the mean, or None if a value is not finite, so that such a step stays visible."""
     return sum(values) / len(values) if all(map(math.isfinite, values)) else None
 
 
@@ -186,7 +186,7 @@ def _block(value: float | None, low: float, high: float) -> str:
 
 
 def frame(view: RunView, width: int) -> RenderableType:
-    """Return everything that is shown at once, for a terminal of `width` columns."""
+    """Return the complete display for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(view, width), Text()]
     parts += [part for part in (_numbers(view, width), _machine(view, width)) if part is not None]
     parts.append(Text(printable(view["backup"]["text"]), style="dim"))
@@ -266,7 +266,7 @@ def _machine(view: RunView, width: int) -> RenderableType | None:
 
 
 def messages(view: RunView) -> list[tuple[str, str]]:
-    """Return (text, style) of what the user should know: problems, newest alerts and errors."""
+    """Return (text, style) of each message to show: problems, newest alerts and errors."""
     lines = [(problem, "yellow") for problem in view["problems"]]
     lines += [(view["error"], "red")] if view["error"] else []
     lines += [(alert["text"], _style_of(alert)) for alert in view["alerts"][-MAX_MESSAGES:]]

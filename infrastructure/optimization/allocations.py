@@ -1,6 +1,6 @@
-"""The lines of code that allocate tensors, and the memory a forward pass keeps for its backward.
+"""Counts of the tensors that lines of code allocate, and of the memory kept for backward.
 
-Both are exact counts of storages, not samples: the same on a CPU and on a GPU.
+Both are exact counts of storages, not samples, and equal on a CPU and on a GPU.
 """
 
 import sys
@@ -46,11 +46,11 @@ class _NewTensors(TorchDispatchMode):
 class AllocationCounter(_NewTensors):
     """A counter of the bytes of every tensor created inside the block, by the line that created it.
 
-    The line is the nearest one outside of torch; what a backward pass creates counts for the line
-    that called it.
+    The line is the nearest one outside of torch. Tensors created in a backward pass count for the
+    line that called it.
 
     Attributes:
-        bytes_of_line: `file:line` to bytes.
+        bytes_of_line: the bytes of each `file:line`.
     """
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class AllocationCounter(_NewTensors):
 
 
 class LiveTensors(_NewTensors):
-    """A record of which tensors created inside the block are still held, by Python or by a graph.
+    """A record of tensors created inside the block that Python or a graph still holds.
 
-    It uses Python's weak references: a storage has one Python object as long as it lives, whereas
-    torch's own `StorageWeakRef` keeps the memory of freed storages.
+    Python's weak references are used, since a storage has one Python object as long as it lives,
+    whereas torch's own `StorageWeakRef` keeps the memory of freed storages.
     """
 
     def __init__(self) -> None:
@@ -85,11 +85,11 @@ class LiveTensors(_NewTensors):
             self._next_look = max(FIRST_LOOK, 2 * len(self._made))
 
     def grow_older(self) -> None:
-        """Separate the tensors created until now from later ones, by age."""
+        """Mark the tensors created until now as old, to distinguish them from later ones."""
         self._age += 1
 
     def bytes_of_line(self, is_old: bool = False) -> Counter[str]:
-        """Return `file:line` to the bytes of its tensors that are currently held.
+        """Return, for each `file:line`, the bytes of its tensors that are currently held.
 
         Args:
             is_old: leave out tensors created since the last `grow_older`.
@@ -103,9 +103,9 @@ class LiveTensors(_NewTensors):
 
 @contextmanager
 def kept_for_backward(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Sum up what autograd saves inside the block: yield a list whose only entry is the bytes.
+    """Count the bytes that autograd saves inside the block. Yield a list with this number.
 
-    Each storage counts once; the model's own weights do not count.
+    Each storage counts once. The model's own weights do not count.
     """
     own = {_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[tuple[int, object], int] = {}

@@ -1,7 +1,7 @@
 """The search for the fastest micro-batch size that fits: `training.batch_size: auto`.
 
-Sizes are doubled from 1. Each is first predicted from the previous ones, and tried only if it
-should fit: on a CPU a run that takes too much memory is killed, so it must never be tried. The
+Sizes are doubled from 1. The memory of each is first predicted from the previous ones, and a size
+is tried only if it should fit, because on a CPU a run that takes too much memory is killed. The
 function that runs the steps is passed in.
 """
 
@@ -30,7 +30,7 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Trial:
-    """One micro-batch size: its peak with the longest rows, and its speed with typical ones."""
+    """The result for one micro-batch size: peak with the longest rows, speed with typical ones."""
 
     size: int
     peak_bytes: int
@@ -39,7 +39,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """The chosen size, and why the search ended; no reason if the largest size was tried."""
+    """The chosen size, and the reason why the search ended before the largest size, or ""."""
 
     size: int
     trials: tuple[Trial, ...]
@@ -65,7 +65,7 @@ class BatchChoice:
 
 
 class DoesNotFitError(InputError):
-    """The error that not even one example fits."""
+    """An error for a run of which not even one example fits in memory."""
 
 
 @dataclass
@@ -73,15 +73,16 @@ class BatchSizeSearch:
     """A search that tries sizes and chooses one.
 
     Attributes:
-        peak_of: returns the peak memory of a step with micro-batches of a size, of the longest
-            rows; raises what the device raises when memory runs out.
-        speed_of: returns the tokens per second of optimizer steps with micro-batches of a size.
+        peak_of: returns the peak memory of a step with micro-batches of a given size, made of the
+            longest rows. It raises the device's own error if memory runs out.
+        speed_of: returns the tokens per second of optimizer steps with micro-batches of a given
+            size.
         budget_bytes: the memory that may be used.
-        idle_bytes: memory between two steps, with gradients and optimizer.
+        idle_bytes: the memory in use between two steps, with gradients and optimizer.
         is_out_of_memory: returns whether an error means that memory ran out.
         free_memory: called after memory ran out.
-        way_out: what to do if not even one example fits.
-        seconds: no larger size is tried after this time.
+        way_out: the advice for the user if not even one example fits.
+        seconds: the time after which no larger size is tried.
     """
 
     peak_of: Callable[[int], int]
@@ -94,13 +95,14 @@ class BatchSizeSearch:
     seconds: float = SECONDS
 
     def run(self, largest: int = LARGEST, beside: int | None = None) -> BatchChoice:
-        """Try 1, 2, 4, … up to `largest`.
+        """Try the sizes 1, 2, 4, … up to `largest`, and return the choice.
 
         Args:
-            beside: a size that is always measured if it fits, and with which the others compete.
+            beside: a size that is always measured if it fits, and with which the others are
+                compared.
 
         Raises:
-            DoesNotFitError: one example takes more than the budget.
+            DoesNotFitError: if one example takes more than the budget.
         """
         self._peaks: dict[int, int] = {}
         self._speeds: dict[int, float] = {}
@@ -123,7 +125,7 @@ class BatchSizeSearch:
         return BatchChoice(chosen, tuple(trials), reason)
 
     def _why_not(self, size: int) -> str:
-        """Return why micro-batches of `size` cannot be used; else measure them and return ""."""
+        """Return why micro-batches of `size` cannot be used, or measure them and return ""."""
         predicted = self._line().peak_bytes(size) if self._peaks else self.idle_bytes
         if predicted > self.budget_bytes:
             return f"{size} would take {gib(predicted)} of {gib(self.budget_bytes)}"
@@ -154,7 +156,9 @@ class BatchSizeSearch:
         return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:
-        """Return the fastest size after more measurements in turns: no busy moment decides."""
+        """Return the fastest size after further measurements in turns, so no busy moment
+        decides.
+        """
         best = max(self._speeds.values())
         close = [
             size

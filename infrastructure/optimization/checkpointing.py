@@ -27,19 +27,19 @@ def can_checkpoint(model: torch.nn.Module) -> bool:
 def can_do(model: Any, mode: str) -> bool:
     """Return whether a model that can checkpoint supports this mode.
 
-    Older versions of transformers, such as that of a Colab runtime, only know "all".
+    Older versions of transformers, such as that of a Colab runtime, support only "all".
     """
     known = inspect.signature(model.gradient_checkpointing_enable).parameters
     return OPTIONS[mode].keys() <= known.keys()
 
 
 def checkpoint_gradients(model: Any, mode: str) -> None:
-    """Put a model into a mode, in the form that works with frozen inputs.
+    """Set a mode of gradient checkpointing for a model, in a form that works with frozen inputs.
 
-    On a CPU "offload" is the same as "all": what it would move is already in main memory.
+    On a CPU "offload" is the same as "all", because the inputs are already in main memory.
 
     Raises:
-        ValueError: the model, or this version of transformers, does not support the mode.
+        ValueError: if the model, or this version of transformers, does not support the mode.
     """
     if mode == "off":
         model.gradient_checkpointing_disable()

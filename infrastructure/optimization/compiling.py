@@ -1,4 +1,4 @@
-"""torch.compile, kept only if it pays off within the run: decided by measurement."""
+"""torch.compile, which is kept only if a measurement shows that it pays off within the run."""
 
 import time
 from collections.abc import Callable
@@ -18,10 +18,10 @@ class CompileDecision:
     """The measurements behind the decision.
 
     Attributes:
-        eager_seconds, compiled_seconds: median time of one step; compiled_seconds is None if
-            compiling failed.
-        compile_seconds: what the first compiled steps took in addition.
-        steps_left: the remaining steps of the run.
+        eager_seconds, compiled_seconds: the median time of one step without and with compiling;
+            compiled_seconds is None if compiling failed.
+        compile_seconds: the additional time of the first compiled steps.
+        steps_left: the number of remaining steps of the run.
         reason: why compiling was not possible, if it was not.
     """
 
@@ -33,7 +33,7 @@ class CompileDecision:
 
     @property
     def saved_seconds(self) -> float:
-        """The time saved over the rest of the run, minus compiling; negative if compiling loses."""
+        """The time saved over the rest of the run, minus the time to compile; may be negative."""
         if self.compiled_seconds is None:
             return 0.0
         gain = self.eager_seconds - self.compiled_seconds
@@ -41,7 +41,7 @@ class CompileDecision:
 
     @property
     def pays(self) -> bool:
-        """Whether the rest of the run ends sooner with compiling."""
+        """True if the rest of the run ends sooner with compiling."""
         if self.compiled_seconds is None:
             return False
         is_faster = self.compiled_seconds < (1 - LEAST_GAIN) * self.eager_seconds
@@ -71,13 +71,13 @@ def decide_compiling(
     """Time a few steps without and with compiling, and leave the model in the better state.
 
     Args:
-        run_step: does the work of one step, forward and backward, on batch number 0, 1, …; it must
+        run_step: does the work of one step, forward and backward, on batch number 0, 1, … It must
             leave weights and random state unchanged.
         set_compiled: switches compiling on or off.
-        steps_left: steps that the run still has.
+        steps_left: the number of remaining steps of the run.
 
     Returns:
-        The decision, which is in effect.
+        The decision, which is already in effect.
     """
 
     def timed(number: int) -> float:
@@ -105,7 +105,7 @@ def decide_compiling(
 
 
 def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> None:
-    """Compile a module in place, for all sequence lengths, or undo that."""
+    """Compile a module in place, for all sequence lengths, or undo this."""
     if is_on:
         model.compile(mode=mode, dynamic=True)
     else:
@@ -113,5 +113,5 @@ def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> 
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Return whether `set_compiled` has compiled the module, or one inside it."""
+    """Return whether `set_compiled` has compiled the module, or a module inside it."""
     return any(module._compiled_call_impl is not None for module in model.modules())

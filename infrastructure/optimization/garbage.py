@@ -1,9 +1,8 @@
 """Garbage collection between steps, at fixed intervals, instead of in the middle of a step.
 
 Python searches for cycles whenever enough objects were created. With a large library loaded, the
-full search takes a tenth of a second and happens at any time, also in the middle of a step. Objects
-that exist when the training begins are excluded (`gc.freeze`), and the search runs when a step is
-over.
+full search takes a tenth of a second and can happen in the middle of a step. Objects that exist
+when the training begins are excluded (`gc.freeze`), and the search runs when a step is over.
 """
 
 import gc
@@ -16,12 +15,12 @@ INTERVAL_SECONDS = 10.0
 
 
 class ScheduledCollection:
-    """Scheduled garbage collection: the automatic one is off between `start` and `stop`.
+    """Scheduled garbage collection, which replaces Python's own between `start` and `stop`.
 
-    `collect_if_due` collects instead.
+    In between, `collect_if_due` collects.
 
     Attributes:
-        num_collections, seconds: how often it collected, and the time that took.
+        num_collections, seconds: the number of collections, and the time that they took.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class ScheduledCollection:
         self._has_frozen = False
 
     def start(self) -> None:
-        """Take over from Python; a second call does nothing."""
+        """Switch off Python's own collection. A second call does nothing."""
         if self._was_enabled is not None:
             return
         self._was_enabled = gc.isenabled()
@@ -49,12 +48,12 @@ class ScheduledCollection:
             gc.freeze()
 
     def collect_if_due(self) -> None:
-        """Collect if the last collection was `interval_seconds` ago."""
+        """Collect garbage if the last collection was at least `interval_seconds` ago."""
         if self._was_enabled is not None and self.clock() >= self._next_time:
             self._collect()
 
     def stop(self) -> None:
-        """Restore Python's own collection as it was."""
+        """Restore Python's own collection with its earlier state."""
         if self._was_enabled is None:
             return
         if self._has_frozen:

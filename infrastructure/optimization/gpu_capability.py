@@ -1,4 +1,4 @@
-"""What a GPU supports, by its compute capability, and the limits that a run sets it."""
+"""The features that a GPU supports, by its compute capability, and the memory limits of a run."""
 
 import shutil
 from typing import Any
@@ -15,16 +15,16 @@ TRITON = (7, 0)
 
 
 def cpu_has_bf16() -> bool:
-    """Return whether this CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
+    """Return whether this CPU has bf16 matrix products in hardware (AVX512-BF16 or AMX)."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def best_precision(device: torch.device) -> str:
     """Return the fastest number format that trains as well as fp32: "bf16", "fp16" or "fp32".
 
-    bf16 on GPUs of compute capability 8 and above (Ampere, Hopper) and on CPUs with bf16
-    instructions; fp16, with a gradient scaler, on older GPUs (T4); fp32 elsewhere. fp8 is never
-    chosen automatically: it only pays off for large matrices, and rounds coarsely.
+    This is bf16 on GPUs of compute capability 8 and above (Ampere, Hopper) and on CPUs with bf16
+    instructions, fp16 (with a gradient scaler) on older GPUs (T4), and fp32 elsewhere. fp8 is never
+    chosen automatically, because it pays off only for large matrices, and rounds coarsely.
     """
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= AMPERE else "fp16"
@@ -32,20 +32,20 @@ def best_precision(device: torch.device) -> str:
 
 
 def refuse_fp8(device: torch.device) -> None:
-    """Raise ValueError with the reason if fp8 cannot be computed."""
+    """Raise ValueError with the reason if this device cannot compute in fp8."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < ADA:
         raise ValueError(phrase("core.fp8_needs_newer_gpu"))
     require("torchao", "mixed_precision='fp8'")
 
 
 def train_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> torch.nn.Module:
-    """Make large linear layers of the model multiply in fp8, in place; names of weights stay.
+    """Let the linear layers of the model multiply in fp8, in place, and keep the names of weights.
 
     Every linear layer whose two widths are divisible by 16 is converted, except the output layer.
     Method: dynamic scaling per tensor (torchao).
 
     Args:
-        emulate: compute the same numbers without fp8 instructions, slowly; for tests.
+        emulate: compute the same numbers slowly, without fp8 instructions, for tests.
     """
     float8: Any = require("torchao.float8", "mixed_precision='fp8'")
     config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
@@ -63,15 +63,15 @@ def train_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> torch.nn.M
 
 
 def best_attention(device: torch.device) -> str:
-    """Return the fastest attention of transformers here: "flash_attention_2" or "sdpa"."""
+    """Return transformers' fastest attention on this device: "flash_attention_2" or "sdpa"."""
     is_recent = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
     return "flash_attention_2" if is_recent and is_installed("flash_attn") else "sdpa"
 
 
 def use_tf32(device: torch.device) -> bool:
-    """Allow TF32 for fp32 matrix products if the GPU supports it; return whether it does.
+    """Allow TF32 for fp32 matrix products if the GPU supports it. Return whether it does.
 
-    TF32 keeps fp32's range and 10 of its 23 bits of mantissa; sums stay fp32.
+    TF32 keeps fp32's range and 10 of its 23 bits of mantissa. Sums stay fp32.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < AMPERE:
         return False
@@ -81,7 +81,7 @@ def use_tf32(device: torch.device) -> bool:
 
 
 def can_compile(device: torch.device) -> str | None:
-    """Return why torch.compile cannot generate code for this device; None if it can."""
+    """Return why torch.compile cannot generate code for this device, or None if it can."""
     if device.type == "cuda":
         if not is_installed("triton"):
             return phrase("optimization.triton_not_installed")
@@ -93,7 +93,7 @@ def can_compile(device: torch.device) -> str | None:
 
 
 def require_capability(device: torch.device, least: float | None) -> None:
-    """Raise ValueError unless the device is a GPU of at least this compute capability (8.6)."""
+    """Raise ValueError unless the device is a GPU of compute capability `least` (8.6) or more."""
     if least is None:
         return
     if device.type != "cuda":
@@ -115,8 +115,8 @@ def require_capability(device: torch.device, least: float | None) -> None:
 def limit_gpu_memory(device: torch.device, limit_bytes: int | None, share: float | None) -> None:
     """Limit this process's GPU memory to the smaller of a size and a share.
 
-    Beyond it, torch raises its out-of-memory error, to which a run responds with smaller
-    pieces. Does nothing on a CPU.
+    Beyond the limit, torch raises its out-of-memory error, to which a run responds with smaller
+    micro-batches. This does nothing on a CPU.
     """
     if device.type != "cuda":
         return
@@ -127,7 +127,7 @@ def limit_gpu_memory(device: torch.device, limit_bytes: int | None, share: float
 
 
 def drop_gpu_cache_above(device: torch.device, limit_bytes: int) -> bool:
-    """Free the allocator's unused blocks if they exceed this size; return whether they did."""
+    """Free the allocator's unused blocks if they exceed this size. Return whether they did."""
     if device.type != "cuda":
         return False
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

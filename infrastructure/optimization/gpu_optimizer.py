@@ -1,4 +1,4 @@
-"""The GPU optimizer: precision, kernels and compiling by the GPU's capabilities.
+"""The GPU optimizer: it chooses precision, kernels and compiling by the GPU's capabilities.
 
     optimizer = create_gpu_optimizer(device_ids=[0], mixed_precision=True, compile_model=True)
     model = optimizer.optimize_model(model, "my_model")
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GpuUse:
-    """How one GPU was used over some time; None if the card does not report it."""
+    """The use of one GPU over some time. Values that the card does not report are None."""
 
     index: int
     name: str
@@ -53,13 +53,13 @@ class GpuUse:
 
 
 class GPUOptimizer:
-    """The GPU optimizer of this module; created by `create_gpu_optimizer`.
+    """The GPU optimizer of this module. `create_gpu_optimizer` creates it.
 
     Attributes:
-        device: where models are placed.
+        device: the device on which models are placed.
         precision: "fp32", "fp16", "bf16" or "fp8".
-        decisions: for each model's name, what was measured about compiling.
-        applied: for each model's name, what was done, in words.
+        decisions: the measurements on compiling, by the name of the model.
+        applied: descriptions of the applied changes, by the name of the model.
     """
 
     def __init__(
@@ -82,13 +82,14 @@ class GPUOptimizer:
     ) -> torch.nn.Module:
         """Return the model on its device, in its precision, with the fastest attention, compiled.
 
-        Weights keep their format; the forward pass runs under autocast and returns fp32 if the
-        model returns a tensor. In a process that `accelerate launch` started, the model is
-        distributed over all of them, which end their process group together at exit.
+        Weights keep their format. The forward pass runs under autocast and returns fp32 if the
+        model returns a tensor. In processes that `accelerate launch` started, the model is
+        replicated in all of them, and they end their process group together at exit.
 
         Args:
-            run_step: `(model, number)`, does one step's forward and backward and leaves no trace;
-                with it, compiling is measured and kept only if it pays off.
+            run_step: a function of `(model, number)` that runs the forward and backward pass of one
+                step and leaves the model unchanged. With it, compiling is measured, and kept only
+                if it pays off.
             num_steps: the number of steps of the run.
         """
         notes = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
@@ -107,7 +108,7 @@ class GPUOptimizer:
         return self._distributed(model)
 
     def create_scaler(self) -> torch.amp.GradScaler:
-        """Return a gradient scaler; it is off and changes nothing unless the precision is fp16."""
+        """Return a gradient scaler. It has no effect unless the precision is fp16."""
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 
     def optimize_for_inference(
@@ -118,7 +119,7 @@ class GPUOptimizer:
         return optimize_inference(model.to(self.device), moved, methods)
 
     def monitor_gpu_utilization(self, duration: float = 60.0) -> list[GpuUse]:
-        """Watch the GPUs for `duration` seconds; return an empty list at once if there are none."""
+        """Watch the GPUs for `duration` seconds. Return an empty list at once if there are none."""
         readings = GpuReadings()
         try:
             seen: dict[int, list[GpuReading]] = {}
@@ -195,14 +196,14 @@ def create_gpu_optimizer(
     """Create a GPU optimizer for the available GPUs.
 
     Args:
-        device_ids: which GPUs; None: all. A missing one is left out with a warning, and without any
-            the CPU is used.
-        mixed_precision: true: the best that the GPU supports; false: fp32; or "bf16", "fp16",
-            "fp8".
+        device_ids: the GPUs to use; by default, all. A missing GPU is left out with a warning, and
+            if none is left, the CPU is used.
+        mixed_precision: True for the best precision that the GPU supports, False for fp32, or
+            "bf16", "fp16" or "fp8".
         compile_model: compile models with torch.compile.
 
     Raises:
-        ValueError: there is no such precision, or this device cannot compute in it.
+        ValueError: if there is no such precision, or this device does not support it.
     """
     there = range(torch.cuda.device_count())
     wanted = list(there) if device_ids is None else list(device_ids)

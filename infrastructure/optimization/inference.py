@@ -1,8 +1,8 @@
-"""A model made faster for inference, with measured latency before and after.
+"""Optimization of a model for inference, with measured latency before and after.
 
-Each method is tried on the given inputs: it must give the same outputs, and is kept if it is faster
-than the unchanged model. TorchScript and torch.export give a program that can be saved for a
-consumer without this code.
+Each method is tried on the given inputs. It must give the same outputs, and is kept if it is faster
+than the unchanged model. TorchScript and torch.export give a program that can be saved and used
+without this code.
 """
 
 import time
@@ -32,11 +32,11 @@ class InferenceResult:
     """The result of the optimization.
 
     Attributes:
-        model: the fastest one that gives the same outputs; the original if nothing is faster.
-        method: how it was made; "eager" is the original.
-        before_seconds, after_seconds: median latency of one call.
-        seconds_of_method: the latency of each method that worked.
-        failures: why the others did not work.
+        model: the fastest model that gives the same outputs, or the original if no other is faster.
+        method: the method by which it was made; "eager" is the original.
+        before_seconds, after_seconds: the median latency of one call.
+        seconds_of_method: the latency for each method that worked.
+        failures: for each other method, why it did not work.
     """
 
     model: Callable[..., Any]
@@ -48,7 +48,7 @@ class InferenceResult:
 
     @property
     def speedup(self) -> float:
-        """How many times faster than before."""
+        """The latency before divided by the latency after."""
         return self.before_seconds / self.after_seconds
 
 
@@ -57,14 +57,14 @@ def optimize_inference(
     inputs: Inputs,
     methods: Sequence[str] | None = None,
 ) -> InferenceResult:
-    """Try every method and keep the fastest; the model is in evaluation mode afterwards.
+    """Try every method and keep the fastest. The model is in evaluation mode afterwards.
 
     Args:
-        inputs: tensors that the model is called with, of the typical shape.
-        methods: names in METHODS; None: all, with TensorRT if it is installed.
+        inputs: the tensors with which the model is called, of typical shapes.
+        methods: names in METHODS; by default, all, with TensorRT if it is installed.
 
     Raises:
-        ValueError: there is no such method.
+        ValueError: if there is no such method.
     """
     chosen = list(methods) if methods is not None else usable_methods()
     if unknown := set(chosen) - METHODS.keys():
@@ -94,17 +94,17 @@ def optimize_inference(
 
 
 def save_program(model: torch.nn.Module, inputs: Inputs, path: Path) -> Path:
-    """Write the model as a program for a consumer without this code, and read it back.
+    """Write the model as a program that needs none of this code, and read it back.
 
     Args:
-        path: with an extension of PROGRAMS: `.pt2` for torch.export, `.ts` for TorchScript. Neither
-            accepts inputs of another shape than `inputs`.
+        path: the file, with an extension of PROGRAMS: `.pt2` for torch.export, `.ts` for
+            TorchScript. Neither program accepts inputs of another shape than `inputs`.
 
     Returns:
-        The path, absolute.
+        The absolute path.
 
     Raises:
-        ValueError: the model cannot be converted to such a program.
+        ValueError: if the model cannot be converted to such a program.
     """
     save, load = PROGRAMS[path.suffix]
     model.eval()

@@ -1,11 +1,11 @@
 """Limits on how many kernels the CPU libraries keep in half precision.
 
-oneDNN compiles a kernel for each product and shape. PyTorch keeps the inputs of this in a cache of
-its own next to oneDNN's, and both keep 1,024 entries: half a megabyte each, and more on a CPU with
-AMX. A run whose rows have many lengths grows by almost a gigabyte. oneDNN's own cache saves
-time: an entry dropped there is made again in 0.5 to 1.6 ms, while PyTorch's saves nothing
-measurable in addition. A ninth of oneDNN's holds the shapes that a run returns to if its
-lengths are rounded up (`size_grid.py`).
+oneDNN compiles a kernel for each matrix product and shape. PyTorch has a cache of its own in
+addition to that of oneDNN, and both keep 1,024 entries of half a megabyte each, or more on a CPU
+with AMX. So a run whose rows have many lengths grows by almost a gigabyte. The cache of oneDNN
+saves time, because compiling a kernel again takes 0.5 to 1.6 ms. That of PyTorch saves no
+measurable time in addition. If lengths are rounded up (`size_grid.py`), a ninth of oneDNN's entries
+is enough for all shapes of a run.
 """
 
 import os
@@ -21,10 +21,10 @@ CAPACITIES = {
 
 
 def bound_kernel_caches(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Make this process and those that it starts keep few kernels; variables already set are kept.
+    """Limit the kernels that this process and its children keep. Variables already set stay.
 
-    The libraries read them once, at the first product in half precision. Kept kernels change no
-    number.
+    The libraries read the environment variables once, at the first matrix product in half
+    precision. The limits do not change any result.
     """
     for names, capacity in CAPACITIES.items():
         if not any(name in environment for name in names):

@@ -1,10 +1,10 @@
-"""Detection of memory that grows steadily, and of the line that holds it.
+"""The detection of memory that grows steadily, and of the line of code that holds it.
 
-Watching costs nothing: one number every few seconds. Only when memory has grown through two whole
-windows, and in the second about as much as in the first, a count of living tensors runs for a few
-readings, then Python's own tracer (`tracemalloc`) for a few more, and the lines whose objects pile
-up are reported. Each of them makes a step a fifth longer; both at once made it several times as
-long.
+Watching costs almost nothing: one reading every few seconds. If memory has grown through two whole
+windows, and about as much in the second as in the first, living tensors are counted for a few
+readings, and then Python's own tracer (`tracemalloc`) runs for a few more. The lines whose objects
+accumulate are reported. Each of the two makes a step a fifth longer; both at once made it several
+times as long.
 
 "Steadily" is Kendall's rank correlation with time (Mann 1945): nearly every later reading is larger
 than nearly every earlier one. Memory that rises and falls, or jumps once, does not count; nor do
@@ -35,12 +35,12 @@ OWN_FOLDER = str(Path(__file__).parent)
 
 @dataclass(frozen=True)
 class Leak:
-    """Memory that grows steadily.
+    """A steady growth of memory.
 
     Attributes:
-        bytes_per_step: how fast it grows.
-        lines: `file:line` and the bytes that piled up there while it was traced, largest first;
-            empty if it is memory that Python does not see.
+        bytes_per_step: the bytes by which memory grows per step.
+        lines: each `file:line` with the bytes that accumulated while it was traced, the largest
+            first; empty for memory that Python does not see.
     """
 
     bytes_per_step: float
@@ -56,12 +56,12 @@ class Leak:
 
 @dataclass
 class LeakWatch:
-    """A watch that receives the memory in use now and then, and returns a leak, at most once.
+    """A watch that is given readings of the memory in use, and reports at most one leak.
 
     Args:
-        min_growth_bytes: growth over a window below which nothing is reported.
-        counts_tensors: find the lines that create tensors; not for a compiled model, whose code
-            would run operation by operation.
+        min_growth_bytes: the growth over a window below which nothing is reported.
+        counts_tensors: whether to find the lines that create tensors. This must be off for a
+            compiled model, because its code would run operation by operation.
     """
 
     window: int = WINDOW
@@ -76,7 +76,7 @@ class LeakWatch:
     _held: Counter[str] = field(default_factory=Counter)
 
     def add(self, step: int, used_bytes: int) -> Leak | None:
-        """Record one reading; return a `Leak` when the tracing after a suspicion is over."""
+        """Record one reading. Return a `Leak` when the tracing after a suspicion is over."""
         if self.is_reported:
             return None
         self._readings.append((step, used_bytes))
@@ -156,7 +156,7 @@ class LeakWatch:
 
 
 def kendall(values: list[int]) -> float:
-    """Return Kendall's tau of values and their order: 1 if each is larger than all before it."""
+    """Return Kendall's tau of values and their order: 1 if each is larger than all before."""
     pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
     return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
 
@@ -172,7 +172,7 @@ def largest_lines(tensors: Counter[str]) -> tuple[tuple[str, int], ...]:
 
 
 def _own_line(traceback: tracemalloc.Traceback) -> str:
-    """Return the innermost line that is not of Python, an installed package or this watch."""
+    """Return the innermost line that is not in Python, an installed package or this module."""
     for frame in reversed(traceback):
         name = frame.filename
         if not name.startswith((sys.prefix, sys.base_prefix, OWN_FOLDER, "<")):

@@ -1,8 +1,9 @@
-"""The learning-rate range test: how high a learning rate may be.
+"""The learning rate range test, which finds how high a learning rate may be.
 
 Source: Smith 2017, "Cyclical Learning Rates", arXiv 1506.01186, section 3.3. The rate rises
-exponentially from step to step; the smoothed loss falls, is flat, and explodes. The suggestion is
-the rate of the steepest fall, and never more than a tenth of the rate at which the loss explodes.
+exponentially from step to step. The smoothed loss first falls, then is flat, and finally explodes.
+The suggestion is the rate of the steepest fall, and never more than a tenth of the rate at which
+the loss explodes.
 """
 
 import math
@@ -22,11 +23,11 @@ SKIPPED = 5
 
 @dataclass(frozen=True)
 class RangeTest:
-    """Rates and smoothed losses, and the rate that they suggest.
+    """The result of a range test: rates, smoothed losses, and the suggested rate.
 
     Attributes:
-        explodes_at: the rate at which the loss exploded; None: it did not.
-        suggested: the suggested rate; None if the loss never fell.
+        explodes_at: the rate at which the loss exploded, or None if it did not.
+        suggested: the suggested rate, or None if the loss never fell.
     """
 
     rates: tuple[float, ...]
@@ -55,7 +56,8 @@ def range_test(
     """Train with rising rates until the loss explodes.
 
     Args:
-        loss_at: runs one optimizer step at a rate, and returns the loss before it.
+        loss_at: a function that runs one optimizer step at a given rate, and returns the loss
+            before it.
     """
     rates: list[float] = []
     losses: list[float] = []

@@ -1,14 +1,14 @@
-"""Enforce two limits of main memory while something runs: a share of the machine and a size.
+"""A guard that enforces two limits on main memory: a share of the machine's, and a size.
 
     guard = MemoryGuard(max_percent=85.0, limit_bytes=8 * 10**9, release=[data.release_memory])
     ...
     action = guard.check()      # after each step
 
-Above `max_percent`, memory is released: garbage, free pages, caches. It applies to the whole
-machine, so other programs may be the cause, and then nothing more is done. `limit_bytes` applies to
-this training (its processes together): on a CPU under Linux the system itself refuses memory beyond
-it (`hard_limit`), to which the training responds as to any lack of memory, with smaller pieces;
-elsewhere the guard asks for smaller pieces when the limit is exceeded.
+Above `max_percent`, memory is released: garbage, free pages, caches. This limit applies to the
+whole machine, so if other programs are the cause, nothing more is done. `limit_bytes` applies to
+all processes of this training together. On a CPU under Linux, the system itself refuses memory
+beyond it (`hard_limit`), to which the training responds as to any lack of memory, with smaller
+micro-batches. Elsewhere the guard requests smaller micro-batches if the limit is exceeded.
 """
 
 import time
@@ -29,7 +29,7 @@ Release = Callable[[], int]
 
 
 class Action(StrEnum):
-    """What `check` did or requests."""
+    """The actions that `check` has taken or requests."""
 
     NONE = "none"
     RELEASED = "released"
@@ -37,7 +37,7 @@ class Action(StrEnum):
 
 
 def machine_percent() -> float:
-    """Return the main memory in use on this machine, or in this container, in percent."""
+    """Return the main memory in use on this machine, or in its container, in percent."""
     now = memory()
     return 100.0 * (now.total_bytes - now.available_bytes) / now.total_bytes
 
@@ -47,13 +47,14 @@ class MemoryGuard:
     """The guard of this module.
 
     Args:
-        max_percent: share of main memory in use above which memory is released.
-        limit_bytes: resident memory that this process and its children may use; None: no limit.
-        release: functions that free memory and return how many bytes they freed.
+        max_percent: the percentage of main memory in use above which memory is released.
+        limit_bytes: the resident memory that this process and its children may use; None means no
+            limit.
+        release: functions that free memory and return the number of freed bytes.
 
     Attributes:
-        released_bytes, num_releases: what was freed, and how often that was tried.
-        highest_bytes: the most resident memory that `check` saw.
+        released_bytes, num_releases: the number of freed bytes, and the number of attempts.
+        highest_bytes: the highest resident memory that `check` has seen.
     """
 
     max_percent: float
@@ -68,7 +69,7 @@ class MemoryGuard:
     _next: dict[str, float] = field(default_factory=dict)
 
     def used_bytes(self) -> int:
-        """Return resident memory of this process and, as of the last seconds, of its children."""
+        """Return the resident memory of this process, plus a recent value of its children's."""
         if self._is_due("children", CHILDREN_SECONDS):
             self._children = children_bytes()
         used = resident_bytes() + self._children
@@ -76,7 +77,7 @@ class MemoryGuard:
         return used
 
     def check(self) -> Action:
-        """Check memory and release what is possible; takes about 20 microseconds if all is well."""
+        """Check memory and release what is possible. This usually takes about 20 microseconds."""
         used, limit = self.used_bytes(), self.limit_bytes
         if limit is not None and used > limit:
             self.release_all()
@@ -99,7 +100,7 @@ class MemoryGuard:
         return released
 
     def _may_release(self) -> bool:
-        """Return whether enough time has passed: a release takes a fraction of a second."""
+        """Return whether enough time has passed since the last release, which takes a while."""
         return self._is_due("release", RELEASE_SECONDS)
 
     def _is_due(self, what: str, seconds: float) -> bool:

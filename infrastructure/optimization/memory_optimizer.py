@@ -1,4 +1,4 @@
-r"""The memory optimizer: measures how memory is used, saves it, and recommends further savings.
+r"""The memory optimizer: it measures how memory is used, saves memory, and recommends more.
 
     optimizer = create_memory_optimizer(max_memory_percent=85.0)
     model = optimizer.optimize_for_training(model)
@@ -48,11 +48,11 @@ log = logging.getLogger(__name__)
 
 
 class MemoryOptimizer:
-    """The memory optimizer of this module; `create_memory_optimizer` checks its arguments.
+    """The memory optimizer of this module. `create_memory_optimizer` checks its arguments.
 
     Attributes:
-        profiles: the blocks that `memory_profiler` measured, newest last.
-        applied: what `optimize_for_training` changed, in words.
+        profiles: the profiles of the blocks that `memory_profiler` measured, the newest last.
+        applied: descriptions of the changes that `optimize_for_training` made.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class MemoryOptimizer:
         self._micro_batch_size = 1
 
     def optimize_for_training(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the same model, set up to use less memory; the changes are in `applied`.
+        """Set up a model to use less memory, and return it. The changes are listed in `applied`.
 
-        The cache of generation is switched off. Gradient checkpointing is switched on if requested;
-        with "auto", if weights, gradients and moments take more than half of what
-        `max_memory_percent` leaves.
+        The cache for generation is switched off. Gradient checkpointing is switched on if
+        requested, or, with "auto", if weights, gradients and moments take more than half of the
+        memory that `max_memory_percent` leaves.
 
         Raises:
-            ValueError: checkpointing was requested, but the model does not support it.
+            ValueError: if checkpointing was requested, but the model does not support it.
         """
         self._model, self._use, self.applied = model, measure_use(model), []
         config = getattr(model, "config", None)
@@ -94,9 +94,10 @@ class MemoryOptimizer:
     def create_memory_efficient_dataloader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
         """Return a DataLoader whose workers and queues fit into memory.
 
-        The first items are measured; waiting batches take at most a twentieth of the available
-        memory. The default of `batch_size` is 32, and a dataset with a length is shuffled unless
-        `shuffle` is given; every option of DataLoader can be given and then holds.
+        The size of the first items is measured, so that waiting batches take at most a twentieth of
+        the available memory. The default of `batch_size` is 32, and a dataset with a length is
+        shuffled unless `shuffle` is given. Every option of DataLoader can be given and takes
+        precedence.
         """
         has_order = not isinstance(dataset, IterableDataset)
         options.setdefault("batch_size", BATCH_SIZE)
@@ -115,7 +116,7 @@ class MemoryOptimizer:
 
     @contextmanager
     def memory_profiler(self, name: str) -> Iterator[MemoryProfile]:
-        """Measure a block: peak, what it leaves behind, and the lines that allocate most.
+        """Measure a block: its peak memory, the memory it keeps, and the lines that allocate most.
 
         The profile is filled in when the block ends, logged, and kept in `profiles`.
         """
@@ -126,7 +127,7 @@ class MemoryOptimizer:
             log.info("%s", line)
 
     def get_memory_info(self) -> MemoryInfo:
-        """Return main memory, this process's share of it, and the GPUs', in bytes."""
+        """Return the main memory, this process's part of it, and the GPUs' memory, in bytes."""
         return read_memory()
 
     def measure(
@@ -136,13 +137,13 @@ class MemoryOptimizer:
         optimizer: torch.optim.Optimizer | None = None,
         micro_batch_size: int = 1,
     ) -> MemoryUse:
-        """Measure what one micro-batch of the model takes, for `get_memory_recommendations`.
+        """Measure the memory that one micro-batch takes, for `get_memory_recommendations`.
 
         Args:
             forward: computes the loss of one micro-batch; see `measure_use`.
 
         Raises:
-            ValueError: no model was given to `optimize_for_training` yet.
+            ValueError: if no model was given to `optimize_for_training` yet.
         """
         if self._model is None:
             raise InputError("optimization.model_not_given")
@@ -151,23 +152,23 @@ class MemoryOptimizer:
         return self._use
 
     def get_memory_recommendations(self) -> list[Recommendation]:
-        """Return what to change, and how much it saves on the model of `optimize_for_training`.
+        """Return recommended changes, with the memory that each saves for the optimized model.
 
-        Savings in activations are included after `measure`. Empty without a model.
+        Savings in activations are included after `measure`. Without a model, the list is empty.
         """
         if self._use is None:
             return []
         return recommend(self._use, micro_batch_size=self._micro_batch_size)
 
     def release_if_needed(self) -> bool:
-        """Release memory if more than `max_memory_percent` is in use; return whether it did."""
+        """Release memory if more than `max_memory_percent` is in use. Return whether it did."""
         return self._guard.check() is Action.RELEASED
 
     def optimize(self) -> int:
         """Release unused memory of this process, its heap and the GPU's allocator.
 
         Returns:
-            Bytes by which this process's resident memory fell.
+            The number of bytes by which this process's resident memory fell.
         """
         return release_memory()
 
@@ -181,7 +182,9 @@ class MemoryOptimizer:
         return "all" if crowded and can_checkpoint(model) else "off"
 
     def _available_bytes(self, model: torch.nn.Module) -> float:
-        """Return what `max_memory_percent` of the memory that holds the model leaves free now."""
+        """Return the bytes that `max_memory_percent` leaves free, in the memory that the model
+        uses.
+        """
         info, share = read_memory(), self.max_memory_percent / 100
         device = next(model.parameters()).device
         if device.type == "cuda":
@@ -190,7 +193,7 @@ class MemoryOptimizer:
         return info.available_bytes - (1 - share) * info.total_bytes
 
     def _num_workers(self, dataset: Any, has_order: bool) -> int:
-        """Return the number of workers; 0 with few cores or items: each costs some hundred MB."""
+        """Return the number of workers; 0 with few cores or items. Each costs some hundred MB."""
         cores = processor().num_cores
         is_small = has_order and len(dataset) < 10 * BATCH_SIZE
         info = read_memory()
@@ -200,7 +203,7 @@ class MemoryOptimizer:
 
 
 def item_bytes(dataset: Any, has_order: bool) -> int:
-    """Return the mean size of the first items' tensors and texts."""
+    """Return the mean size in bytes of the tensors and texts of the first items."""
     items = [dataset[i] for i in range(min(SAMPLE_ITEMS, len(dataset)))] if has_order else None
     sample = list(islice(iter(dataset), SAMPLE_ITEMS)) if items is None else items
     return sum(map(_size, sample)) // max(1, len(sample))
@@ -222,11 +225,11 @@ def create_memory_optimizer(
     """Create a memory optimizer.
 
     Args:
-        max_memory_percent: share of memory above which it is released.
-        gradient_checkpointing: "auto", true, false, "selective" or "offload".
+        max_memory_percent: the percentage of memory in use above which memory is released.
+        gradient_checkpointing: "auto", True, False, "selective" or "offload".
 
     Raises:
-        ValueError: the share is not between 0 and 100, or there is no such mode.
+        ValueError: if the share is not between 0 and 100, or there is no such mode.
     """
     if not 0 < max_memory_percent <= 100:
         raise InputError(

@@ -1,9 +1,9 @@
-"""Prediction of a run's memory from two small measured steps of that very run.
+"""The prediction of a run's memory from two small measured steps of the same run.
 
 A step's peak is a constant (the process, weights, gradients, optimizer) plus activations, which
-grow in proportion to the tokens of a micro-batch: attention is isolated by example, so no term
-grows with the square of the batch. Two measured points give the line, whatever effect model,
-precision, LoRA or checkpointing have on its two numbers.
+grow in proportion to the tokens of a micro-batch. Attention is isolated by example, so no term
+grows with the square of the batch. Two measured points give the line, whatever the model,
+precision, LoRA or checkpointing.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ THREADS_OF_A_RANK = 10
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """The measured peak of one micro-batch; its size counts tokens, or rows of one length."""
+    """The measured peak of one micro-batch. Its size is in tokens, or in rows of one length."""
 
     size: int
     peak_bytes: int
@@ -34,13 +34,13 @@ class MemoryPoint:
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Peak memory of a step by the size of its largest micro-batch."""
+    """The peak memory of a step as a linear function of the size of its largest micro-batch."""
 
     fixed_bytes: float
     bytes_per_unit: float
 
     def peak_bytes(self, size: int) -> int:
-        """Return the predicted peak."""
+        """Return the predicted peak in bytes for a micro-batch of `size`."""
         return round(self.fixed_bytes + self.bytes_per_unit * size)
 
 
@@ -48,8 +48,9 @@ def fit_line(points: Sequence[MemoryPoint], idle_bytes: int) -> MemoryLine:
     """Fit a line through measured points by least squares.
 
     Args:
-        points: at least one; with one point the line goes through `idle_bytes` at size 0.
-        idle_bytes: memory between two steps, with weights and optimizer; no step takes less.
+        points: at least one point. With only one, the line goes through `idle_bytes` at size 0.
+        idle_bytes: the memory in use between two steps, with weights and optimizer. No step takes
+            less.
     """
     xs = torch.tensor([float(point.size) for point in points], dtype=torch.float64)
     ys = torch.tensor([float(point.peak_bytes) for point in points], dtype=torch.float64)
@@ -67,8 +68,8 @@ class MemoryBudget:
     """The memory that a run may use.
 
     Attributes:
-        max_percent: percentage of main memory for all programs together.
-        cpu_limit: a size or share of main memory for the training; None: no further limit.
+        max_percent: the percentage of main memory for all programs together.
+        cpu_limit: a size or share of main memory for the training; None means no further limit.
         gpu_limit: the same for a GPU's memory.
     """
 
@@ -88,11 +89,11 @@ class MemoryBudget:
         )
 
     def limit_bytes(self, device: torch.device, num_processes: int = 1) -> int:
-        """Return the hard limit of this process: beyond it there is no memory, or no permission."""
+        """Return the memory in bytes that this process cannot exceed, or is not allowed to."""
         return replace(self, max_percent=100.0).size_bytes(device, num_processes)
 
     def way_out(self, device: torch.device) -> str:
-        """Return what gives a run more memory: the limiting setting, or another machine."""
+        """Return advice on how a run gets more memory: by a setting, or on another machine."""
         on_gpu = device.type == "cuda"
         limit = self.gpu_limit if on_gpu else self.cpu_limit
         unlimited = replace(self, cpu_limit=None, gpu_limit=None)
@@ -103,10 +104,10 @@ class MemoryBudget:
         return f"raise {name}, which allows {limit}"
 
     def size_bytes(self, device: torch.device, num_processes: int = 1) -> int:
-        """Return the most that this process should hold on `device`, by what is free there now.
+        """Return the most memory that this process should use on `device`, given its free memory.
 
         Args:
-            num_processes: the number of processes that train; on a CPU they share its memory, while
+            num_processes: the number of processes that train. On a CPU they share its memory, while
                 each has its own limit by the kernel (RLIMIT_DATA).
         """
         if device.type == "cuda":

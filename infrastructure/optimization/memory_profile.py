@@ -1,4 +1,4 @@
-"""The effect of a block of code on memory: peak, what it leaves behind, and what allocated it."""
+"""The effect of a block of code on memory: its peak, the memory it keeps, and its allocations."""
 
 import threading
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ NUM_SHOWN = 5
 
 @dataclass
 class MemoryProfile:
-    """The memory of one block of code, in bytes; complete when the block is over.
+    """The memory use of one block of code, in bytes. It is complete when the block ends.
 
     Attributes:
-        before_bytes, after_bytes: resident memory of this process.
-        peak_bytes: the most in between.
-        gpu_peak_bytes, gpu_delta_bytes: of this process's tensors on the current GPU; 0 without
-            one.
-        top_allocations: `file:line` and the bytes of tensors created there, largest first; freed
-            ones count, too.
+        before_bytes, after_bytes: the resident memory of this process before and after the block.
+        peak_bytes: the highest resident memory in between.
+        gpu_peak_bytes, gpu_delta_bytes: the peak and the change for this process's tensors on the
+            current GPU; 0 without a GPU.
+        top_allocations: each `file:line` with the bytes of the tensors that it created, the largest
+            first. Freed tensors count, too.
     """
 
     name: str
@@ -39,12 +39,12 @@ class MemoryProfile:
 
     @property
     def delta_bytes(self) -> int:
-        """What the block left behind; negative if it freed more than it took."""
+        """The bytes that the block kept; negative if it freed more than it took."""
         return self.after_bytes - self.before_bytes
 
     @property
     def rise_bytes(self) -> int:
-        """How far the peak was above the start."""
+        """The bytes by which the peak was above the start."""
         return max(0, self.peak_bytes - self.before_bytes)
 
     def lines(self) -> list[str]:
@@ -71,12 +71,12 @@ class MemoryProfile:
 
 @contextmanager
 def profile_memory(name: str, *, count_allocations: bool = True) -> Iterator[MemoryProfile]:
-    """Measure a block; the yielded profile is filled in when the block ends, however it ends.
+    """Measure a block. The yielded profile is filled in when the block ends, also by an error.
 
     Args:
         name: the name of the block, for the user.
-        count_allocations: find the lines that allocate; makes each operation some ten microseconds
-            slower.
+        count_allocations: whether to find the lines that allocate, which makes each operation some
+            ten microseconds slower.
     """
     profile = MemoryProfile(name)
     on_gpu = torch.cuda.is_available()
@@ -107,7 +107,7 @@ def _start_gpu() -> int:
 
 @contextmanager
 def _peak_of_resident_memory() -> Iterator[list[int]]:
-    """Yield a list whose only entry is the peak so far.
+    """Yield a list whose only entry is the peak so far, in bytes.
 
     A thread checks every two milliseconds. If the block has the highest peak of the process so far,
     the system's own high-water mark is exact and is used instead.

@@ -1,7 +1,8 @@
 """Readings of memory in use, cheap enough for every step, and the release of unused memory.
 
-Sizes are bytes. "Resident" is what is in main memory now; if child processes count, theirs is added
-(pages that are shared with them then count twice, so the sum is never too small).
+Sizes are in bytes. "Resident" memory is the part that is in main memory now. If child processes
+count, theirs is added. Pages that are shared with them then count twice, so the sum is never too
+small.
 """
 
 import gc
@@ -20,7 +21,7 @@ from infrastructure.core.process_memory import (
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A GPU's memory: used by this process's tensors, kept by its allocator, free, and total."""
+    """A GPU's memory: used by this process's tensors, kept by its allocator, free, and in total."""
 
     index: int
     allocated_bytes: int
@@ -35,10 +36,11 @@ class MemoryInfo:
     """One reading of main memory and the GPUs.
 
     Attributes:
-        total_bytes, available_bytes: the machine's, or the container's if that is less.
-        process_bytes: resident memory of this process.
-        children_bytes: that of the processes that it started.
-        peak_process_bytes: the most this process ever had.
+        total_bytes, available_bytes: the memory of the machine, or of the container if that is
+            smaller.
+        process_bytes: the resident memory of this process.
+        children_bytes: the resident memory of the processes that it started.
+        peak_process_bytes: the highest resident memory of this process so far.
     """
 
     total_bytes: int
@@ -50,7 +52,7 @@ class MemoryInfo:
 
 
 def read_memory() -> MemoryInfo:
-    """Read everything; takes about a millisecond."""
+    """Read all values. This takes about a millisecond."""
     machine = memory()
     return MemoryInfo(
         total_bytes=machine.total_bytes,
@@ -63,7 +65,7 @@ def read_memory() -> MemoryInfo:
 
 
 def read_gpu(index: int) -> DeviceMemory:
-    """Return one GPU's memory; this initializes the GPU if nothing has yet."""
+    """Return the memory of one GPU. This initializes the GPU if that was not done before."""
     free, total = torch.cuda.mem_get_info(index)
     return DeviceMemory(
         index=index,
@@ -79,7 +81,8 @@ def release_memory() -> int:
     """Collect garbage and return free pages to the system and to the GPU's other users.
 
     Returns:
-        Bytes by which this process's resident memory fell; 0 if nothing could be freed.
+        The number of bytes by which this process's resident memory fell; 0 if nothing could be
+        freed.
     """
     before = resident_bytes()
     gc.collect()

@@ -1,7 +1,7 @@
 """AdamW with its two moments, and its arithmetic, in main memory instead of the GPU's.
 
-It saves 8 bytes of GPU memory for each fp32 weight that trains, and costs two copies per step: the
-gradient to the CPU and the weight back. Method: ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840),
+This saves 8 bytes of GPU memory for each trained fp32 weight, and costs two copies per step: the
+gradient to the CPU, and the weight back. Method: ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840),
 on one GPU. The optimizers of torchao that do the same begin to copy gradients in the backward pass,
 before they are clipped or unscaled; this one copies them in the step.
 """
@@ -16,10 +16,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OffloadedAdamW(torch.optim.Optimizer):
-    """An optimizer with the same numbers as `torch.optim.AdamW(fused=True)` on a CPU.
+    """An optimizer that gives the same numbers as `torch.optim.AdamW(fused=True)` on a CPU.
 
     Args:
-        params: parameters or groups, on any device.
+        params: parameters or parameter groups, on any device.
         lr, betas, eps, weight_decay: as in AdamW.
     """
 
@@ -74,7 +74,7 @@ class OffloadedAdamW(torch.optim.Optimizer):
             parameter.copy_(weight)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; torch moves the moments to the weights' device, and they are moved back."""
+        """Load a state. torch moves the moments to the weights' device; this moves them back."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             for name in (*MOMENTS, "step"):

@@ -1,7 +1,7 @@
 """The size of an optimizer's state for a model, in bytes, before its first step.
 
-No optimizer is recognized by its name: a small one is created in the same way over samples of the
-model's weights, stepped once, and what it then holds is counted.
+No optimizer is recognized by its name. Instead, a small one is created in the same way over samples
+of the model's weights and stepped once, and its state is counted.
 """
 
 import math
@@ -18,11 +18,12 @@ CreateOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 def optimizer_state_bytes(
     create_optimizer: CreateOptimizer, model: torch.nn.Module, device_type: str | None = None
 ) -> int:
-    """Return the bytes of the state that an optimizer of the trainable weights will have.
+    """Return the size in bytes of the state that an optimizer of the trainable weights will have.
 
     Args:
-        create_optimizer: creates it for a module, of which it reads only the named parameters.
-        device_type: count only what is on such a device, "cuda" or "cpu"; None: on any device.
+        create_optimizer: a function that creates the optimizer for a module, and reads only the
+            named parameters of the module.
+        device_type: count only tensors on this type of device, "cuda" or "cpu"; by default, on any.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     kinds: dict[tuple[torch.Size, torch.dtype], list[str]] = {}
@@ -41,7 +42,7 @@ def optimizer_state_bytes(
 
 
 class NamedParameters(torch.nn.Module):
-    """A module of parameters, under the names that they have in another one."""
+    """A module of parameters with the names that they have in another module."""
 
     def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The peak memory of this process, or on a GPU, between two moments.
+"""The peak memory of this process, in main memory or on a GPU, between two moments.
 
 Main memory is the resident set (RSS), read from the kernel's own high-water mark if that can be
-reset (Linux), and otherwise sampled by a thread. On a GPU it is what torch's allocator has
-reserved, because that is what must fit.
+reset (Linux), and otherwise sampled by a thread. On a GPU it is the memory that torch's allocator
+has reserved, because all of that must fit.
 """
 
 import threading
@@ -24,7 +24,7 @@ class PeakMemory:
     """The peak memory since `start`, in bytes.
 
     Args:
-        device: the device of the training; "cpu" means this process in main memory.
+        device: the device of the training; "cpu" means the main memory of this process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class PeakMemory:
         self._sampler: _Sampler | None = None
 
     def start(self) -> None:
-        """Start again, without what was before."""
+        """Begin to measure a new peak, without earlier values."""
         self.close()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -41,7 +41,7 @@ class PeakMemory:
             self._sampler = _Sampler()
 
     def read(self) -> int:
-        """Return the peak since `start`; can be called repeatedly."""
+        """Return the peak since `start`. This can be called repeatedly."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_reserved(self.device))
         if self._sampler is not None:
@@ -55,7 +55,7 @@ class PeakMemory:
         return resident_bytes()
 
     def close(self) -> None:
-        """End the thread, if there is one."""
+        """End the sampling thread, if there is one."""
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None
@@ -73,7 +73,7 @@ def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
 
 
 class _Sampler:
-    """A thread that samples the resident set; a peak between two samples is missed."""
+    """A thread that samples the resident memory. A peak between two samples is missed."""
 
     def __init__(self) -> None:
         self._highest = resident_bytes()

@@ -1,9 +1,9 @@
 """The settings that make a run fastest on this machine, tried one by one and measured.
 
-Each setting is tried with the best of the previous ones. A value is kept only if it pays off: its
-speed must be clearly higher over the whole training, including its initial cost (compiling), and it
-must fit. The function that runs the steps is passed in; `optimize_pipeline` measures a data
-pipeline by itself.
+Each setting is tried together with the best values of the previous ones. A value is kept only if it
+pays off: the whole training, including an initial cost such as compiling, must be clearly faster
+with it, and it must fit into memory. The function that runs the steps is passed in;
+`optimize_pipeline` measures a data pipeline by itself.
 """
 
 import math
@@ -26,7 +26,7 @@ NUM_BATCHES, BATCH_SIZE = 32, 32
 
 
 class HasPrefetch(Protocol):
-    """Settings with a number of batches that are prepared ahead."""
+    """Settings that have a number of batches to prepare ahead."""
 
     prefetch_factor: int
 
@@ -58,7 +58,7 @@ class Measured:
     """The measurement of a run with some settings.
 
     Attributes:
-        setup_seconds: the time before its speed is reached, once.
+        setup_seconds: the time before this speed is reached, which is spent once.
     """
 
     tokens_per_second: float
@@ -66,16 +66,16 @@ class Measured:
     setup_seconds: float = 0.0
 
     def seconds_for(self, num_tokens: float) -> float:
-        """Return the time of a run of so many tokens."""
+        """Return the time of a run of `num_tokens` tokens, in seconds."""
         return self.setup_seconds + num_tokens / self.tokens_per_second
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One value of one setting; `refusal` says why it cannot be used here, and is otherwise empty.
+    """One tried value of a setting. `refusal` says why it cannot be used, and is otherwise empty.
 
     Attributes:
-        best: what it was compared with.
+        best: the measurement with which it was compared.
         num_tokens: the tokens of the whole training.
     """
 
@@ -93,12 +93,12 @@ class PipelineOptimizer:
     """An optimizer that tries settings and keeps those that pay off.
 
     Attributes:
-        measure: measures a run with some changed settings; raises ValueError if they cannot be
-            used.
+        measure: a function that measures a run with some changed settings, and raises ValueError if
+            they cannot be used.
         budget_bytes: the memory that may be used.
         num_tokens: the tokens of the whole training.
         is_out_of_memory: returns whether an error means that memory ran out.
-        report: receives each result when it is available.
+        report: a function that is called with each result when it is available.
     """
 
     measure: Callable[[Mapping[str, object]], Measured] = _not_given
@@ -110,9 +110,9 @@ class PipelineOptimizer:
     tried: list[Tried] = field(default_factory=list)
 
     def optimize_pipeline(self, pipeline: Any) -> dict[str, object]:
-        """Measure how a data pipeline is read fastest, and use these settings from now on.
+        """Measure which settings read a data pipeline fastest, and use them from now on.
 
-        The data is prepared first if it is not yet; the order of the examples does not change.
+        The data is prepared first if necessary. The order of the examples does not change.
 
         Args:
             pipeline: a `DataPipeline`, or a context's `pipeline`, whose data is used.
@@ -142,7 +142,7 @@ class PipelineOptimizer:
         """Return the changes that pay off, by key.
 
         Args:
-            alternatives: values to try by key, in this order, in addition to the current one.
+            alternatives: the values to try by key, in this order, in addition to the current value.
         """
         best = self._try("", None, {})
         for key, values in alternatives.items():
@@ -181,7 +181,7 @@ class PipelineOptimizer:
 
 
 def _examples_per_second(data: Pipeline) -> float:
-    """Return the speed of the first batches of the first epoch, which are left unchanged."""
+    """Return how many examples per second are read, from the first batches of the first epoch."""
     num_examples, started = 0, time.perf_counter()
     with closing(data.train_batches(0, 0, BATCH_SIZE)) as batches:
         for batch in islice(batches, NUM_BATCHES):

@@ -1,7 +1,8 @@
-"""What to change so that a run takes less memory, and how much each change saves.
+"""Recommended changes that let a run use less memory, and the memory that each saves.
 
-Weights, gradients and the optimizer's state are counted; activations are measured on the very model
-with the very batch, with and without checkpointing. Nothing is estimated from a table of models.
+Weights, gradients and the optimizer's state are counted. Activations are measured on the actual
+model with the actual batch, with and without checkpointing. Nothing is estimated from a table of
+models.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,12 +30,13 @@ Forward = Callable[[], object]
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """How a run's memory is used, in bytes.
+    """The memory use of a run by purpose, in bytes.
 
     Attributes:
-        activations_bytes: kept for the backward pass of one micro-batch; None: not measured.
-        checkpointed_bytes: the same in each mode of checkpointing that the model supports.
-        lora_bytes: gradients and moments of LoRA matrices on the linear layers, if those trained
+        activations_bytes: the memory kept for the backward pass of one micro-batch, or None if not
+            measured.
+        checkpointed_bytes: the same for each mode of checkpointing that the model supports.
+        lora_bytes: the gradients and moments that LoRA matrices on the linear layers would need
             instead.
     """
 
@@ -53,7 +55,7 @@ class MemoryUse:
         return fixed + (self.activations_bytes or 0)
 
     def of_examples(self, count: int) -> "MemoryUse":
-        """Return the same with the activations of `count` examples like the measured one."""
+        """Return the memory use with the activations of `count` examples like the measured one."""
         if self.activations_bytes is None:
             return self
         several = {mode: count * size for mode, size in self.checkpointed_bytes.items()}
@@ -63,13 +65,14 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """One change.
+    """One recommended change.
 
     Attributes:
-        change: the setting, as it is written.
-        saves_bytes: how much memory it saves.
-        costs: what it costs in return.
-        is_measured: whether it was measured on this model and batch; otherwise it was counted.
+        change: the setting, as the user writes it.
+        saves_bytes: the memory that the change saves.
+        costs: a text on what the change costs in return.
+        is_measured: whether the saving was measured on this model and batch; otherwise it was
+            counted.
     """
 
     change: str
@@ -90,9 +93,11 @@ def measure_use(
     """Count the memory in use, and measure activations if `forward` can be run.
 
     Args:
-        forward: computes a loss of one micro-batch with gradients enabled; it must leave no trace
-            except random numbers. It is run once, and once for each mode of checkpointing.
-        optimizer: its state is counted; without one, or before its first step, AdamW's is.
+        forward: a function that computes the loss of one micro-batch with gradients enabled. It may
+            change nothing but the random state. It is called once, and once for each mode of
+            checkpointing.
+        optimizer: the optimizer whose state is counted. Without one, or before its first step,
+            AdamW's state is assumed.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     kept, modes = (None, {}) if forward is None else _measure_activations(model, forward)

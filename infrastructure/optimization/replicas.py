@@ -1,8 +1,8 @@
-"""Models that launched processes (torchrun, accelerate) share, and how these processes end.
+"""Models that launched processes (torchrun, accelerate) share, and the end of these processes.
 
-A process that ends while a model still holds its process group leaves gloo's threads to a torn-down
-interpreter, which now and then aborts (SIGABRT) although all work is done. So the replicas'
-references to the group are dropped at exit while the interpreter is intact, and all processes leave
+If a process ends while a model still holds its process group, gloo's threads outlive the
+interpreter, which sometimes aborts (SIGABRT) although all work is done. So the replicas' references
+to the group are dropped at exit while the interpreter is intact, and all processes leave the group
 together.
 """
 
@@ -30,7 +30,7 @@ def is_launched() -> bool:
 
 
 def replicate(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Return the model with gradients that are the mean over all launched processes."""
+    """Return the model, with gradients that are averaged over all launched processes."""
     # Its functions permanently keep, as a default, the group that exists when it is imported.
     import torch.distributed.nn.functional  # noqa: F401
     from accelerate import Accelerator
@@ -43,9 +43,9 @@ def replicate(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 
 
 def leave_together() -> None:
-    """End the process group; the replicas no longer train, and the models inside are unchanged.
+    """End the process group. The replicas no longer train, and the models inside are unchanged.
 
-    If a script has ended its process group itself, nothing is left that holds it.
+    This is also safe if a script has ended its process group itself.
     """
     for replica in _replicas:
         for name in HOLDING:

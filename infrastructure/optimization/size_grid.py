@@ -1,12 +1,12 @@
-"""Sizes that repeat: the lengths of a run's tensors, rounded up to few values.
+"""A grid of sizes, to which the lengths of a run's tensors are rounded up, so that they repeat.
 
-Packed rows have another length at every step. Libraries keep what they have made for a shape and
-make it again for the next: on a CPU with bf16, oneDNN compiles a kernel for each layer and length
-(`kernel_caches.py` says how many are kept); CUDA graphs and compiled code also have one shape. So
-lengths are rounded up to a sixteenth of the power of two below them, which gives at most 16 sizes
-between a length and twice it, and 2 to 3 % of padding; on a CPU, where only few kernels should be
-kept, to an eighth: 8 sizes, and 4 to 5 %. The padding is masked: it contributes nothing to the
-loss, and no token attends to it.
+Packed rows have another length at every step, and libraries prepare code for each new shape. On a
+CPU with bf16, oneDNN compiles a kernel for each layer and length (`kernel_caches.py` limits how
+many are kept). CUDA graphs and compiled code also have one shape. So lengths are rounded up to a
+multiple of a sixteenth of the power of two below them. This gives at most 16 sizes between a length
+and twice this length, and 2 to 3 % of padding. On a CPU, where only few kernels should be kept, the
+multiple is an eighth, with 8 sizes and 4 to 5 % of padding. The padding is masked: it contributes
+nothing to the loss, and no token attends to it.
 """
 
 from enum import StrEnum
@@ -20,10 +20,10 @@ SEGMENT_STEP = 16
 
 
 class SizeGrid(StrEnum):
-    """How lengths are rounded.
+    """The ways of rounding lengths.
 
-    It is stored in checkpoints, because sums over another number of rows round differently and
-    dropout draws other numbers: a run keeps the one it began with.
+    The choice is stored in checkpoints and kept for the whole run, because sums over another number
+    of rows round differently, and dropout draws other numbers.
     """
 
     EXACT = "exact"
@@ -32,7 +32,7 @@ class SizeGrid(StrEnum):
 
     @property
     def segment_step(self) -> int:
-        """The number of which example lengths in attention are a multiple."""
+        """The number of which the lengths of examples in attention are multiples."""
         return 1 if self is SizeGrid.EXACT else SEGMENT_STEP
 
     def up(self, size: int) -> int:
@@ -44,9 +44,9 @@ class SizeGrid(StrEnum):
         return ceil_div(size, step) * step
 
     def rows_up(self, count: int) -> int:
-        """Return the same for counts over a whole batch, such as the trained tokens.
+        """Round up a count over a whole batch, such as the number of trained tokens.
 
-        Small numbers seldom repeat, and a few more rows cost little.
+        Small counts seldom repeat, and a few more rows cost little.
         """
         up = self.up(count)
         return ceil_div(up, ROWS_STEP) * ROWS_STEP if self is SizeGrid.EIGHTHS else up

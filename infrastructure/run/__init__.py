@@ -1,5 +1,5 @@
-"""Layer 3: one run, whatever trains it: its directory, lock, backups, restoring, repair, summary.
+"""Layer 3: one run, whatever trains it: its directory, lock, backups, restore, repair, summary.
 
-Nothing here imports torch or depends on a training loop. `deployment` and the bridge to
-transformers use it.
+No module of this package imports torch or depends on a training loop. `deployment` and the bridge
+to transformers use this package.
 """

@@ -1,4 +1,4 @@
-"""Advice after a run that went worse than it could, derived from its final numbers.
+"""Advice on how to improve a run, derived from its final metrics.
 
 Loads no torch.
 """
@@ -37,7 +37,7 @@ def advice_at_end(
     is_cut_short: bool = False,
     freezes_new_weights: bool = False,
 ) -> list[AdviceRecord]:
-    """Return at most one piece of advice: an earlier checkpoint is better, or little was learned.
+    """Return at most one piece of advice, such as to use an earlier, better checkpoint.
 
     Args:
         best_metric: the metric that scores checkpoints, see `training.best_metric`.
@@ -112,10 +112,11 @@ def advice_at_end(
 def _better(
     run: RunDirectory, num_steps: int, metric: str, is_greater: bool, now: float | None
 ) -> AdviceRecord | None:
-    """Return advice on a kept checkpoint that is clearly better than the model at the end.
+    """Return advice to use a kept checkpoint if it is clearly better than the final model.
 
     Args:
-        now: the number at the end, lower is better; None: that of the last checkpoint.
+        now: the final value of the metric (lower is better); by default, that of the last
+            checkpoint.
     """
     store = Store(run.checkpoints)
     try:

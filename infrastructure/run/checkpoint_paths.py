@@ -1,4 +1,4 @@
-"""Checkpoints by the path of their manifest. Loads no torch."""
+"""Functions on checkpoints, which are given by the path of their manifest. Loads no torch."""
 
 import logging
 from pathlib import Path
@@ -38,8 +38,8 @@ def by_step(store: Store) -> dict[int, Path]:
 def best_of(store: Store) -> Path | None:
     """Return the healthy checkpoint with the lowest score (see `training.best_metric`).
 
-    Only checkpoints that were scored on the held-out rows of the newest scored one are compared.
-    None: no checkpoint has a score.
+    Only checkpoints that were scored on the same held-out rows as the newest scored one are
+    compared. Return None if no checkpoint has a score.
     """
     paths = by_step(store).values()
     scores = scores_of({path.stem: store.outline(path.stem) for path in paths})

@@ -1,9 +1,9 @@
-"""Compares the recorded facts of a run with the current ones before the run resumes.
+"""Comparison of the recorded facts of a run with the current ones, before the run resumes.
 
-A changed setting that affects the result stops the resume, and the error has the name that accepts
-the change. Another machine or library is only recorded, since rounding may differ from there on.
-Both sides are plain JSON values. Which of them are compared, and which may change, is decided by a
-judge; there is one for each kind of training.
+A changed setting that affects the result stops the resume, and the error names the flag value that
+accepts the change. Another machine or library version is only recorded, because it may change
+rounding. Both sides are plain JSON values. A judge, one for each kind of training, decides which
+facts are compared and which may change.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,9 +41,9 @@ class Difference:
     """A fact that has changed.
 
     Attributes:
-        name: its name for `--accept`.
-        cause: the cause, if known.
-        text: the text to display if the two values mean nothing to the user.
+        name: the name of the fact for `--accept`.
+        cause: the cause of the change, if known.
+        text: the text to display if the two values would mean nothing to the user.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Difference:
 
 
 class RunChangedError(CheckpointError):
-    """A change, since a checkpoint was saved, of something that affects the result.
+    """An error for facts that affect the result and changed since a checkpoint was saved.
 
     Attributes:
         differences: the refused differences.
@@ -73,19 +73,19 @@ class RunChangedError(CheckpointError):
 
 
 class Judge(Protocol):
-    """What one kind of training compares, and what it advises the user to do."""
+    """The rules of one kind of training: which facts are compared, and the advice to the user."""
 
     def differences(self, was: Facts, now: Facts) -> Iterable[Difference]:
         """Return everything that differs, with its effect."""
 
     def how_to_accept(self, names: Sequence[str]) -> str:
-        """Return what the user writes to accept these differences."""
+        """Return the setting or argument that accepts these differences."""
 
     def why_never(self, names: Sequence[str]) -> str:
         """Return why these differences cannot be accepted."""
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """Return what else the user can do, apart from restoring the previous state."""
+        """Return other remedies for the user, apart from restoring the previous state."""
 
 
 def check_compatible(
@@ -94,7 +94,7 @@ def check_compatible(
     """Return the differences that are harmless, only affect rounding, or are accepted.
 
     Args:
-        was: the facts in a checkpoint; empty: none were recorded.
+        was: the facts in a checkpoint; empty if none were recorded.
         accepted: the names of differences that may change the result.
 
     Raises:
@@ -114,7 +114,7 @@ def check_compatible(
 
 
 def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
-    """Return the message on what prevents a run from resuming, and on what to do."""
+    """Return the message on why a run cannot resume, and what to do about it."""
     acceptable = [d.name for d in refused if d.verdict is Verdict.CHANGES_THE_RESULT]
     never = [d.name for d in refused if d.verdict is Verdict.NEEDS_A_NEW_RUN]
     remedies = [phrase("run.restore_what_changed")]
@@ -133,10 +133,10 @@ def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
 
 
 def version_differences(was: Facts, current: Facts) -> Iterator[Difference]:
-    """Yield the packages whose version differs; both facts need `versions`.
+    """Yield the packages whose versions differ. Both mappings of facts need the key `versions`.
 
-    None of them prevents a run from resuming: a new machine has another image, and no user may be
-    present to accept it.
+    A different version does not prevent a run from resuming, because a new machine may have another
+    image, and there may be no user to accept the difference.
     """
     before, now = was["versions"], current["versions"]
     for package in sorted(before.keys() | now.keys()):
@@ -157,7 +157,7 @@ def in_words(agreed: Sequence[Difference], step: int) -> list[str]:
     """Return messages on the differences that matter but do not stop the run from resuming.
 
     Args:
-        step: the step at which the run resumes.
+        step: the step from which the run resumes.
     """
     by_verdict = {verdict: [d for d in agreed if d.verdict is verdict] for verdict in Verdict}
     rounded = "; ".join(map(str, by_verdict[Verdict.ROUNDS_OTHERWISE]))

@@ -1,6 +1,6 @@
-"""What runs of `temper train` compare when they resume: settings by name, and other facts.
+"""The judge of runs of `temper train`, which compares settings by name, and other facts.
 
-The facts are those of `training.resume.fingerprint`.
+`training.resume.fingerprint` collects these facts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ FACT_NAMES = tuple(dict.fromkeys([*COMPARED_FACTS, *MACHINE_FACTS, CODE, *PART_N
 
 
 class ConfigurationJudge:
-    """The judge of a run that has a configuration; see `compatibility.Judge`."""
+    """The judge of runs with a configuration; see `compatibility.Judge`."""
 
     def differences(self, was: Facts, now: Facts) -> list[Difference]:
         """Return the settings, facts and versions that differ."""
@@ -75,11 +75,11 @@ class ConfigurationJudge:
         ]
 
     def how_to_accept(self, names: Sequence[str]) -> str:
-        """Return the setting that accepts them."""
+        """Return the setting that accepts these differences."""
         return Setting("accept", ",".join(names))
 
     def why_never(self, names: Sequence[str]) -> str:
-        """Return a message that these are fixed within a run."""
+        """Return a message which says that these settings cannot change within a run."""
         return phrase("run.fixed_within_run", names=", ".join(names))
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
@@ -91,7 +91,7 @@ class ConfigurationJudge:
 
 
 def recorded_grid(was: Facts) -> SizeGrid:
-    """Return how the run of a checkpoint rounds the lengths of its batches; a resume does the same.
+    """Return the rounding of batch lengths in a checkpoint's run, which a resume has to use again.
 
     Raises:
         CheckpointError: if the rounding is unknown to this release.
@@ -104,10 +104,10 @@ def recorded_grid(was: Facts) -> SizeGrid:
 
 
 def canonical_name(name: str) -> str:
-    """Return the displayed name of a difference, given in full (`training.seed`) or short (`seed`).
+    """Return the displayed name of a difference from its full (`training.seed`) or short name.
 
     Raises:
-        ValueError: if there is none of that name. The message suggests the nearest.
+        ValueError: if no difference has this name. The message suggests the nearest one.
     """
     known = names()
     if name in known:
@@ -120,7 +120,7 @@ def canonical_name(name: str) -> str:
 
 
 def names() -> dict[str, str]:
-    """Return every name that `accept` takes, and the name that is displayed for it."""
+    """Return all names that `accept` takes, each with the name to display for it."""
     keys = [key for key in schema_of(DeploymentConfig).fields if affects_result(key)]
     shown = {key: shown_name(key) for key in keys}
     return {
@@ -131,7 +131,7 @@ def names() -> dict[str, str]:
 
 
 def shown_name(key: str) -> str:
-    """Return the name of a setting for `--accept`: its last part if that is unambiguous."""
+    """Return the name of a setting for `--accept`: the last part of its key, if unambiguous."""
     leaf = key.rpartition(".")[2]
     known = [k for k in schema_of(DeploymentConfig).fields if affects_result(k)]
     is_unique = sum(k.rpartition(".")[2] == leaf for k in known) == 1
@@ -178,7 +178,7 @@ def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
 
 
 def _parts(was: Facts, current: Facts) -> Iterator[Difference]:
-    """Yield the differing parts that are neither settings nor files that a setting names.
+    """Yield the parts that differ, except settings and the files that settings name.
 
     Older checkpoints have no record of parts.
     """
@@ -201,9 +201,10 @@ def _parts(was: Facts, current: Facts) -> Iterator[Difference]:
 def _code(was: Facts, current: Facts) -> Iterator[Difference]:
     """Yield one difference for all user-defined parts with a changed source file.
 
-    A part that was added or dropped is a setting that differs. Older checkpoints have no hashes of
-    sources, or none of the files that a part imports. If a file is imported now and was not before,
-    or the reverse, the file that imports it has changed.
+    An added or removed part is not included, because it shows as a different setting. Older
+    checkpoints have no hashes of source files, or none of the files that a part imports. A file
+    that is imported only before or only now is ignored, because the file that imports it has
+    changed, too.
     """
     before, now = was.get(CODE, {}), current.get(CODE, {})
     both = [(group, name) for group in before for name in before[group]]
@@ -236,7 +237,7 @@ def _changed_files(before: Facts, now: Facts) -> list[str]:
 
 
 def _hashes(code: Facts, files: Sequence[str]) -> object:
-    """Return the hash of the part's own file, or hashes by file name if others have changed."""
+    """Return the hash of the part's own file, or hashes by file name if other files changed."""
     if [*files] == [code["file"]]:
         return code["sha256"]
     known = {**code.get("imports", {}), code["file"]: code["sha256"]}
@@ -244,7 +245,10 @@ def _hashes(code: Facts, files: Sequence[str]) -> object:
 
 
 def _has_other_labels(was: Facts, current: Facts) -> bool:
-    """Return whether answers are marked differently. Older checkpoints do not record a version."""
+    """Return whether answers are marked by another version of the labels.
+
+    Older checkpoints do not record this version.
+    """
     return bool(was.get("labels", 1) != current.get("labels", 1))
 
 

@@ -1,11 +1,11 @@
-"""The cost of a run so far, if the user has given the price of an hour."""
+"""The cost of a run so far, if the user has given a price per hour."""
 
 from infrastructure.core.price import parse_price
 from infrastructure.run.record_types import Summary
 
 
 def cost_of(price_per_hour: str | None, seconds: float) -> Summary:
-    """Return the entry on the cost for summary.json; empty without a price.
+    """Return the entry on the cost for summary.json; empty if no price is given.
 
     Args:
         seconds: the duration of all sessions so far.

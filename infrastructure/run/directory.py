@@ -1,4 +1,4 @@
-"""The run directory: its name, its files, and finding a run by name.
+"""The run directory: its name, its files, and how to find it by name.
 
 runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html · summary.json
 """
@@ -50,7 +50,7 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run."""
+    """The paths of the files of one run."""
 
     path: Path
 
@@ -68,17 +68,17 @@ class RunDirectory:
 
     @property
     def before_file(self) -> Path:
-        """The measurements from before the first step."""
+        """The file of the measurements from before the first step."""
         return self.path / "before.json"
 
     @property
     def quarantine_file(self) -> Path:
-        """The skipped rows, with file, line and reason."""
+        """The file of the skipped rows, with source file, line and reason."""
         return self.path / "quarantine.jsonl"
 
     @property
     def trained_rows_file(self) -> Path:
-        """A hash of each row that was trained on."""
+        """The file with a hash of each row that was trained on."""
         return self.path / "trained_rows.json"
 
     @property
@@ -97,7 +97,7 @@ class RunDirectory:
         """Return the contents of run.json.
 
         Raises:
-            ValueError: if it is missing, damaged, or not written by a run of `temper train`.
+            ValueError: if the file is missing, damaged, or not written by a run of `temper train`.
         """
         try:
             contents = read_record(self.run_file)
@@ -138,7 +138,7 @@ class RunDirectory:
         return True
 
     def read_settings(self) -> DeploymentConfig:
-        """Return the configuration that the run began with; for a Trainer's run what applies to it.
+        """Return the configuration that the run began with. A Trainer's run has only some settings.
 
         Raises:
             ValueError: if run.json is missing, damaged, or not written by a run.
@@ -149,7 +149,7 @@ class RunDirectory:
         return DeploymentConfig.from_dict(as_object(settings)) if settings else DeploymentConfig()
 
     def is_of_a_trainer(self) -> bool:
-        """Return whether `TemperCallback` wrote it. Then only its own script can resume the run."""
+        """Return whether `TemperCallback` wrote the run. Only its own script can then resume it."""
         try:
             contents = parse_json(self.run_file.read_text())
         except (OSError, ValueError):
@@ -157,7 +157,7 @@ class RunDirectory:
         return isinstance(contents, dict) and is_of_a_script(contents)
 
     def masked(self) -> list[str]:
-        """Return the keys of the recorded configuration whose values are secrets and not saved."""
+        """Return the keys of the configuration whose values are secret and are not recorded."""
         return [as_text(key) for key in as_list(self.read_run()["configuration"].get("masked", []))]
 
     def is_finished(self) -> bool:
@@ -165,7 +165,7 @@ class RunDirectory:
         return self.status() == RunStatus.FINISHED and self.final.is_dir()
 
     def status(self) -> RunStatus:
-        """Return the status in summary.json; RUNNING if the file is missing or damaged."""
+        """Return the status in summary.json, or RUNNING if the file is missing or damaged."""
         try:
             return RunStatus(as_text(read_record(self.summary_file).get("status")))
         except (OSError, DamagedFileError, ValueError, TypeError):
@@ -175,8 +175,9 @@ class RunDirectory:
 def plan_run(output_dir: Path, name: str) -> RunDirectory:
     """Return the directory of a new run, without creating it. Its id has the time and `name`.
 
-    The time is the current one, or the next one after the newest run there: two runs that start at
-    the same instant, or a clock or time zone that moved back, do not change the order of runs.
+    The time is the current one, or the next one after that of the newest run in `output_dir`. So
+    the order of runs is right even if two start at the same instant, or the clock or time zone
+    moves back.
 
     Raises:
         ValueError: if `output_dir` is not writable.
@@ -189,7 +190,7 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
 
 
 def _after(second: str, part: str) -> tuple[str, str]:
-    """Return the next moment that an id can express."""
+    """Return the next moment after `second` and `part` that an id can express."""
     number = int(part or "0", 16) + 1
     if number <= 0xFFFF:
         return second, f"{number:04x}"
@@ -198,13 +199,13 @@ def _after(second: str, part: str) -> tuple[str, str]:
 
 
 def default_name(model: str, method: str) -> str:
-    """Return the name of a run that was not named: the model that it starts from, and the method.
+    """Return the default name of a run: the name of its base model, and the method.
 
     If the model is the result of another run, the name of that run is used.
 
     Args:
         model: "embedded", a name on the hub, or the path of a folder.
-        method: as `training.method`; "sft" is not part of the name.
+        method: as in `training.method`; "sft" is left out of the name.
     """
     path = Path(model).expanduser()
     name = model
@@ -216,18 +217,18 @@ def default_name(model: str, method: str) -> str:
 
 
 def is_called(run: RunDirectory, name: str) -> bool:
-    """Return whether a run's directory is named like that of a new run called `name`."""
+    """Return whether a run's directory has the name of a run that was called `name`."""
     return run.run_id == name or _in_file_name(name) in run.run_id
 
 
 def name_within(run_id: str) -> str:
-    """Return the name of a run from its id, without time and suffix; else the id itself."""
+    """Return the name in a run's id, without time and suffix, or the id itself if it has none."""
     own = _OWN_NAME.fullmatch(run_id)
     return own[1] if own else run_id
 
 
 def is_named_in_id(run_id: str, name: str) -> bool:
-    """Return whether the id is that of a run that the user gave this name."""
+    """Return whether a run's id shows that the user gave the run this name."""
     return name_within(run_id) == _in_file_name(name)
 
 
@@ -240,7 +241,7 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
     """Return the run that the user named, and the checkpoint in it, if one was named.
 
     Args:
-        name: None (the newest run), `RUN`, `RUN@step`, `RUN@best`, or a path to a run or to a
+        name: None for the newest run, `RUN`, `RUN@step`, `RUN@best`, or a path to a run or to a
             checkpoint. In a path that ends in `checkpoint-STEP`, as transformers names them, the
             part before it is a run, or a folder of runs whose newest is used.
 

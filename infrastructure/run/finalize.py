@@ -1,6 +1,6 @@
-"""The end of a run: summary.json, the report, and the backup of a finished run.
+"""The end of a run: summary.json with its seal, the report, and the backup of a finished run.
 
-The seal holds the hashes of the files that are not written to any more.
+The seal contains the hashes of the files that are not written to any more.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """The progress of a run, as in its `TrainingState`."""
+    """The progress of a run, with the fields that its `TrainingState` has, too."""
 
     step: int
     total_steps: int
@@ -48,12 +48,13 @@ def summary_of(
     is_finished: bool,
     error: BaseException | None = None,
 ) -> Summary:
-    """Return the part of summary.json that does not depend on what trained the run.
+    """Return the part of summary.json that is the same for all training loops.
 
     Args:
         seconds: the duration of the training.
         is_finished: whether the training is complete and the model exists.
-        error: the error that ended it, if any. KeyboardInterrupt means the user or a signal.
+        error: the error that ended the training, if any. KeyboardInterrupt means that the user or a
+            signal stopped it.
     """
     is_interrupted = isinstance(error, KeyboardInterrupt)
     is_failed = error is not None and not is_interrupted
@@ -83,12 +84,12 @@ def _sentence(error: BaseException) -> str:
 
 
 def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> None:
-    """Write summary.json for the time until the run ends, or permanently if it is killed.
+    """Write a summary.json that is valid until the run ends. It stays if the run is killed.
 
-    The cost of earlier sessions, and where they ended, stay in it.
+    The cost of earlier sessions, and the steps at which they ended, are kept.
 
-    Where the run resumed is also written to run.json, which is part of every version: a run that is
-    restored from a destination has no summary.json of earlier sessions.
+    The step from which the run resumed is also written to run.json. This file is part of every
+    version, whereas a restored run has no summary.json of earlier sessions.
 
     Args:
         first_step: the number of completed steps if the run resumes.
@@ -111,7 +112,7 @@ def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> 
 
 
 def _continuation(earlier: Summary, record: BaseRunRecord, first_step: int) -> Continuation | None:
-    """Return a record that the run resumes now; None if it starts."""
+    """Return a record that the run resumes now, or None if the run starts."""
     if (back := record.get("brought_back")) is not None:
         return {"step": first_step, "was_killed": back["was_killed"], "place": back["place"]}
     if "status" in earlier:
@@ -145,7 +146,7 @@ def _read_summary(run: RunDirectory) -> Summary:
 def seal(run: RunDirectory, summary: Summary) -> None:
     """Write summary.json with the hashes of the files that are not written to any more.
 
-    The file already exists without the hashes, so a failing disk does not lose finished work.
+    The file already exists without hashes, so finished work is not lost if the disk fails now.
     """
     try:
         summary["paths"] = paths_of(run.path)
@@ -156,7 +157,7 @@ def seal(run: RunDirectory, summary: Summary) -> None:
 
 
 def write_report_of(run: RunDirectory) -> None:
-    """Write the report. An error is only logged, so that it does not lose finished work."""
+    """Write the report. If this fails, only log the error, so that finished work is not lost."""
     try:
         write_report(run.path)
     except Exception as failure:
@@ -164,7 +165,7 @@ def write_report_of(run: RunDirectory) -> None:
 
 
 def has_sealed_report(run: RunDirectory) -> bool:
-    """Return whether the report that was written at the end exists and is unchanged."""
+    """Return whether the report written at the end of the run exists and is unchanged."""
     sealed = read_seal(run.path).get(REPORT_FILE)
     return sealed is not None and hash_or_none(run.path / REPORT_FILE) == sealed
 

@@ -1,4 +1,4 @@
-"""Finds the run that the same command resumes, and ensures that two equal commands start only one.
+"""Look-up of the run that a command resumes, so that two equal commands start only one run.
 
 Loads no torch.
 """
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Beginning:
-    """A lock that a process holds from looking for a matching run until its own run can be found.
+    """A lock that a process holds while it looks for a matching run and begins its own.
 
     Without it, two equal commands at the same instant would find no run, and would train the same
     run twice. If the output folder is not writable, there is no lock, and no run can start.
@@ -82,7 +82,7 @@ class Beginning:
             return "another process"
 
     def end(self) -> None:
-        """Release the lock: a run exists now, or none will. A second call does nothing."""
+        """Release the lock, because the search for a run is over. A second call does nothing."""
         if self._lock is not None:
             with suppress(OSError):
                 self._path.unlink()
@@ -96,8 +96,8 @@ def newest_of_this_purpose(
 ) -> RunDirectory | None:
     """Return the newest run in `config.output_dir` that trains what `config` specifies.
 
-    A run whose settings were changed during training does not match, whichever of its settings
-    `config` has, unless the changes are accepted.
+    A run whose settings were changed during training does not match, even if `config` has its old
+    or its new settings, unless the changes are accepted.
 
     Args:
         accepted: names of settings that may differ; see `configuration_judge.names`.
@@ -108,7 +108,7 @@ def newest_of_this_purpose(
 def changed_under_way(
     config: DeploymentConfig, accepted: Collection[str]
 ) -> tuple[RunDirectory, list[str]] | None:
-    """Return the newest run with the settings of `config` that was changed, and the changes.
+    """Return the newest run whose settings changed during training, and messages on the changes.
 
     It began or ended with these settings. The changes are messages.
     """
@@ -123,7 +123,7 @@ def _of_these_settings(
 ) -> Iterator[tuple[RunDirectory, list[tuple[int, Change]]]]:
     """Yield the runs that began with the settings of `config` or have them now, the newest first.
 
-    Each comes with the changes during training that are not accepted.
+    Each run is returned with those changes during training that are not accepted.
     """
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
@@ -146,7 +146,7 @@ def _of_these_settings(
 
 
 def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
-    """Return whether a run reached its state with other settings than those of `config`.
+    """Return whether any part of a run was trained with other settings than those of `config`.
 
     Accepted changes count as other settings, too.
     """
@@ -162,8 +162,8 @@ def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
 def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]] | None:
     """Return the newest unfinished run of the same data and model with other settings.
 
-    It must not be trained by a process at the moment. The differing settings are returned as
-    messages.
+    Runs that a process is training are left out. The second value has messages on the settings that
+    differ.
     """
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
@@ -192,12 +192,12 @@ def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]
 
 
 def _as_written(value: object) -> str:
-    """Return a value as it is written in a flag or a file: true, not True."""
+    """Return a value as users write it in a flag or a file: true, not True."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def wanted_beside(recorded: Mapping[str, object], config: DeploymentConfig) -> Mapping[str, object]:
-    """Return the relevant settings of `config`, for comparison with those of a run."""
+    """Return the settings of `config` that are compared with those recorded in a run."""
     return result_settings(config) | earlier_settings(config, recorded)
 
 
@@ -206,7 +206,7 @@ class Loading:
     """The library that loads the model of a run.
 
     Attributes:
-        configured: `model.backend` when the run began; None: its run.json is lost.
+        configured: `model.backend` when the run began, or None if its run.json is lost.
         taken: the library that `auto` resolved to.
     """
 
@@ -214,11 +214,13 @@ class Loading:
     taken: str
 
     def is_same(self, wanted: object) -> bool:
-        """Return whether `model.backend` of another command loads the same model.
+        """Return whether the setting `model.backend` of another command loads the same model.
 
-        Unsloth changes the model that it loads.
+        This matters because Unsloth changes the model that it loads.
         """
-        if self.configured is None:  # an open setting resolves to what the run uses
+        if (
+            self.configured is None
+        ):  # a setting that is open resolves to the value that the run uses
             return wanted in ("auto", self.taken)
         if wanted == "auto" and self.configured == "transformers":
             return has_no_gpu() or not is_installed("unsloth")  # `auto` then chooses transformers
@@ -231,10 +233,10 @@ def is_same(
     accepted: Collection[str],
     loaded_by: Loading | None = None,
 ) -> bool:
-    """Return whether two sets of settings only differ in accepted ones.
+    """Return whether two sets of settings differ only in accepted ones.
 
     Args:
-        loaded_by: what loads the model of the run; None: only `recorded` is known about it.
+        loaded_by: the library that loads the model of the run, or None if only `recorded` is known.
     """
     loaded_by = loaded_by or Loading(None, backend_taken(recorded))
     return all(shown_name(key) in accepted for key in _differing(recorded, wanted, loaded_by))
@@ -252,8 +254,8 @@ def _differing(
 def has_met_bad_losses_otherwise(run: RunDirectory, config: DeploymentConfig) -> bool:
     """Return whether a finished run had bad losses that `config` would handle differently.
 
-    With `config`, the run would have ended with other weights. An unfinished run resumes with the
-    settings of `config`.
+    If so, the run would have ended with other weights under `config`. An unfinished run returns
+    False, because it resumes with the settings of `config`.
     """
     if not run.is_finished():
         return False
@@ -273,7 +275,7 @@ def has_met_bad_losses_otherwise(run: RunDirectory, config: DeploymentConfig) ->
 
 
 def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the relevant settings of the newest checkpoint, including later changes."""
+    """Return the settings of the newest checkpoint, which include changes during training."""
     store = Store(run.checkpoints)
     for name in store.versions():
         try:

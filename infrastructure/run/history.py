@@ -1,10 +1,10 @@
 """The changes of a run during training, and the step of each.
 
-A run that resumed with another learning rate, other rows or another library is not the run that its
-first or its last settings describe. Each version has the history of its state, so that a run that
-is restored elsewhere keeps it. run.json has the same for display, and is on the disk before the
-first step after a change. Only changes that led to the current state are included: if the run goes
-back to an earlier version, later changes are dropped with the later versions. Loads no torch.
+If a run resumed with another learning rate, other rows or another library, neither its first nor
+its last settings describe it. So each version contains the history of its state, which is restored
+with it. run.json contains the same history for display, and is written before the first step after
+a change. Only changes that led to the current state are included: if the run goes back to an
+earlier version, later changes are dropped with the later versions. Loads no torch.
 """
 
 import re
@@ -40,12 +40,12 @@ Change = TypedDict(
 
 
 class HistoryEntry(TypedDict):
-    """The changes with which a run resumed.
+    """The changes in one resume of a run.
 
     Attributes:
-        step: the step of the version that it resumed from.
+        step: the step of the version from which the run resumed.
         command: the command line, without secrets.
-        data: described as in `RunRecord`, if it resumed with other data.
+        data: the description of the data, as in `RunRecord`, if the data changed.
     """
 
     when: str
@@ -65,7 +65,7 @@ def history_in(values: Mapping[str, object]) -> list[HistoryEntry]:
 
 
 def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]:
-    """Return the history of the newest version of a run, or of the newest one of `step`.
+    """Return the history of the newest version of a run, or of the newest version of `step`.
 
     For a run without versions, return the history in run.json.
 
@@ -91,7 +91,7 @@ def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]
 
 
 def _until(history: list[HistoryEntry], step: int | None) -> list[HistoryEntry]:
-    """Return the changes that affected training up to `step`; None: all changes."""
+    """Return the changes that affected training up to `step`, or all changes if `step` is None."""
     return [entry for entry in history if step is None or entry["step"] < step]
 
 
@@ -104,10 +104,10 @@ def extend_history(
 ) -> list[HistoryEntry]:
     """Return the history of a run that resumes from a version with these values.
 
-    It is on the disk in run.json when this returns.
+    The history is on the disk in run.json when this returns.
 
     Args:
-        agreed: the differences; harmless ones are omitted.
+        agreed: the differences with which the run resumes; harmless ones are omitted.
         describe_data: returns the description, for run.json, of the data that the run resumes with.
     """
     history = history_in(values)
@@ -130,7 +130,7 @@ def extend_history(
 
 
 def brought_other_data(history: History) -> bool:
-    """Return whether one of the changes was a change of the data."""
+    """Return whether the data changed during the run."""
     return any(change["name"] == DATA for entry in history for change in entry["changes"])
 
 
@@ -150,7 +150,7 @@ def _change(difference: Difference) -> Change:
 def _recordable(value: object) -> JsonValue:
     """Return a value as JSON without secrets, and with shortened hashes.
 
-    The complete hash of a short row would allow guessing the row.
+    Hashes are shortened because the complete hash of a short row would allow guessing the row.
     """
     if isinstance(value, Mapping):
         hidden = {str(key) for key in value if is_secret_key(str(key))}
@@ -168,7 +168,7 @@ def _recordable(value: object) -> JsonValue:
 def deciding(history: History) -> Iterator[tuple[int, Change]]:
     """Yield the changes that affected the result, each with the step after which it took effect.
 
-    Changes that only affect rounding are omitted.
+    Changes that affect only rounding are omitted.
     """
     for entry in history:
         for change in entry["changes"]:
@@ -177,7 +177,7 @@ def deciding(history: History) -> Iterator[tuple[int, Change]]:
 
 
 def not_accepted(history: History, accepted: Collection[str]) -> list[tuple[int, Change]]:
-    """Return the changes that a command without them would not reproduce."""
+    """Return the changes whose names are not accepted, each with its step."""
     return [(step, change) for step, change in deciding(history) if change["name"] not in accepted]
 
 
@@ -192,7 +192,7 @@ def change_words(step: int, change: Change) -> str:
 
 
 def history_lines(history: History) -> list[str]:
-    """Return a message on each change."""
+    """Return messages on all changes, one for each."""
     return [
         change_words(entry["step"], change)
         + (" (sums round otherwise)" if change.get("effect") == Verdict.ROUNDS_OTHERWISE else "")
@@ -202,7 +202,7 @@ def history_lines(history: History) -> list[str]:
 
 
 def public_history(history: History) -> list[JsonObject]:
-    """Return the history for a model card or an export: no commands, data, hashes or paths."""
+    """Return the history for a model card or an export, without commands, data, hashes or paths."""
     lines: list[JsonObject] = []
     for entry in history:
         for change in entry["changes"]:
@@ -225,13 +225,13 @@ def _is_path(value: JsonValue) -> bool:
 
 
 def _is_shown(value: JsonValue) -> bool:
-    """Return whether a value is meaningful to the user."""
+    """Return whether a value is meaningful to the user, and so can be displayed."""
     is_hash = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{12,}", value) is not None
     return isinstance(value, str | int | float | None) and not is_hash
 
 
 def stretches(history: History, name: str, last_step: int) -> list[tuple[int, int, JsonValue]]:
-    """Return the ranges of steps (inclusive) in which a setting had each value.
+    """Return (first step, last step, value) for each range of steps with one value of a setting.
 
     Empty: the setting did not change.
     """

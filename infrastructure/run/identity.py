@@ -1,9 +1,9 @@
-"""What determines the result of a run, in a form that can be saved and compared on resume.
+"""The parts that determine the result of a run, as values that can be saved and compared.
 
-Temper's own runs, TRL's methods and the callback name the parts of a run here. A part is a
-JSON value: plain settings as they are, rows and weights as hashes, and user-defined objects by
-their code and the plain values that they hold. What cannot be inspected is reported, never guessed.
-Loads no torch.
+Temper's own runs, TRL's methods and the callback all use these parts. A part is a JSON value: plain
+settings as they are, rows and weights as hashes, and user-defined objects by their code and the
+plain values that they hold. Objects that cannot be inspected are reported, and nothing is guessed
+about them. Loads no torch.
 """
 
 import functools
@@ -51,12 +51,12 @@ OF_LIBRARIES = frozenset(
 
 
 def new_key() -> str:
-    """Return a secret for hashing a run's rows: short rows could be guessed from plain hashes."""
+    """Return a new secret key for hashing rows, since plain hashes of short rows can be guessed."""
     return secrets.token_hex(32)
 
 
 def row_digest(key: str) -> "hashlib.blake2b":
-    """Return an empty keyed digest for rows."""
+    """Return an empty keyed digest with which rows are hashed."""
     return hashlib.blake2b(key=bytes.fromhex(key), digest_size=32)
 
 
@@ -69,11 +69,11 @@ def keyed(key: str, text: str) -> str:
 
 @dataclass
 class ObjectReader:
-    """Converts objects to JSON values that are equal if the objects do the same.
+    """A converter of objects to JSON values that are equal if the objects do the same.
 
     Args:
-        known: returns the value of an object that a higher layer knows, such as weights; None: it
-            does not know the object.
+        known: returns the JSON value of an object that a higher layer knows, such as weights, or
+            None for an object that it does not know.
 
     Attributes:
         unseen: the names of things that cannot be compared.
@@ -86,7 +86,7 @@ class ObjectReader:
     _inside: list[int] = field(default_factory=list)
 
     def read(self, value: object, name: str) -> JsonValue:
-        """Return the JSON value of `value`; `name` is where it was found."""
+        """Return the JSON value of `value`. `name` says where the value was found, for reports."""
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, float):
@@ -146,7 +146,8 @@ class ObjectReader:
     def code_of(self, target: Any, name: str) -> dict[str, JsonValue]:
         """Return the name of a function or class, and hashes of its code.
 
-        For code of an installed package, there are no hashes: the package version identifies it.
+        Code of an installed package is not hashed, because the version of the package identifies
+        it.
         """
         module, qualname = str(getattr(target, "__module__", "")), _qualname(target)
         if is_ours(target):
@@ -171,10 +172,10 @@ class ObjectReader:
         return {"bases": [*read]} if read else {}
 
     def _source(self, target: object, name: str) -> dict[str, JsonValue]:
-        """Return hashes of the source of what a script or notebook defines, and of what that uses.
+        """Return hashes of the source of a user-defined object, and of the user code that it uses.
 
-        The source of a class is that of its methods: in a notebook, the source of a class is
-        unavailable.
+        A class is hashed by the source of its methods, because a notebook does not provide the
+        source of a class.
         """
         functions = dict(_functions_of(target))
         texts: dict[str, JsonValue] = {}
@@ -202,7 +203,7 @@ class ObjectReader:
         return used
 
     def _bound(self, function: types.FunctionType, name: str) -> dict[str, JsonValue]:
-        """Return what a function is bound to: defaults, and variables of the enclosing function."""
+        """Return the values that a function is bound to: defaults, and variables of its closure."""
         if _is_installed(function.__module__):
             return {}
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -218,12 +219,15 @@ class ObjectReader:
 
 
 def is_ours(target: object) -> bool:
-    """Return whether Temper itself defines a class or function, whose settings are compared."""
+    """Return whether Temper itself defines a class or function.
+
+    The settings of such a class are compared instead of its code.
+    """
     return str(getattr(target, "__module__", "")).partition(".")[0] in OUR_PACKAGES
 
 
 def is_own(target: object) -> bool:
-    """Return whether neither Temper nor an installed package defines a class or function."""
+    """Return whether a class or function is user-defined: not by Temper or an installed package."""
     return not is_ours(target) and not _is_installed(str(getattr(target, "__module__", "")))
 
 
@@ -275,9 +279,10 @@ def part_differences(
     """Yield the parts that have changed.
 
     Args:
-        same_libraries: whether library versions are equal; another version may represent its own
+        same_libraries: whether library versions are equal. Another version may represent its own
             parts differently.
-        verdicts: the verdicts of parts whose difference does not simply change the result.
+        verdicts: the verdicts on parts by name; for all other parts, a difference changes the
+            result.
     """
     for name in dict.fromkeys([*was, *now]):
         before, current = was.get(name), now.get(name)
@@ -299,7 +304,7 @@ def _known_to_both(before: JsonValue, current: JsonValue) -> tuple[JsonValue, Js
 
 
 def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonValue]:
-    """Return the differing keys of two values, for display in records."""
+    """Return only the keys in which two values differ, for display in records."""
     if not isinstance(before, dict) or not isinstance(current, dict):
         return before, current
     keys = [key for key in {**before, **current} if before.get(key) != current.get(key)]
@@ -334,7 +339,7 @@ def _short(value: JsonValue) -> str:
 
 
 def what_cannot_be_compared(unseen: Sequence[str]) -> list[str]:
-    """Return the message, shown at the start, on what a resumed run cannot verify."""
+    """Return the message, shown at the start, on the parts that a resume cannot compare."""
     if not unseen:
         return []
     return [phrase("run.not_compared_on_resume", parts="; ".join(dict.fromkeys(unseen)))]

@@ -13,7 +13,7 @@ class SavedCheckpoint:
 
     Attributes:
         step: the number of completed optimizer steps.
-        saved_at: Unix time.
+        saved_at: the time when it was saved, in seconds since 1970.
     """
 
     step: int
@@ -21,14 +21,17 @@ class SavedCheckpoint:
 
 
 class SavedSteps:
-    """The checkpoints of the run in `run_path`, for repeated queries: a manifest is read once."""
+    """The checkpoints of the run in `run_path`, for repeated queries. A manifest is read once."""
 
     def __init__(self, run_path: Path) -> None:
         self.store = Store(run_path / "checkpoints")
         self._known: dict[str, SavedCheckpoint | None] = {}
 
     def newest(self) -> SavedCheckpoint | None:
-        """Return the newest checkpoint that a resume may choose; None: none, or unreadable."""
+        """Return the newest checkpoint that a resume may choose.
+
+        Return None if there is none, or if the folder cannot be read.
+        """
         try:
             for name in self.store.versions():
                 if name not in self._known:

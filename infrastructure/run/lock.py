@@ -1,4 +1,4 @@
-"""The lock of a run: one process trains it at a time."""
+"""The lock of a run, so that only one process trains it at a time."""
 
 import os
 import time
@@ -22,12 +22,12 @@ DIRECTORIES = ("final", "tokenizer", "resume")  # replaced atomically
 
 @contextmanager
 def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
-    """Hold the lock of the run in `run_path`, after waiting for a process that trains it.
+    """Hold the lock of the run in `run_path`, after waiting for a process that holds it.
 
-    A process that is about to end the run may still wait for its backup.
+    Such a process may have finished training and still wait for the backup.
 
     Raises:
-        ValueError: if it still runs after `seconds`. The message names it.
+        ValueError: if that process still runs after `seconds`. The message names the process.
     """
     deadline = time.monotonic() + seconds
     while _is_trained_elsewhere(run_path) and time.monotonic() < deadline:
@@ -37,7 +37,7 @@ def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
 
 
 def _remove_leftovers(run_path: Path) -> None:
-    """Remove the partial files that killed processes of this run left in its directory."""
+    """Remove the partial files that killed processes left in the directory of this run."""
     for name in DIRECTORIES:
         recover_directory(run_path / name)
     for folder in (run_path, *(path for path in paths_below(run_path) if path.is_dir())):
@@ -52,10 +52,10 @@ def _is_trained_elsewhere(run_path: Path) -> bool:
 
 @contextmanager
 def only_trainer_of(run_path: Path) -> Iterator[None]:
-    """Hold the lock of the run in `run_path` and record this process as the one that trains it.
+    """Hold the lock of the run in `run_path`, and record that this process trains the run.
 
     Raises:
-        ValueError: if another live process trains it. The message names it.
+        ValueError: if another live process trains the run. The message names that process.
     """
     with _locked(run_path):
         write_trainer(run_path)
@@ -66,10 +66,10 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
 
 
 def refuse_trained_elsewhere(run_path: Path) -> None:
-    """Check that the run can be resumed, before anything is printed about resuming it.
+    """Check that no other process trains the run, before anything is printed about resuming it.
 
     Raises:
-        ValueError: if another live process trains it. The message names it.
+        ValueError: if another live process trains the run. The message names that process.
     """
     with _locked(run_path):
         pass

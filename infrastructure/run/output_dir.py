@@ -13,7 +13,7 @@ from infrastructure.core.messages import phrase
 
 
 def check_spelling(output_dir: Path) -> None:
-    """Refuse a path that is not valid UTF-8, which some of the writing libraries cannot handle.
+    """Check that a path is valid UTF-8, because some libraries cannot write to other paths.
 
     Raises:
         ValueError: if the path is not valid UTF-8.
@@ -24,7 +24,7 @@ def check_spelling(output_dir: Path) -> None:
 
 @contextmanager
 def no_empty_folder_left(output_dir: Path) -> Iterator[None]:
-    """Remove `output_dir` on exit if it was created inside the context and is still empty."""
+    """Remove `output_dir` on exit if it was created inside the block and is still empty."""
     parents = [output_dir, *output_dir.parents]
     made = [folder for folder in parents if not os.path.lexists(folder)]
     try:
@@ -36,7 +36,7 @@ def no_empty_folder_left(output_dir: Path) -> Iterator[None]:
 
 
 def writable(output_dir: Path) -> Path:
-    """Return `output_dir`, after creating it if necessary.
+    """Create `output_dir` if necessary, check that it is writable, and return it.
 
     Raises:
         ValueError: if it is not writable, or its path is not valid UTF-8.

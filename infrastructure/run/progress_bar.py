@@ -1,4 +1,4 @@
-"""A progress bar for long operations. It is only shown to a user, never in redirected output."""
+"""A progress bar for long operations. It is shown only to a user, never in redirected output."""
 
 import os
 import sys
@@ -24,9 +24,9 @@ class _QuietTqdm(_Tqdm):
 
 @contextmanager
 def byte_bar(what: str) -> Iterator[MoveBar]:
-    """Yield a function that moves a progress bar: (bytes done, total bytes).
+    """Yield a function of (bytes done, total bytes) that moves a progress bar.
 
-    The bar is only shown at a terminal or in a notebook. If the total is None, it is unknown.
+    The bar is shown only at a terminal or in a notebook. A total of None means that it is unknown.
     """
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     bar = _QuietTqdm(

@@ -1,4 +1,4 @@
-"""The part of run.json that all runs have: command, origin of each setting, machine."""
+"""The part of run.json that all runs have: command, settings with their origin, machine."""
 
 import shlex
 import sys
@@ -24,10 +24,10 @@ def base_record(
     device: str,
     num_processes: int,
 ) -> BaseRunRecord:
-    """Return the part of run.json that does not depend on what trains the run.
+    """Return the part of run.json that is the same for all training loops.
 
     Args:
-        settings: by key, the value and where it was set.
+        settings: for each key, the value and where it was set.
         versions: the versions of Python and of packages.
     """
     return {
@@ -62,7 +62,7 @@ def record_brought_back(run: RunDirectory, place: str, was_killed: bool) -> None
 
 
 def shown(value: object) -> JsonValue:
-    """Return a setting as JSON, without secrets in a text."""
+    """Return a setting as JSON. If it is a text, secrets in it are masked."""
     if isinstance(value, str):
         return redact(value)
     return value if isinstance(value, int | float | bool | list | dict | None) else str(value)

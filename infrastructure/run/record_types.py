@@ -1,7 +1,7 @@
 """The contents of run.json and summary.json, key by key.
 
-Files of older releases lack some keys, and a killed run has written fewer: keys that not every file
-has are not required here. Loads no torch.
+Files of older releases lack some keys, and a killed run has written fewer of them. Keys that some
+files lack are declared as not required. Loads no torch.
 """
 
 from typing import NotRequired, Required, TypedDict
@@ -17,12 +17,12 @@ class SettingRecord(TypedDict):
 
 
 class Continuation(TypedDict):
-    """A resume of a run from a checkpoint.
+    """The record of one resume of a run.
 
     Attributes:
         step: the step of the checkpoint.
-        was_killed: whether the run had not been stopped in order.
-        place: where it was restored from; missing if it was not restored.
+        was_killed: whether the run had been killed instead of stopped normally.
+        place: the destination from which the run was restored; missing if it was not restored.
     """
 
     step: int
@@ -31,11 +31,12 @@ class Continuation(TypedDict):
 
 
 class BroughtBack(TypedDict):
-    """A restore of a run from a destination, which has not resumed since.
+    """The record of a run that was restored from a destination and has not resumed since.
 
     Attributes:
         place: the destination, without a password.
-        was_killed: whether the run had not been stopped in order, as far as its version shows.
+        was_killed: whether the run had been killed instead of stopped normally, as far as its
+            version shows.
     """
 
     place: str
@@ -43,14 +44,14 @@ class BroughtBack(TypedDict):
 
 
 class BaseRunRecord(TypedDict, total=False):
-    """The contents of run.json that do not depend on what trains the run.
+    """The contents of run.json that are the same for all training loops.
 
     Attributes:
-        created: local time with its offset, as ISO 8601.
+        created: the local time of creation with its UTC offset, as ISO 8601.
         command: the command line, without secrets.
-        hardware: of the machine, with `device` and `processes` of the run.
-        went_on: as in summary.json, but copied with the versions.
-        brought_back: present until the run resumes.
+        hardware: the facts about the machine, with `device` and `processes` of the run.
+        went_on: the resumes, as in summary.json, but copied with the versions.
+        brought_back: the restore of the run; present until the run resumes.
         history: the changes during training, oldest first; see `run.history`.
     """
 
@@ -66,7 +67,7 @@ class BaseRunRecord(TypedDict, total=False):
 
 
 class DecidedSetting(TypedDict):
-    """The choice for a setting that the configuration left open."""
+    """The value that Temper chose for a setting that the configuration left open."""
 
     value: int | str
     origin: str
@@ -76,12 +77,12 @@ class RunRecord(BaseRunRecord, total=False):
     """The run.json of a run of Temper's own loop.
 
     Attributes:
-        configuration: as `DeploymentConfig.from_dict` reads it; every file has it.
-        decided: by key.
+        configuration: the configuration, as `DeploymentConfig.from_dict` reads it; always present.
+        decided: the values that Temper chose, by key.
         num_threads: the number of CPU threads if the run uses only a CPU; None otherwise.
-        attention: how packed rows are attended to.
+        attention: the attention implementation for packed rows.
         last_mlp: the tokens for which the MLP of the last layer is computed.
-        model: as described by the model's adapter.
+        model: the description of the model by its adapter.
         data: the fingerprint, numbers of examples, the hash of the files, and how rows were
             tokenized.
     """
@@ -100,10 +101,10 @@ class TrainerRunRecord(BaseRunRecord, total=False):
     """The run.json of a Trainer's run.
 
     Attributes:
-        trainer: the class of its arguments.
-        settings: the relevant settings of `DeploymentConfig`.
+        trainer: the class of the Trainer's arguments.
+        settings: those settings of `DeploymentConfig` that apply to a Trainer's run.
         configuration: the whole configuration, if the Trainer was created from it.
-        decided: by key.
+        decided: the values that Temper chose, by key.
     """
 
     trainer: Required[dict[str, str]]
@@ -119,11 +120,10 @@ class CopyFacts(TypedDict, total=False):
     """The status of a run's backup: the known values of `BackupStatus` and `Completion`.
 
     Attributes:
-        text: a message for the user; every file of a run that has ended has it.
-        possible_loss_seconds: the training time that would be lost with this machine at that
-            moment.
+        text: a message for the user; always present once the run has ended.
+        possible_loss_seconds: the training time that would be lost if this machine were lost now.
         published: the URL of the model at the destination.
-        problem: why the backup is not confirmed.
+        problem: the reason why the backup is not confirmed.
     """
 
     text: str
@@ -155,7 +155,7 @@ class CopyFacts(TypedDict, total=False):
 
 
 class StageRecord(TypedDict):
-    """One stage of a run."""
+    """The duration of one stage of a run."""
 
     name: str
     what: str
@@ -164,11 +164,11 @@ class StageRecord(TypedDict):
 
 
 class ForecastRow(TypedDict):
-    """A forecast quantity and its actual value; `error` is relative.
+    """A forecast quantity and its actual value. `error` is relative to the actual value.
 
     Attributes:
         first_step: the number of completed steps at the forecast, if the run resumed. Both values
-            then cover the remaining steps.
+            then cover only the remaining steps.
     """
 
     what: str
@@ -179,10 +179,10 @@ class ForecastRow(TypedDict):
 
 
 class CostRecord(TypedDict):
-    """The cost of a run, in all sessions that ended in order.
+    """The cost of a run, over all sessions that ended normally.
 
     Attributes:
-        seconds: from the start of each session to its summary.
+        seconds: the total time of the sessions, each from its start to its summary.
         text: `amount` with its currency.
     """
 
@@ -193,7 +193,7 @@ class CostRecord(TypedDict):
 
 
 class ExampleRecord(TypedDict, total=False):
-    """A held-out prompt, and what the model wrote before and after the training."""
+    """A held-out prompt, and the model's answers before and after training."""
 
     prompt: str | None
     expected: str | None
@@ -202,7 +202,7 @@ class ExampleRecord(TypedDict, total=False):
 
 
 class AdviceRecord(TypedDict):
-    """What the numbers at the end of a run suggest.
+    """A piece of advice that follows from the final metrics of a run.
 
     Attributes:
         command: the command to run, or the setting to change.
@@ -216,19 +216,19 @@ class Summary(TypedDict, total=False):
     """The contents of summary.json. Numbers that are not finite are written by name.
 
     Attributes:
-        status: a `RunStatus`; every file has it.
-        reason, signal, error: why the run stopped, or what ended it.
-        before, after: numbers on held-out data, by name.
+        status: a `RunStatus`; always present.
+        reason, signal, error: the reason why the run stopped, or the signal or error that ended it.
+        before, after: metrics on held-out data, by name.
         held_out_changed_after: the step after which the held-out rows changed, so that the earlier
             measurement is not comparable and is omitted; missing if they did not change.
-        loss_function: the loss function of these numbers if it is not a built-in one.
+        loss_function: the loss function of these metrics if it is not a built-in one.
         system_prompt: the system prompt of all rows; missing if there is none or more than one.
         has_context: whether the rows contain the context of their questions; missing if they do
             not.
         num_pairs: the number of held-out pairs of a better and a worse answer that were ranked.
-        went_on: the resumes after the run had ended early, oldest first.
+        went_on: the resumes after the run had ended early, the oldest first.
         history: the changes during training, as in run.json; missing if there were none.
-        files: the seal: the hash of each file that is not written to any more.
+        files: the seal, that is, the hash of each file that is not written to any more.
     """
 
     status: str

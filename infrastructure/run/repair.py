@@ -1,6 +1,6 @@
-"""Repairs the versions and small files of a run before it resumes, so that it can be found again.
+"""Repair of the versions and small files of a run, before the run is looked up and resumes.
 
-Damage is only looked for on this machine. The destination is only read for damaged files.
+Only files on this machine are checked. The destination is read only to replace damaged files.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def _stores(path: Path, options: BackupConfig) -> list[Store]:
 
 
 def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str], None]) -> None:
-    """Repair the versions and small files of a run. The caller must hold its lock.
+    """Repair the versions and small files of a run. The caller must hold the lock of the run.
 
     Raises:
         StorageError: if the local disk fails.
@@ -78,7 +78,7 @@ def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str],
 
 
 def repair_records_of(run: RunDirectory) -> None:
-    """Restore run.json and the tokenizer of a run from its own versions, and log it."""
+    """Restore run.json and the tokenizer of a run from its own versions, and log each repair."""
     if not is_free(run.path):
         return
     with contextlib.suppress(OSError, CheckpointError):
@@ -89,7 +89,7 @@ def repair_records_of(run: RunDirectory) -> None:
 
 
 def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
-    """Write a seal to summary.json, without the files that are gone.
+    """Write a seal to summary.json, leaving out the files that are gone.
 
     Raises:
         StorageError: if the disk fails.
@@ -106,7 +106,7 @@ def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
 
 
 def hash_or_none(path: Path) -> str | None:
-    """Return the hex SHA-256 of a file; None if it is missing or unreadable."""
+    """Return the hex SHA-256 of a file, or None if it is missing or unreadable."""
     try:
         return file_sha256(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""The backup of a run during training: checked before, displayed during, awaited at the end.
+"""The backup of a run: it is checked before training, shown during it, and awaited at the end.
 
 Problems with the destination are reported and never stop a run that has started. Without a
-destination, one line at the end says so.
+destination, one line at the end of the run says so.
 """
 
 import time
@@ -48,7 +48,7 @@ class RunReplication:
     """The backup of one run.
 
     Args:
-        report: shows a line to the user.
+        report: a function that shows a line to the user.
 
     Raises:
         ValueError: if `backup.place` is not a valid destination.
@@ -70,21 +70,23 @@ class RunReplication:
 
     @property
     def has_place(self) -> bool:
-        """Whether there is a backup destination."""
+        """True if there is a backup destination."""
         return self.backup.options.place is not None
 
     def check_place(self) -> None:
-        """Check the destination, so that problems are reported before anything takes time.
+        """Check the destination, so that problems are reported before any long operation.
 
         Raises:
-            StorageError: if it cannot be used. The message says what to do.
+            StorageError: if the destination cannot be used. The message says what to do.
         """
         missing = self.backup.check_place()
         if missing is not None:
             self.report(phrase("run.training_without_backups", problem=missing))
 
     def check_free_space(self, bytes_per_version: int, total_steps: int) -> None:
-        """Report, before the first step, the size of a version and how many fit here and there.
+        """Check that the versions to keep fit on this machine and at the destination.
+
+        The free space is shown only if output is verbose.
 
         Raises:
             StorageError: if the versions to keep do not fit.
@@ -110,19 +112,19 @@ class RunReplication:
             self.report(f"note: {caution}")
 
     def short(self) -> str | None:
-        """Return the age of the last confirmed version, for a line that is drawn at every step."""
+        """Return the age of the last confirmed version as a short text for the progress line."""
         if not self.has_place:
             return None
         return short_words(self._look(), time.time())
 
     def confirmed_step(self) -> int | None:
-        """Return the newest step that is safe at the backup destination; None: nothing is."""
+        """Return the newest step that is safe at the backup destination, or None if none is."""
         return self._look().confirmed_step
 
     def seconds_to_confirm(self) -> float:
-        """Estimate how long a version takes to be confirmed, from the time of the last one.
+        """Estimate the seconds until a version is confirmed, from the duration for the last one.
 
-        The estimate is at most the time that the end of a run waits for it.
+        The estimate is limited to the time for which a run waits at its end.
         """
         if not self.has_place:
             return 0.0
@@ -133,17 +135,17 @@ class RunReplication:
         return min(CONFIRM_FACTOR * confirm_seconds, self.config.backup.finish_seconds)
 
     def _look(self) -> BackupStatus:
-        """Return the status, read at most every LOOK_SECONDS."""
+        """Return the status. It is read again at most every LOOK_SECONDS."""
         if self._seen is None or time.monotonic() - self._seen[0] >= LOOK_SECONDS:
             self._seen = (time.monotonic(), self.backup.status())
         return self._seen[1]
 
     def age_seconds(self) -> float | None:
-        """Return the age of the last confirmed version; None: there is none yet."""
+        """Return the age of the last confirmed version in seconds, or None if there is none yet."""
         return self.backup.status().possible_loss(time.time()).seconds
 
     def probes(self) -> dict[str, Probe]:
-        """Return the probes of the backup for the monitor."""
+        """Return the functions by which the monitor measures the backup."""
         if not self.has_place:
             return {}
         return {
@@ -164,10 +166,10 @@ class RunReplication:
                 self._wait(seconds, self.backup.begin_last_look())
 
     def _wait(self, seconds: float, look: str = "") -> BackupStatus:
-        """Wait until the newest version is confirmed and the check of this token is done.
+        """Wait until the newest version is confirmed and the check with this token is done.
 
         Returns:
-            The status then, or when the time is over.
+            The status at that moment, or when the time is up.
         """
         newest = self.backup.store.newest_healthy()
         self.backup.try_again()
@@ -196,12 +198,13 @@ class RunReplication:
         return status
 
     def complete(self, seconds: float, record: Callable[[], object]) -> None:
-        """Have the destination confirm a finished run; `completion` has the result.
+        """Have the destination confirm a finished run. `completion` holds the result.
 
-        Ctrl-C and SIGTERM end the wait and not the copier, which continues by itself for as long.
+        Ctrl-C and SIGTERM end the wait, but not the copier, which continues by itself for as long.
 
         Args:
-            record: writes the summary and the report, once the URL of the model is known.
+            record: a function that writes the summary and the report once the URL of the model is
+                known.
         """
         if not self.has_place:
             return
@@ -218,21 +221,21 @@ class RunReplication:
         self.completion = Completion(self.completion.published, phrase("run.wait_for_backup_ended"))
 
     def compare_anew(self) -> None:
-        """Discard earlier confirmations: the destination may have changed since."""
+        """Discard earlier confirmations, because the destination may have changed since then."""
         if self.has_place:
             self.backup.forget_status()
 
     def problem(self) -> str | None:
-        """Return the message on a finished run that is not safe at its destination.
+        """Return a message if a finished run is not safe at its destination.
 
-        None: it is safe, or there is no destination.
+        Return None if the run is safe, or if there is no destination.
         """
         if not self.has_place or self.completion.is_complete:
             return None
         return not_safe(self.run.path, str(self.backup.options.place), self.completion)
 
     def report_incomplete(self) -> None:
-        """Report a finished run that is not safe at its destination."""
+        """Show the user the message of `problem`, if there is one."""
         if (problem := self.problem()) is not None:
             self.report(problem)
 
@@ -278,7 +281,7 @@ def versions_kept(training: TrainingConfig, total_steps: int) -> int:
 
 
 def newest_kept(training: TrainingConfig, total_steps: int) -> int:
-    """Return how many versions are kept if the loss falls to the end: the best are the newest."""
+    """Return how many versions are kept if the loss always falls, so the newest are the best."""
     newest = max(training.keep_checkpoints, training.num_best_kept)
     return min(newest + _every(training, total_steps), total_steps)
 

@@ -1,4 +1,4 @@
-"""Runs at a backup destination: listing them, finding a matching one, and restoring it."""
+"""Functions to list the runs at a backup destination, find a matching one, and restore it."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -60,14 +60,14 @@ def runs_at_place(options: BackupConfig) -> list[str]:
     """Return the runs that have a version at the destination.
 
     Raises:
-        StorageError: if it does not respond.
+        StorageError: if the destination does not respond.
     """
     place = open_place(str(options.place))
     return answer_of(place, lambda: runs_at(place))
 
 
 def newest_values(place: Place, run_id: str) -> Mapping[str, object]:
-    """Return the values of the newest version with a readable manifest; empty: there is none."""
+    """Return the values of the newest version with a readable manifest; empty if there is none."""
     for manifest in readable(Store(Path(run_id), place)):
         return manifest.values
     return {}
@@ -93,17 +93,17 @@ def restore_run(
     step: int | None = None,
     report: Callable[[str], None] = do_nothing,
 ) -> tuple[RunDirectory, Path]:
-    """Restore a run (None: the newest) from its destination into `output_dir`, and verify it.
+    """Restore a run from its destination into `output_dir`, and verify it.
 
-    This fetches the newest intact version and the best one, and the run's files unless those here
-    are newer. If the run is finished at the destination, it also fetches the model, summary and
-    report.
+    If `run_id` is None, the newest run is restored. This fetches the newest intact version, the
+    best version, and the run's files, unless the files on this machine are newer. If the run is
+    finished at the destination, it also fetches the model, summary and report.
 
     Returns:
         The run, and the restored checkpoint.
 
     Raises:
-        ValueError: if the destination is invalid, it has no such run, or `output_dir` is not
+        ValueError: if the destination is invalid or has no such run, or `output_dir` is not
             writable.
         CheckpointError: if the destination has no intact version.
         StorageError: if the destination does not respond, or the local disk fails.
@@ -142,10 +142,10 @@ def restore_run(
 
 
 def _was_killed(run: RunDirectory, place: Place) -> bool:
-    """Return whether the run had not ended in order.
+    """Return whether the run was killed instead of stopped normally.
 
-    If summary.json exists here, it decides. Otherwise the kind of the newest version at the
-    destination does, and whether a finished run is there.
+    This is read from summary.json if it exists on this machine. Otherwise, it follows from the kind
+    of the newest version at the destination, and from whether that holds a finished run.
     """
     if run.summary_file.is_file():
         return run.status() is RunStatus.RUNNING
@@ -159,9 +159,9 @@ def _was_killed(run: RunDirectory, place: Place) -> bool:
 
 
 def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
-    """Restore the version with the lowest score, too, if it is only at the destination.
+    """Also restore the version with the lowest score, if only the destination has it.
 
-    So `@best` means the same version as before the loss.
+    With it, `@best` names the same version as before the machine was lost.
     """
     try:
         here, there = best_of(store), best_of(remote)
@@ -174,9 +174,9 @@ def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
 
 
 def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:
-    """Restore what a finished run has at its destination in addition to its versions.
+    """Restore the model, summary and report of a run that is finished at its destination.
 
-    If a part of it is damaged, the run resumes from its last version and writes it again.
+    If one of them is damaged, the run resumes from its last version and writes it again.
     """
     try:
         finished = finished_at(place, run.run_id, step)
@@ -192,10 +192,11 @@ def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[s
 
 
 def named_run(place: Place, name: str | None) -> str:
-    """Return the run at a destination that the user named; None: the newest.
+    """Return the id of the run at a destination that the user named.
 
     Args:
-        name: its id, its path or that of its model on this machine, or the name that it was given.
+        name: the run's id or given name, or the path of the run or of its model on this machine.
+            None means the newest run.
 
     Raises:
         ValueError: if there is no run of that name, or none at all.
@@ -223,7 +224,7 @@ def named_run(place: Place, name: str | None) -> str:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of the run whose path, or whose trained model's path, is given."""
+    """Return the folder of a run from the path of the run or of its trained model."""
     path = Path(name)
     return path.parent if path.name == FINAL and len(path.parts) > 1 else path
 
@@ -232,8 +233,8 @@ def step_at_place(place: Place, run_id: str, version: str) -> int:
     """Return the step of a version at a destination; see `split_version` and `check_version`.
 
     Raises:
-        ValueError: if the best one is requested and none was measured.
-        CheckpointError: if its manifest is missing or damaged.
+        ValueError: if the best version is requested and none was measured.
+        CheckpointError: if the manifest of the version is missing or damaged.
         StorageError: if the destination does not respond.
     """
     store = Store(Path(run_id), place)
@@ -248,7 +249,7 @@ def step_at_place(place: Place, run_id: str, version: str) -> int:
 
 
 def check_version(run: str, version: str | None) -> None:
-    """Refuse an invalid name of a version, before a destination is queried.
+    """Check the name of a version before a destination is queried.
 
     Raises:
         ValueError: if the name is invalid. The message describes valid ones.
@@ -259,7 +260,7 @@ def check_version(run: str, version: str | None) -> None:
 
 
 def why_empty(place: Place) -> str:
-    """Return `: ` and the reason if a destination's folder or repository is missing; else ""."""
+    """Return `: ` and the reason if a destination's folder or repository is missing, or else ""."""
     try:
         place.names(Path())
     except OSError as error:
@@ -270,10 +271,10 @@ def why_empty(place: Place) -> str:
 
 
 def answer_of(place: Place, question: Callable[[], T]) -> T:
-    """Return the result of a query to the destination.
+    """Call `question`, which queries the destination, and return its result.
 
     Raises:
-        StorageError: if it does not respond. The message says what the user can do.
+        StorageError: if the destination does not respond. The message says what the user can do.
     """
     try:
         return question()

@@ -1,7 +1,7 @@
 """The text that is displayed about a run.
 
-This is the number of remaining steps and, after the end, the numbers before and after, an example,
-and the output paths. Loads no torch.
+It has the number of remaining steps and, at the end, the metrics before and after training, an
+example, and the output paths. Loads no torch.
 """
 
 import json
@@ -26,7 +26,7 @@ RESULT = "result"  # the name of a part that is displayed elsewhere
 
 
 def steps_ahead(done: int, total: int) -> str:
-    """Return how many steps remain and, for a resumed run, the last step."""
+    """Return a message with the number of remaining steps and, for a resumed run, the last step."""
     if done:
         return f"{counted(total - done, 'more step')}, to {total:,}"
     return counted(total, "step")
@@ -49,10 +49,11 @@ def paths_of(run_path: Path) -> dict[str, str]:
 
 
 def closing_lines(run_path: Path, summary: Summary, is_result_shown: bool = False) -> list[str]:
-    """Return the lines at the end: the table, an example, and the output paths.
+    """Return the closing lines of a run: the table of metrics, an example, and the output paths.
 
     Args:
-        is_result_shown: whether a notebook's panel already shows all but the output paths.
+        is_result_shown: whether a notebook's panel already shows everything except the output
+            paths.
     """
     return ([] if is_result_shown else _result_lines(summary)) + _place_lines(run_path, summary)
 
@@ -87,7 +88,7 @@ def changed_lines(summary: Summary) -> list[str]:
 
 
 def early_lines(summary: Summary) -> list[str]:
-    """Return why a finished run did not take all of its steps; empty if it did."""
+    """Return lines on why a finished run took fewer steps than planned; empty if it took all."""
     steps, total, reason = (summary.get(key) for key in ("steps", "total_steps", "reason"))
     is_finished = summary.get("status") == RunStatus.FINISHED
     if not (is_finished and isinstance(steps, int) and isinstance(total, int) and steps < total):
@@ -97,7 +98,7 @@ def early_lines(summary: Summary) -> list[str]:
 
 
 def best_lines(summary: Summary) -> list[str]:
-    """Return a line if the trained model is not that of the last step."""
+    """Return a line that names the step of the trained model if that is not the last step."""
     step = summary.get("final_step")
     return [] if step is None else [phrase("run.model_of_best_step", step=step)]
 
@@ -129,7 +130,7 @@ def _advised(text: str, command: str) -> str:
 
 
 def _of_held_out(num_questions: int, summary: Summary) -> str:
-    """Return how many held-out prompts were answered, with a note if they are few."""
+    """Return a text on how many held-out prompts were answered, with a note if these are few."""
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
         few = phrase("run.too_few_prompts") if num_questions < FEW_PROMPTS else ""
@@ -142,7 +143,7 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
 
 
 def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary) -> str:
-    """Return how to query the trained model, in a shell or in a cell."""
+    """Return the command that queries the trained model, for a shell or a notebook cell."""
     system, has_context = summary.get("system_prompt"), summary.get("has_context", False)
     if in_notebook and not sees:
         more = "" if system is None else f", system={system!r}"
@@ -154,14 +155,14 @@ def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary)
 
 
 def _looking(run: str, in_notebook: bool) -> str:
-    """Return how to open the report."""
+    """Return a text on how to open the report."""
     if in_notebook:
         return phrase("run.show_report_in_a_cell", run=run)
     return phrase("run.open_report_in_browser", run=run)
 
 
 def cost_lines(summary: Summary) -> list[str]:
-    """Return a line on the cost of the run; empty if the price of an hour is unknown."""
+    """Return a line on the cost of the run; empty if the price per hour is unknown."""
     cost = summary.get("cost")
     if cost is None:
         return []
@@ -177,7 +178,7 @@ def cost_lines(summary: Summary) -> list[str]:
 
 
 def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[str]:
-    """Return a text next to its name. `keeps_end`: show the end of a long text, not the start."""
+    """Return the lines of a text next to its name. `keeps_end` cuts the start of a long text."""
     lines = (text or "").strip().splitlines()
     whole = [_cut(printable(line), keeps_end) for line in lines if line.strip()] or [
         blank(text or "")
@@ -197,7 +198,7 @@ def _beside(name: str, lines: Sequence[str]) -> list[str]:
 
 
 def _cut(line: str, keeps_end: bool) -> str:
-    """Shorten a line to MAX_LINE_CHARACTERS: a text without line breaks may be a whole document."""
+    """Shorten a line to MAX_LINE_CHARACTERS, because one line may be a whole document."""
     if len(line) <= MAX_LINE_CHARACTERS:
         return line
     kept = MAX_LINE_CHARACTERS - 2

@@ -22,10 +22,10 @@ STAGES = {
 
 
 class Stages:
-    """Measures the duration of each stage; repeated stages are added up.
+    """The measured duration of each stage of a run. Repeated stages are added up.
 
     Args:
-        clock: returns seconds that never decrease.
+        clock: returns the time in seconds, and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time inside the context for the stage `name`, also if it fails.
+        """Count the time of the block toward the stage `name`, even if the block fails.
 
         Raises:
             KeyError: if there is no such stage.
@@ -51,11 +51,11 @@ class Stages:
             self._seconds[name] = self._seconds.get(name, 0.0) + self.clock() - began
 
     def seconds(self, name: str) -> float | None:
-        """Return the duration of a stage; None: it was not run."""
+        """Return the duration of a stage in seconds, or None if it did not run."""
         return self._seconds.get(name)
 
     def total_seconds(self) -> float:
-        """Return the duration of all stages so far."""
+        """Return the total duration of all stages so far, in seconds."""
         return sum(self._seconds.values())
 
     def records(self) -> list[StageRecord]:

@@ -1,6 +1,6 @@
 """The rows that the model of a run was trained on, by this run or by earlier ones.
 
-A measurement reports those among its own rows, in whichever file they are.
+A measurement reports which of its own rows are among them, in whichever file they are.
 
 Rows are saved as hashes of their contents, keyed with a secret, because a short row can be guessed
 from a plain hash. The secret stays with the hashes in the run's own folder and its backups.
@@ -26,21 +26,21 @@ Contents = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class TrainedRows:
-    """Rows, as keyed hashes.
+    """A set of rows, as keyed hashes.
 
     Attributes:
-        key: the secret.
-        hashes: in ascending order, (rows,).
+        key: the secret key.
+        hashes: the hashes in ascending order, an array of shape (rows,).
     """
 
     key: str = field(default_factory=new_key, repr=False)
     hashes: Contents = field(default_factory=lambda: np.array([], dtype=np.uint64))
 
     def with_contents(self, contents: Contents) -> "TrainedRows":
-        """Return these rows and others.
+        """Return a set with these rows and others.
 
         Args:
-            contents: a plain hash of each of the others, (others,).
+            contents: the plain hashes of the other rows, an array of shape (others,).
         """
         both = np.union1d(self.hashes, self._keyed(contents))
         return TrainedRows(self.key, both[:MOST_ROWS])
@@ -65,8 +65,9 @@ def record_trained_rows(
     """Add rows to those that the run was trained on.
 
     Args:
-        contents: a hash of each row, (rows,).
-        earlier: the rows of the run whose model this one starts from. A new run uses its secret.
+        contents: the plain hash of each row, an array of shape (rows,).
+        earlier: the trained rows of the run whose model this run starts from. A new run reuses
+            their key.
     """
     known = trained_rows(run) or earlier or TrainedRows()
     kept = known.with_contents(contents)
@@ -75,7 +76,7 @@ def record_trained_rows(
 
 
 def trained_rows(run: RunDirectory) -> TrainedRows | None:
-    """Return the rows; None: the run has no record, or its file is damaged."""
+    """Return the trained rows, or None if the run has no record of them or its file is damaged."""
     with contextlib.suppress(OSError, DamagedFileError, ValueError):
         record = read_record(run.trained_rows_file)
         key, text = record.get(KEY), record.get(ROWS)

@@ -61,11 +61,11 @@ BACKENDS.provide(
 
 
 def register_backend(name: str, backend: Callable[[str], Place]) -> None:
-    """Register `backend` to open `backup.place: name://…`; it is called with that whole text.
+    """Register `backend` for destinations `backup.place: name://…`; it is called with the full URL.
 
     It takes precedence over a built-in backend of that scheme, and over fsspec's.
 
-    The copier imports it from where it is defined, so that must be a module, not a notebook cell.
+    The copier process imports it, so it must be defined in a module, not in a notebook cell.
 
     Raises:
         ValueError: if another user-defined backend has this name, or `backend` lacks a method.

@@ -1,4 +1,4 @@
-"""The interface of every destination: the operations of a file system, and `confirm`.
+"""The interface of every backup destination: file-system operations and `confirm`.
 
 Paths are relative to the destination (`Path("run-1/objects/ab/…")`), so
 `Store(Path("run-1"), place)` reads a destination as it reads a disk.
@@ -30,7 +30,7 @@ class Content:
     """The content of a written file: its size, and the hashes that its destination compares.
 
     Attributes:
-        size_bytes: the number of bytes as stored (for a compressed object: of the compressed ones).
+        size_bytes: the number of bytes as stored (after compression, if the object is compressed).
         hashes: names and hex hashes of the same bytes. The first one is used to compare the file
             when it is read back. MD5 is only compared with what a server reports about a file that
             Temper wrote; it does not protect against tampering.
@@ -62,7 +62,7 @@ class Content:
         return self._hash("md5")
 
     def _hash(self, name: str) -> str:
-        """Return a hash by name. Raise ValueError if the destination does not declare it."""
+        """Return the hash called `name`. Raise ValueError if the destination does not use it."""
         for known, value in self.hashes:
             if known == name:
                 return value
@@ -70,7 +70,7 @@ class Content:
 
 
 class Evidence(enum.StrEnum):
-    """How the bytes of a file at a destination were compared, from the strongest to the weakest."""
+    """The ways in which a file at a destination was compared, from the strongest to the weakest."""
 
     CHECKSUM = "service checksum"  # computed by the service
     READ_BACK = "read-back"
@@ -92,7 +92,7 @@ class Place(FileOperations, abc.ABC):
         url: the destination as users write it, without secrets.
         is_slow: whether transferring bytes takes longer than compressing them.
         hashes: the hashes of a file that `confirm` compares. Each one costs a pass over all bytes.
-        identity: the id that `identify` found; None: it was not called.
+        identity: the id that `identify` found, or None before it is called.
     """
 
     url: str
@@ -107,13 +107,13 @@ class Place(FileOperations, abc.ABC):
         After this call, every write and every confirmation checks the marker again.
 
         Args:
-            known: the id that the destination must have; None: any.
+            known: the id that the destination must have; None accepts any id.
 
         Returns:
             The id of the destination.
 
         Raises:
-            OSError: if the destination does not respond or fails. ENOTCONN: it is another
+            OSError: if the destination does not respond or fails; with ENOTCONN if it is another
                 destination.
         """
         if known is not None:
@@ -130,8 +130,8 @@ class Place(FileOperations, abc.ABC):
         """Check the marker, if `identify` was called.
 
         Raises:
-            OSError: if the destination does not respond. ENOTCONN: this is another destination now,
-                such as the empty folder below a mount that disappeared.
+            OSError: if the destination does not respond; with ENOTCONN if this is now another
+                destination, such as the empty folder below a mount that disappeared.
         """
         if self.identity is not None and not has_id(self, self.identity):
             what = "backup.another_destination" if ids_at(self) else "backup.folder_without_marker"
@@ -149,7 +149,7 @@ class Place(FileOperations, abc.ABC):
         return
 
     def probe(self) -> None:
-        """Write a small file and remove it, because a backup needs write access.
+        """Write a small file and remove it, to check for write access.
 
         Raises:
             OSError: if the destination does not respond or fails.
@@ -175,23 +175,26 @@ class Place(FileOperations, abc.ABC):
         """Return whether the bytes of `path` are known to be safe from the loss of this machine.
 
         Returns:
-            False: not yet, ask again later. Otherwise how they were compared; True counts as
-            `Evidence.BACKEND`.
+            False if they are not safe yet; ask again later. Otherwise the way in which they were
+            compared; True counts as `Evidence.BACKEND`.
 
         Raises:
-            StorageError: if the file has other bytes or is gone. Write it again.
+            StorageError: if the file has other bytes or is gone. The caller then writes it again.
             OSError: if the destination cannot be reached.
         """
 
     def advice(self, error: OSError) -> str:
         """Return one sentence on what the user can do about `error`.
 
-        The copier continues by itself once that is done.
+        The copier continues by itself once the user has done so.
         """
         return phrase("backup.check_destination_reachable", url=self.url)
 
     def caution(self, run_directory: Path) -> str | None:
-        """Return a sentence on what this does not protect `run_directory` from; None: nothing."""
+        """Return a warning about a loss that this destination does not cover, or None.
+
+        For example, a destination on the same disk as `run_directory` is lost together with it.
+        """
         return None
 
     def parts_of(self, path: Path) -> tuple[str, ...]:
@@ -211,7 +214,7 @@ class Place(FileOperations, abc.ABC):
     def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
         """Read into `memory` as `FileOperations.read_into` does.
 
-        A destination is so slow that the extra copy costs nothing.
+        This makes an extra copy in memory, which costs little compared with the transfer.
         """
         end = 0
         for chunk in self.read(path):
@@ -239,33 +242,35 @@ class Place(FileOperations, abc.ABC):
         """
 
     def create(self, path: Path, data: bytes) -> bool | None:
-        """Create a small file only if no file of its name exists. If several machines try at the
-        same instant, one succeeds. The file is whole, and durable when this returns.
+        """Create a small file only if no file of its name exists.
+
+        If several machines try at the same instant, one succeeds. The file is complete and durable
+        when this returns.
 
         Returns:
-            True if it was created, False if there is one already, None if this backend cannot
-            create on a condition; nothing was written then.
+            True if the file was created, False if a file of this name exists, None if the backend
+            does not support conditional writes. Nothing is written in the last two cases.
         """
         return None
 
     @abc.abstractmethod
     def remove(self, path: Path) -> None:
-        """Remove a file, and free its space if possible."""
+        """Remove a file. Also free its space if the destination allows it."""
 
     def free_bytes(self, directory: Path) -> int | None:
         return None
 
     def make_directory(self, directory: Path) -> None:
-        """Do nothing: `write` creates what it needs."""
+        """Do nothing: `write` creates missing directories."""
 
     def sync_file(self, path: Path) -> None:
-        """Do nothing: `write` returns when the destination has the bytes."""
+        """Do nothing: when `write` returns, the destination already has the bytes."""
 
     def sync_directory(self, directory: Path) -> None:
-        """Do nothing: `write` returns when the destination has the name."""
+        """Do nothing: when `write` returns, the destination already lists the file."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Copy the file and remove the source: few destinations can rename, and none reports it."""
+        """Copy the file and remove the source, because few destinations can rename."""
         self.write(target, list(self.read(source)))
         self.remove(source)
 

@@ -1,9 +1,9 @@
-"""A bucket on the Hugging Face Hub. It is created as a private one.
+"""A bucket on the Hugging Face Hub, created as private.
 
-A bucket keeps files and no history: removed files take no space, and there are no commits, whose
-number the Hub limits. Files are transferred by Xet, which names a file by its own kind of hash. The
-Hub lists that name, and it is compared with the name that is computed here from the written bytes.
-Files that another process wrote are read back.
+A bucket keeps files and no history: removed files take no space, and the Hub's limit on commits
+does not apply. Files are transferred by Xet, which names a file by its own kind of hash. To confirm
+a file, Temper computes this hash from the written bytes and compares it with the one that the Hub
+lists. Files that another process wrote are read back.
 """
 
 import tempfile
@@ -26,10 +26,10 @@ MOST_REMOVALS = 100  # files in one request
 
 
 class BucketPlace(HubPlace):
-    """The folder of a bucket that `hf://buckets/OWNER/NAME[/folder]` names.
+    """The folder of a bucket at `hf://buckets/OWNER/NAME[/folder]`.
 
     Args:
-        endpoint: the address of the Hub; None: huggingface_hub's default.
+        endpoint: the address of the Hub; by default, that of huggingface_hub.
 
     Raises:
         ValueError: if the URL does not have this form.

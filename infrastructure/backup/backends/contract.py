@@ -1,7 +1,8 @@
-"""The errors that a user-defined destination may raise: OSError, and StorageError for other bytes.
+"""A wrapper that holds user-defined destinations to the errors that they may raise.
 
-The callers of a destination handle these two errors only. A `KeyError` from a backend would end the
-copier process and would be reported as a bug in Temper.
+These are OSError, and StorageError if a file has other bytes. The callers of a destination handle
+only these two. A `KeyError` from a backend would end the copier process and would be reported as a
+bug in Temper.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ CALLS = (
 class BackendError(OSError):
     """An error that a backend was not allowed to raise.
 
-    It is an OSError, so the copier retries, and a run that starts reports that its destination
+    It is an OSError, so the copier retries, and a run that is starting reports that its destination
     cannot be used.
     """
 
@@ -35,8 +36,8 @@ class BackendError(OSError):
 def held_to_contract(place: Place, make_error: Callable[[str], Exception] = BackendError) -> Place:
     """Wrap the methods of `place` and return it.
 
-    An error that is neither an OSError nor one of Temper's becomes an error that names the original
-    one and where it was raised.
+    An error that is neither an OSError nor one of Temper's is replaced by one that names the
+    original error and where it was raised.
 
     Args:
         make_error: creates the new error from a message.
@@ -52,7 +53,7 @@ def held_to_contract(place: Place, make_error: Callable[[str], Exception] = Back
 
 
 def sentence(url: str, error: Exception) -> str:
-    """Return the message about an error that a backend was not allowed to raise."""
+    """Return the message for an error that a backend is not allowed to raise."""
     raised = described(error)
     return redact(phrase("backup.backend_raised_wrong_error", url=url, error=raised))
 
@@ -78,7 +79,7 @@ def _held_call(
 
 
 def _held_advice(place: Place, make_error: Callable[[str], Exception]) -> Callable[[OSError], str]:
-    """Wrap `advice`: a backend's own advice does not help with a bug in that backend."""
+    """Wrap `advice`, and do not show a backend's own advice for a bug in that backend."""
     advice = _held_call(place, place.advice, make_error)
 
     def call(error: OSError) -> str:
@@ -108,7 +109,7 @@ def _held_stream(
 
 
 def _refuse_paths_out(place: Place, arguments: tuple[Any, ...]) -> None:
-    """Raise ValueError for a path that leads out of the destination: that is the caller's fault."""
+    """Raise ValueError if a path leads out of the destination, which is the caller's mistake."""
     for path in arguments:
         if isinstance(path, Path):
             place.parts_of(path)

@@ -1,11 +1,11 @@
 """Google Drive as Colab mounts it (DriveFS, a FUSE file system).
 
 Written files are first stored on this machine's disk and are uploaded later, in no particular
-order; some are never uploaded. Only DriveFS knows which: it gives a file the extended attribute
-`user.drive.id`, which begins with `local` until the file is in the cloud (found in public code that
-waits for it; Google documents neither). If that attribute is missing, nothing is ever confirmed,
-because reading back would only show this machine's own copy. Backups are then copied but never
-counted as safe, and no older one is removed for them.
+order; some are never uploaded. DriveFS shows which files are uploaded in the extended attribute
+`user.drive.id`, which begins with `local` until the file is in the cloud. (Google does not document
+this; public code relies on it.) If that attribute is missing, nothing is ever confirmed, because
+reading back would only show this machine's own copy. Backups are then copied but never counted as
+safe, and they do not cause older backups to be removed.
 """
 
 import errno
@@ -41,7 +41,7 @@ ADVICE = {
 
 
 def read_drive_id(path: Path) -> str | None:
-    """Return the id that DriveFS has for a file; None: it has none, or this is not DriveFS.
+    """Return the id that DriveFS has for a file, or None if it has none or this is not DriveFS.
 
     Raises:
         OSError: if the mount does not respond.
@@ -57,7 +57,7 @@ def read_drive_id(path: Path) -> str | None:
 
 
 class DriveFiles(FileOperations):
-    """File operations through the page cache: how a mounted Drive handles direct I/O is unknown."""
+    """File operations through the page cache; a mounted Drive may not support direct I/O."""
 
     is_direct = False
 
@@ -65,12 +65,13 @@ class DriveFiles(FileOperations):
 class DrivePlace(FolderPlace):
     """The directory `root` on a mounted Drive.
 
-    Files are written under their final names: these never repeat, and the mount may undo a rename.
-    A damaged file is removed first, so that its replacement gets a new id. If a directory that was
-    seen in this session is missing, the connection is lost.
+    Files are written directly under their final names, because the mount may undo a rename. No name
+    is used twice. A damaged file is removed before it is written again, so that its replacement
+    gets a new id. If a directory that was seen in this session is missing, the connection counts as
+    lost.
 
     Args:
-        drive_id: reads the id of a file.
+        drive_id: a function that reads the id of a file.
     """
 
     is_slow = True
@@ -111,10 +112,10 @@ class DrivePlace(FolderPlace):
         return Evidence.MOUNT
 
     def sweep(self, directory: Path) -> None:
-        """Do nothing: files are written under their final names, and probes are not written."""
+        """Do nothing, because neither partial files nor probe files are written to a Drive."""
 
     def probe(self) -> None:
-        """Check for write access only: Drive's trash would keep a written file."""
+        """Check permissions without writing a file, because Drive's trash would keep that file."""
         if not os.access(self.root, os.W_OK):
             raise OSError(errno.EACCES, "it cannot be written to", str(self.root))
 
@@ -164,15 +165,15 @@ class DrivePlace(FolderPlace):
             raise
 
     def create(self, path: Path, data: bytes) -> None:
-        """Return None: two machines' mounts may both create a file of one name."""
+        """Return None: the mounts of two machines may both create a file of the same name."""
 
     def remove(self, path: Path) -> None:
-        """Empty the file, then remove it: Drive's trash keeps it for 30 days at its size."""
+        """Empty a file, then remove it, because Drive's trash keeps removed files for 30 days."""
         self.truncate(path)
         super().remove(path)
 
     def sync_directory(self, directory: Path) -> None:
-        """Do nothing: the mount does not support it."""
+        """Do nothing: the mount does not support syncing a directory."""
 
     def _make(self, directory: Path) -> None:
         self.operations.make_directory(directory)
@@ -184,7 +185,7 @@ class DrivePlace(FolderPlace):
 
 
 def drive_folder(path: Path) -> Path | None:
-    """Return the top folder of the Drive that `path` names; None: it does not name one."""
+    """Return the top folder of the Drive that contains `path`, or None if it is not on a Drive."""
     for number, part in enumerate(path.parts):
         if part in OWN_DRIVE:
             return Path(*path.parts[: number + 1])
@@ -194,7 +195,7 @@ def drive_folder(path: Path) -> Path | None:
 
 
 def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
-    """Return whether `path` is named like a folder on a Drive, and is or may be one."""
+    """Return whether `path` looks like a path on a Drive, and a Drive may be mounted there."""
     folder = drive_folder(path)
     if folder is None:
         return False

@@ -46,7 +46,7 @@ class FolderPlace(Place):
     on this machine's own disk. If a root that existed is missing, the connection counts as lost.
 
     Args:
-        root: absolute path.
+        root: the absolute path of the folder.
         operations: the underlying file system.
         mounts: the system's list of mounts.
     """
@@ -86,7 +86,7 @@ class FolderPlace(Place):
 
     @property
     def _program(self) -> Mount | None:
-        """The FUSE mount that the folder is on; None: the file system is the kernel's."""
+        """The FUSE mount that contains the folder, or None if it is not on FUSE."""
         mount = mount_of(self.root, self.mounts)
         return mount if mount is not None and mount.is_fuse else None
 
@@ -170,9 +170,9 @@ class FolderPlace(Place):
     def sweep(self, directory: Path) -> None:
         """Remove probes and partial files, except those whose writer is alive and locks them.
 
-        A part of a live writer may be removed if another machine's lock is not visible, or if there
-        are no locks and the part is more than a day old. Then its writer has to write it again, and
-        that is all: a part is never read, and a writer whose part is missing writes it again.
+        A partial file of a live writer may be removed if the lock of another machine is not
+        visible, or if there are no locks and the file is more than a day old. This is harmless:
+        partial files are never read, and the writer writes a missing one again.
         """
         super().sweep(directory)
         for path in paths_below(self.at(directory)):
@@ -199,7 +199,7 @@ class FolderPlace(Place):
         self._try(lambda: self.operations.sync_directory(self.at(directory)))
 
     def at(self, path: Path) -> Path:
-        """Return the absolute path of `path`.
+        """Return the absolute path of `path`, which is relative to the folder.
 
         Raises:
             ValueError: if the path leads out of the destination.
@@ -207,7 +207,7 @@ class FolderPlace(Place):
         return self.root.joinpath(*self.parts_of(path))
 
     def _try(self, operation: Callable[[], Result]) -> Result:
-        """Run `operation`; a file that is missing because its disk is raises ENOTCONN instead."""
+        """Run `operation`. If a file is missing because its disk is missing, raise ENOTCONN."""
         try:
             result = operation()
         except FileNotFoundError:

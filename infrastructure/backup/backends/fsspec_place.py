@@ -1,7 +1,7 @@
 """Any store that fsspec supports: S3, Google Cloud Storage, Azure, SFTP and others.
 
-These have a file when the write returns. The evidence is the server's own checksum if it provides a
-comparable one, and otherwise reading the file back.
+These stores have a file when the write returns. The evidence is the server's own checksum if it
+provides a comparable one, and otherwise reading the file back.
 """
 
 import base64
@@ -70,7 +70,7 @@ ADVICE = {
 
 
 class FsspecPlace(Place):
-    """The directory that an fsspec URL names.
+    """The directory at an fsspec URL.
 
     Args:
         url: a URL with a scheme, such as `s3://bucket/folder`. Options come from the environment.
@@ -91,10 +91,10 @@ class FsspecPlace(Place):
 
     @cached_property
     def file_system(self) -> "AbstractFileSystem":
-        """The client. Some clients connect when they are created.
+        """The fsspec client, created on first access. Some clients connect when they are created.
 
         Raises:
-            OSError: if it cannot be created or does not connect.
+            OSError: if the client cannot be created or does not connect.
         """
         import fsspec
 
@@ -210,7 +210,7 @@ class FsspecPlace(Place):
 
 
 def _root_of(url: str, scheme: str, shown: str) -> str:
-    """Return the folder of `url` in its file system, without connecting."""
+    """Return the path of `url`'s folder in its file system, without connecting."""
     fsspec = require("fsspec", f"the place {shown}")
     if "::" in url or scheme in NO_STORES:
         raise InputError("backup.destination_not_writable_store", url=shown)

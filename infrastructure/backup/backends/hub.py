@@ -1,10 +1,10 @@
-"""A repository on the Hugging Face Hub. It is created as a private one.
+"""A repository on the Hugging Face Hub, created as private.
 
 huggingface_hub takes the token from the environment or from `hf auth login`. The Hub limits commits
-per hour, so files are uploaded one by one and committed together, at the first query about any of
-them. For a file in large-file storage the Hub reports the SHA-256; a small file, which is stored in
-git, is read back. Removed files stay in the repository's history and count against the account's
-storage until the history is squashed.
+per hour, so files are uploaded one by one and committed together when one of them is first queried.
+For a file in large-file storage the Hub reports the SHA-256; a small file, which is stored in git,
+is read back. Removed files stay in the repository's history and count against the account's storage
+until the history is squashed.
 """
 
 import contextlib
@@ -53,12 +53,12 @@ log = logging.getLogger(__name__)
 
 
 class HubPlace(Place):
-    """The folder of a repository that `hf://[datasets/|models/]OWNER/NAME[/folder]` names.
+    """The folder of a repository at `hf://[datasets/|models/]OWNER/NAME[/folder]`.
 
     It is also the base class of all destinations on the Hub (`bucket.BucketPlace`).
 
     Args:
-        endpoint: the address of the Hub; None: huggingface_hub's default.
+        endpoint: the address of the Hub; by default, that of huggingface_hub.
 
     Raises:
         ValueError: if the URL does not have this form.
@@ -80,7 +80,7 @@ class HubPlace(Place):
 
     @cached_property
     def api(self) -> "HfApi":
-        """The client. It looks up the token again for each request."""
+        """The client of the Hub. It looks up the token again for each request."""
         module = require("huggingface_hub", f"the place {self.url}")
         self.show_progress(False)
         api: HfApi = module.HfApi(endpoint=self.endpoint)
@@ -117,7 +117,7 @@ class HubPlace(Place):
         return None
 
     def identify(self, known: str | None = None) -> str:
-        """Return the name of the repository: on the Hub it cannot be another destination."""
+        """Return the name of the repository, which identifies a destination on the Hub."""
         self.identity = f"{self.repo_type} {self.repo_id}"
         return self.identity
 
@@ -173,7 +173,7 @@ class HubPlace(Place):
     def create(self, path: Path, data: bytes) -> bool | None:
         """Commit the file on top of a commit that does not contain it.
 
-        The Hub refuses that if the commit is no longer the newest one.
+        The Hub refuses the new commit if its parent is no longer the newest one.
         """
         from huggingface_hub import CommitOperationAdd
         from huggingface_hub.errors import HfHubHTTPError
@@ -215,7 +215,7 @@ class HubPlace(Place):
         """Commit the uploaded files and the removals.
 
         Raises:
-            OSError: if the Hub rejects it. Nothing was committed then.
+            OSError: if the Hub rejects the commit. Nothing is committed then.
         """
         operations, self._pending = [*self._pending.values()], {}
         if operations:
@@ -279,7 +279,7 @@ class HubPlace(Place):
         raise FileNotFoundError(errno.ENOENT, "no such file", self.shown(path))
 
     def _query(self, path: Path, question: Callable[[], Result]) -> Result:
-        """Run `question` against the Hub and convert its errors."""
+        """Run `question`, a request to the Hub, and convert its errors."""
         with self.plain_errors(self.shown(path)):
             return question()
 
@@ -314,7 +314,7 @@ class HubPlace(Place):
     def _in_words(
         self, number: int | None, status: int | None, *, is_missing: bool, has_token: bool
     ) -> str | None:
-        """Return a plain message; None: the client's own message is good enough."""
+        """Return a plain message, or None if the client's own message is good enough."""
         if number in (errno.ENOTCONN, errno.ETIMEDOUT):
             answer = (
                 "does not answer"

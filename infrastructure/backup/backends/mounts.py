@@ -1,4 +1,4 @@
-"""The file system that a path is on, as reported by Linux."""
+"""Look-up of the file system that contains a path, as reported by Linux."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,23 +8,23 @@ MOUNTS = Path("/proc/self/mounts")
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system, such as `drive` of the kind `fuse.drive`."""
+    """A mounted file system; for example, its name is `drive` and its kind `fuse.drive`."""
 
     device: str
     kind: str
 
     @property
     def is_fuse(self) -> bool:
-        """Whether a program in user space implements the file system.
+        """True if a program in user space implements the file system.
 
-        Such a program may respond before it has done anything. This excludes `fuseblk`, which is a
-        disk with a foreign file system.
+        Such a program may respond before it has done anything. The kind `fuseblk` does not count:
+        it is a disk with a foreign file system.
         """
         return self.kind == "fuse" or self.kind.startswith("fuse.")
 
 
 def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount | None:
-    """Return the innermost mount that contains the absolute `path`; None: there is no list."""
+    """Return the innermost mount that contains the absolute `path`, or None if none is listed."""
     try:
         lines = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:

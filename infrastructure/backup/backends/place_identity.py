@@ -1,11 +1,11 @@
-"""The identity of a destination: only a marker with a random id at the destination decides it.
+"""The identity of a destination, defined by a marker file with a random id at the destination.
 
     <place>/.temper-place/<id>      {"format": 1, "id": "<id>"}
 
-A path does not prove anything: if a mount disappeared, the path leads to an empty folder on this
-machine's own disk. Neither does a device number: a Drive that is mounted again has another one. The
-id is part of the marker's name, so two runs that create a marker at the same instant create two,
-and the destination has both ids from then on: nothing is overwritten, and no store needs an
+A path cannot identify a destination: if a mount disappeared, the path leads to an empty folder on
+this machine's own disk. Nor can a device number, which changes when a Drive is mounted again. The
+id is part of the marker's name, so two runs that create a marker at the same instant create two
+files, and the destination has both ids from then on. Nothing is overwritten, and no store needs an
 exclusive operation.
 """
 
@@ -61,7 +61,7 @@ def has_id(place: FileOperations, place_id: str) -> bool:
 
 
 def _read_marker(place: FileOperations, place_id: str) -> PlaceMarker | None:
-    """Return the marker of an id; None: it does not exist, or its writer was killed."""
+    """Return the marker of an id, or None if it does not exist or its writer was killed."""
     try:
         marker = as_object(parse_json(b"".join(place.read(FOLDER / place_id))))
         return {"id": as_text(marker["id"])}
@@ -70,7 +70,7 @@ def _read_marker(place: FileOperations, place_id: str) -> PlaceMarker | None:
 
 
 def mark(place: FileOperations) -> str:
-    """Create a marker at a destination that has none, and return its id.
+    """Create a marker at a destination that has none, and return its new id.
 
     Raises:
         OSError: if the destination does not respond or fails.
@@ -93,11 +93,11 @@ class PlaceRecord:
         self.path = path
 
     def id_of(self, url: str) -> str | None:
-        """Return the id that the destination at `url` had; None: the run was never copied there."""
+        """Return the id of the destination at `url`, or None if the run was never copied there."""
         return dict(self._read()).get(url)
 
     def write(self, url: str, place_id: str) -> None:
-        """Record that `url` means the destination with this id.
+        """Record that `url` leads to the destination with this id.
 
         Raises:
             OSError: if the disk fails.

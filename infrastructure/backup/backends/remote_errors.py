@@ -1,4 +1,4 @@
-"""Converts the errors of client libraries to the OSError that a file system would raise.
+"""Conversion of client libraries' errors to the OSError that a file system would raise.
 
 boto, aiohttp, httpx, paramiko and Google's client each have their own exceptions; most carry an
 HTTP status somewhere. Their messages may contain signed URLs and keys, so these are masked, and the
@@ -52,8 +52,8 @@ def as_os_errors(shown: str) -> Iterator[None]:
     """Convert any error inside to an OSError; `shown` is the URL of the file, without secrets.
 
     Raises:
-        OSError: a subclass such as FileNotFoundError or PermissionError if the cause is known, EIO
-            otherwise.
+        OSError: with the matching errno (for example as FileNotFoundError or PermissionError) if
+            the cause is known, and with EIO otherwise.
     """
     try:
         yield
@@ -90,13 +90,13 @@ def errno_of(error: Exception) -> int:
 
 
 def is_there(error: Exception) -> bool:
-    """Return whether a file was not created because a file of its name exists."""
+    """Return whether `error` means that a file could not be created because its name exists."""
     chain = list(_with_causes(error))
     return any(isinstance(each, FileExistsError) or status_of(each) == 412 for each in chain)
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Return whether a store or its client does not support conditional writes."""
+    """Return whether `error` means that a store or its client cannot write conditionally."""
     words = [f"{_code(each)} {type(each).__name__}".lower() for each in _with_causes(error)]
     return isinstance(error, TypeError) or any(w in text for text in words for w in UNSUPPORTED)
 
@@ -111,7 +111,7 @@ def _errno_of_kind(error: Exception) -> int:
 
 
 def status_of(error: Exception) -> int | None:
-    """Return the HTTP status of an error, wherever the library stores it; None: it has none."""
+    """Return the HTTP status of an error, wherever its library stores it, or None."""
     response = getattr(error, "response", None)
     status: Any = None
     if isinstance(response, dict):  # boto

@@ -1,10 +1,10 @@
-"""Compressed objects, `<hash>.zst`; the hash is that of the uncompressed bytes.
+"""Compressed objects, called `<hash>.zst` by the hash of their uncompressed bytes.
 
-The high bytes of numbers of one type are similar, but they are adjacent only if byte 0 of all
-elements comes first, then byte 1, and so on ("byte shuffle", as in https://www.blosc.org and HDF5).
-The shuffled bytes are compressed with zstd at level 1. `zstd -d` can open the file: it is a
-skippable frame (RFC 8878, 3.1.2) with the table of segments, followed by one frame for each
-segment. FORMAT.md describes the layout.
+The high bytes of numbers of one type are similar. To make them adjacent, byte 0 of all elements is
+stored first, then byte 1, and so on ("byte shuffle", as in https://www.blosc.org and HDF5). The
+shuffled bytes are compressed with zstd at level 1. `zstd -d` can open the file: it is a skippable
+frame (RFC 8878, 3.1.2) with the table of segments, followed by one frame for each segment.
+FORMAT.md describes the layout.
 
 Measured on the state of the embedded model after 200 steps: 0.83 of the size if weights and
 optimizer are float32, 0.67 if they are truncated to bfloat16; zstd without the shuffle saves half
@@ -61,11 +61,11 @@ def compress(data: Buffer) -> bytes:
 
 
 def decompress(packed: Buffer, size_bytes: int) -> bytearray:
-    """Return the uncompressed bytes, exactly `size_bytes` of them. Nothing larger is allocated.
+    """Return the uncompressed bytes, exactly `size_bytes` of them, without allocating more.
 
     Raises:
         CheckpointError: if `packed` is truncated, changed, of a later layout, or of another size.
-            The message is meant to follow the name of the object.
+            The caller puts the name of the object before the message.
     """
     view = memoryview(packed)
     if size_bytes > LARGEST_BYTES:
@@ -137,7 +137,7 @@ def _unshuffle(data: bytes, width: int, into: memoryview) -> None:
 
 
 def _segments(data: Buffer) -> Iterator[Run]:
-    """Yield stretches of equal element width, cut to at most `SEGMENT_BYTES`."""
+    """Yield runs of bytes with the same element width, cut to at most `SEGMENT_BYTES` each."""
     for width, size in _merged(_runs(data)):
         for start in range(0, size, SEGMENT_BYTES):
             yield width, min(SEGMENT_BYTES, size - start)
@@ -154,7 +154,7 @@ def _merged(runs: list[Run]) -> list[Run]:
 
 
 def _runs(data: Buffer) -> list[Run]:
-    """Return the element width of every stretch of a pack; 1 if the data is not a pack."""
+    """Return the runs of equal element width in a pack; width 1 if the data is not a pack."""
     try:
         return list(_pack_runs(memoryview(data)))
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,7 +1,7 @@
 """File access that bypasses the page cache, if the system supports direct I/O (Linux's O_DIRECT).
 
-What a checkpoint writes is read back from the disk once, and seldom again. Managing its pages in
-the cache is about half of the CPU time that a version costs beside the training
+A checkpoint is read back from the disk once after it is written, and seldom again. Managing its
+pages in the cache takes about half of the CPU time that a version costs in addition to the training
 (`benchmarks/direct_writes.py`). A direct transfer requires memory addresses, file offsets and
 lengths that are whole pages. The end of a file is written through the cache, and so is the whole
 file if the file system does not support direct I/O.
@@ -41,7 +41,7 @@ def write_directly(file: FileIO, chunks: Iterable[memoryview]) -> None:
 
 
 def read_directly(path: Path) -> Iterator[memoryview]:
-    """Yield the bytes of a file in pieces; each piece is invalid when the next one is yielded.
+    """Yield the bytes of a file in pieces. A piece becomes invalid when the next one is yielded.
 
     Raises:
         OSError: on any error of the system.
@@ -85,8 +85,8 @@ def set_direct(file: FileIO, wanted: bool) -> bool:
 def _fall_back_to_the_cache(file: FileIO, error: OSError) -> None:
     """Turn off direct I/O after EINVAL, and raise any other error.
 
-    EINVAL means that the transfer cannot be done directly: the previous one was less than a page,
-    as at the end of a file, or the file system requires larger blocks.
+    EINVAL means that direct I/O cannot continue: the previous transfer was not a whole number of
+    pages, as at the end of a file, or the file system requires larger blocks.
     """
     if error.errno != errno.EINVAL or not set_direct(file, False):
         raise error

@@ -1,4 +1,4 @@
-"""The file-system operations that a store uses. Tests inject faults here."""
+"""The file-system operations of a store, in a class that tests replace to inject faults."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ class FileOperations:
                 yield chunk
 
     def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
-        """Fill `memory` from the beginning of a file. Yield the number of filled bytes so far."""
+        """Fill `memory` from the beginning of a file. Yield the number of bytes filled so far."""
         end = 0
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(memory[end : end + CHUNK_BYTES]):
@@ -47,15 +47,15 @@ class FileOperations:
                 yield end
 
     def read_back(self, path: Path) -> Iterator[Buffer]:
-        """Return the bytes of a file from the disk instead of the cache, if the system can do so.
+        """Yield the bytes of a file from the disk instead of the cache, if the system can do so.
 
-        Each piece is invalid when the next one is yielded.
+        A piece becomes invalid when the next one is yielded.
         """
         self.forget_cached(path)
         return read_directly(path) if self.is_direct else self.read(path)
 
     def open(self, path: Path) -> BinaryIO:
-        """Open a file for reading; its bytes stay readable when its name is removed."""
+        """Open a file for reading. Its bytes stay readable after its name is removed."""
         return path.open("rb", buffering=0)
 
     def size(self, path: Path) -> int:
@@ -65,14 +65,14 @@ class FileOperations:
         return sorted(path.name for path in directory.iterdir())
 
     def free_bytes(self, directory: Path) -> int | None:
-        """Return the free space in bytes; None: unknown."""
+        """Return the free space in bytes, or None if it is unknown."""
         return shutil.disk_usage(directory).free
 
     def make_directory(self, directory: Path) -> None:
         make_directory(directory, PRIVATE_DIRECTORY)
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
-        """Write a new file; an existing one is an error."""
+        """Write a new file. Raise FileExistsError if it exists."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
         try_lock(descriptor)  # marks it as being written; not required
         with FileIO(descriptor, "wb") as file:
@@ -108,13 +108,13 @@ class FileOperations:
         os.truncate(path, 0)
 
     def forget_cached(self, path: Path) -> None:
-        """Drop a file from the page cache, if the system supports it: the next read is from it."""
+        """Drop a file from the page cache, if supported, so that the next read is from the disk."""
         with contextlib.suppress(OSError, AttributeError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def by_two(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield `work` of each item, in order. Two threads work, at most two results ahead."""
+    """Yield `work(item)` for each item, in order. Two threads work at most two results ahead."""
     running: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for item in items:

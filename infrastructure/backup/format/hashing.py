@@ -1,4 +1,4 @@
-"""The hash that names objects and versions: BLAKE3, or SHA-256 if there is no blake3 wheel."""
+"""The hash that names objects and versions: BLAKE3, or SHA-256 if blake3 is not installed."""
 
 import hashlib
 import re

@@ -3,9 +3,9 @@
     <store>/lineage.json      {"known": [names], "since": sequence, "checksum": …}
 
 A copied run folder, or another machine that resumed the same run, writes its own versions under the
-same run id. A name is the hash of what it names, so a version at the destination that this store
-neither holds, nor sent, nor was restored from, belongs to another run. The list outlives the copier
-process: a restarted copier recognizes foreign versions as well as the one before it.
+same run id. A version is named by the hash of its contents. So if this store does not hold a
+version at the destination, did not send it and was not restored from it, that version belongs to
+another run. The list is on disk, so a restarted copier recognizes foreign versions, too.
 """
 
 import logging
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 def sequence_of(name: str) -> int:
-    """Return the sequence in the name of a version."""
+    """Return the sequence number in the name of a version."""
     return int(name[:12])
 
 
 class Lineage:
-    """The names at the destination that a store knows.
+    """The names of the versions at a destination that belong to the history of a store.
 
     Args:
         root: the local store.
@@ -53,19 +53,19 @@ class Lineage:
 
     @property
     def known(self) -> frozenset[str]:
-        """The known names."""
+        """The names of the known versions."""
         return frozenset(self._known)
 
     @property
     def newest_sequence(self) -> int:
-        """The highest known sequence. A new version gets a higher one."""
+        """The highest known sequence number. A new version gets a higher one."""
         return max(map(sequence_of, self._known), default=0)
 
     def begin(self, local: Collection[str], parents: Collection[str]) -> None:
-        """Record, at first contact with a destination, what this store holds and descends from.
+        """Record the versions of this store and their parents, at first contact with a destination.
 
         Args:
-            parents: the versions before those of `local`, which may no longer be here.
+            parents: the versions before those of `local`; this store may no longer hold them.
         """
         if not self.is_recorded:
             self._since = min(map(sequence_of, local), default=0) - 1
@@ -74,7 +74,8 @@ class Lineage:
     def restored(self, listed: Collection[str]) -> None:
         """Record that this store was restored from a destination that lists these versions.
 
-        They are its history, including those that are newer than the version that it resumes from.
+        All of them belong to the history of this store, even those newer than the version from
+        which the run resumes.
 
         Raises:
             OSError: if the disk fails.
@@ -85,7 +86,7 @@ class Lineage:
         self.add(listed)
 
     def add(self, names: Iterable[str]) -> None:
-        """Record versions as those of this store. They are on the disk when this returns.
+        """Record versions as belonging to this store. The record is on the disk when this returns.
 
         Raises:
             OSError: if the disk fails.
@@ -102,6 +103,6 @@ class Lineage:
         self.is_recorded = True
 
     def strangers(self, listed: Iterable[str], local: Collection[str]) -> list[str]:
-        """Return the versions at a destination that another run wrote."""
+        """Return the versions at a destination that were written by another run."""
         ours = self._known | {*local}
         return [n for n in listed if n not in ours and sequence_of(n) > self._since]

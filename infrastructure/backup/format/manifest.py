@@ -28,7 +28,7 @@ VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
 
 
 class SaveKind(StrEnum):
-    """Why a version was written. Readers of the format accept no other value."""
+    """The reason why a version was written. Readers of the format accept no other value."""
 
     SCHEDULED = "scheduled"
     MANUAL = "manual"
@@ -61,7 +61,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The location of a tensor: its pack (an index into the manifest's packs), and its own hash."""
+    """The location of a tensor: its pack (an index into the manifest's packs), and its hash."""
 
     pack: int
     hash: str
@@ -69,7 +69,10 @@ class StoredTensor:
 
 @dataclass(frozen=True, order=True)
 class VersionName:
-    """`<sequence>-<hash name>-<hash>`: sorts by age, and has the hash to verify the manifest."""
+    """The name of a version, `<sequence>-<hash name>-<hash>`, with the hash of its manifest.
+
+    Names sort by age.
+    """
 
     sequence: int
     hash_name: str
@@ -80,14 +83,14 @@ class VersionName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse a name; None: `text` is not one."""
+        """Parse the name of a version. Return None if `text` is not one."""
         match = VERSION_NAME.fullmatch(text)
         return cls(int(match[1]), match[2], match[3]) if match else None
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The part of a version that rotation needs. The fields are those of its `Manifest`."""
+    """The part of a version that rotation needs. Its fields are those of `Manifest`."""
 
     hash_name: str
     kind: str
@@ -101,16 +104,17 @@ class Outline:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version.
+    """The contents of the manifest of one version.
 
     Attributes:
         hash_name: the hash that names the version and its objects.
         sequence: grows by one with every version of a store; the newest has the highest.
         parent: the name of the version before it, for debugging.
-        kind: why it was written: a `SaveKind`.
+        kind: the `SaveKind` that says why the version was written.
         healthy: False for a state that is kept as evidence and is never resumed automatically.
         step: the number of completed optimizer steps.
-        score: the held-out loss of exactly this state, lower is better; None: not measured.
+        score: the held-out loss of exactly this state (lower is better), or None if it was not
+            measured.
         values: everything that is not a tensor, as JSON.
         packs: the objects, in the order that tensors refer to.
         tensors: full name ("model/layer.weight") to location.
@@ -137,7 +141,7 @@ class Manifest:
 
     @property
     def needed_packs(self) -> tuple[Pack, ...]:
-        """The objects that a resume needs: all but those that only hold copies of run files."""
+        """The objects that a resume needs: all but those that contain only copies of run files."""
         needed = {
             place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
         }
@@ -145,15 +149,15 @@ class Manifest:
 
     @property
     def measured_on(self) -> str | None:
-        """The held-out rows that `score` was measured on; None: not recorded."""
+        """The held-out rows on which `score` was measured, or None if they were not recorded."""
         rows = self.values.get(MEASURED_ON)
         return rows if isinstance(rows, str) else None
 
     @property
     def copied_apart(self) -> frozenset[str]:
-        """Hashes of objects that the machine of this version's writer never had.
+        """The hashes of objects that other machines copied straight to the destination.
 
-        Other machines copied them to the destination.
+        The machine that wrote this version never had them.
         """
         hashes = self.values.get(COPIED_APART)
         return frozenset(filter(_is_hash, hashes)) if isinstance(hashes, list) else frozenset()
@@ -197,7 +201,7 @@ Version = TypeVar("Version", Manifest, Outline)
 def scores_of(versions: Mapping[str, Version]) -> dict[str, float]:
     """Return the comparable scores of healthy versions, by name.
 
-    These are the scores on the same held-out rows as those of the newest version with a score.
+    Scores are comparable if they were measured on the same held-out rows as the newest score.
     """
     scored = {n: v for n, v in versions.items() if v.healthy and v.score is not None}
     if not scored:

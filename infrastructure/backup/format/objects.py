@@ -1,6 +1,6 @@
 """Objects: files named by the hash of their bytes, written once, never changed.
 
-A file contains the bytes themselves, or is called `<hash>.zst` and contains them compressed.
+A file `<hash>` contains the bytes themselves, and a file `<hash>.zst` contains them compressed.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class ObjectFiles:
     Args:
         root: the directory of the store.
         operations: the file system.
-        compresses: write an object compressed if that is smaller. Both forms can be read anyway.
+        compresses: write an object compressed if that is smaller. Both forms can always be read.
     """
 
     def __init__(self, root: Path, operations: FileOperations, compresses: bool = False) -> None:
@@ -80,15 +80,15 @@ class ObjectFiles:
     def read(self, pack: Pack, hash_name: str) -> Buffer:
         """Return the verified bytes of an object in newly allocated memory.
 
-        They are hashed in that memory, and not read again.
+        The bytes are hashed in that memory and not read again.
 
         Raises:
-            CheckpointError: as `verify`.
+            CheckpointError: as in `verify`.
         """
         return self._whole(pack, hash_name, self._loaded, self._unpacked)
 
     def require_there(self, pack: Pack) -> None:
-        """Check that an object exists and has its size, without reading its bytes.
+        """Check that an object exists and has the right size, without reading its bytes.
 
         Raises:
             CheckpointError: if it is missing or truncated.
@@ -109,7 +109,7 @@ class ObjectFiles:
         raise CheckpointError("backup.object_missing_or_truncated", hash=pack.hash[:12])
 
     def is_whole(self, pack: Pack, hash_name: str) -> bool:
-        """Return whether an object is intact, so that a new version may name it as it is."""
+        """Return whether an object is intact, so that a new version need not write it again."""
         try:
             if pack.hash not in self._trusted:
                 self.verify(pack, hash_name)
@@ -119,7 +119,7 @@ class ObjectFiles:
             return False
 
     def require_space(self, needed_bytes: int) -> None:
-        """Refuse a write for which there is not enough space.
+        """Raise an error if there is not enough free space for a write.
 
         Raises:
             StorageError: if the disk has too little free space.
@@ -138,7 +138,7 @@ class ObjectFiles:
         """Write an object, unless an intact one exists.
 
         Raises:
-            OSError, StorageError: if the disk fails, or does not keep what was written.
+            OSError, StorageError: if the disk fails, or does not return what was written.
         """
         pack = Pack(hash_of(hash_name, buffers), size_of(buffers))
         if not self.is_whole(pack, hash_name):
@@ -159,7 +159,7 @@ class ObjectFiles:
         The bytes and the name are on the disk when this returns.
 
         Raises:
-            OSError, StorageError: as `write_pack`.
+            OSError, StorageError: as in `write_pack`.
         """
         part = self.root / "tmp" / secrets.token_hex(16)
         try:
@@ -178,7 +178,7 @@ class ObjectFiles:
         return hash_of(hash_name, self.operations.read_back(path)) != digest
 
     def remove_all_but(self, living: Collection[str]) -> None:
-        """Remove the objects that no version names; files that are not objects are not touched.
+        """Remove the objects that are not in `living`. Files that are not objects are not touched.
 
         Raises:
             OSError: if the disk fails.
@@ -192,7 +192,7 @@ class ObjectFiles:
                     self.operations.remove(self.root / "objects" / folder / name)
 
     def sweep(self) -> None:
-        """Remove the partial files of a killed writer.
+        """Remove the partial files that a killed writer left behind.
 
         Raises:
             OSError: if the disk fails.
@@ -268,7 +268,7 @@ class ObjectFiles:
             )
 
     def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
-        """Return the object compressed and verified; None if that is off or would save nothing."""
+        """Return the compressed, verified object; None if compression is off or saves nothing."""
         if not self.compresses or pack.size_bytes > LARGEST_BYTES:
             return None
         packed = compress(b"".join(buffers))

@@ -1,4 +1,4 @@
-"""Packs: the bytes of a safetensors file, cut at tensor boundaries. No pickle, no compression.
+"""Packs: safetensors files that each hold a group of tensors, without pickle or compression.
 
 Source of the layout: https://github.com/huggingface/safetensors (header length as 8 little-endian
 bytes, JSON header, tensor bytes).
@@ -46,12 +46,12 @@ BITS = {
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """A tensor as its bytes: little-endian, contiguous, row-major.
+    """A tensor as little-endian, contiguous bytes in row-major order.
 
     Attributes:
         dtype: safetensors' name of the type, such as "F32".
         shape: lengths of the dimensions; () is a single number.
-        data: exactly as many bytes as type and shape say.
+        data: the bytes; their number follows from type and shape.
     """
 
     dtype: str
@@ -72,7 +72,7 @@ class TensorBytes:
 
     @property
     def identity(self) -> bytes:
-        """What distinguishes two tensors of the same bytes: type and shape."""
+        """The type and shape as bytes: they distinguish tensors whose data are the same bytes."""
         return f"{self.dtype}{list(self.shape)}:".encode()
 
 

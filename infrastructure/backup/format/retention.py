@@ -15,12 +15,13 @@ if TYPE_CHECKING:  # the writer and the copier start twice as fast without Pydan
 
 @dataclass(frozen=True)
 class Retention:
-    """What rotation keeps. The newest emergency version is kept in addition.
+    """The rules for the versions that rotation keeps. The newest emergency version is always kept.
 
     Attributes:
         keep_last: the number of newest versions to keep; at least 2.
         keep_best: the number of versions with the lowest score to keep.
-        keep_every: keep versions whose step is a multiple of this; None: none of these.
+        keep_every: keep all versions whose step is a multiple of this number; None disables this
+            rule.
 
     Raises:
         ValueError: if `keep_last` is below 2.
@@ -36,7 +37,7 @@ class Retention:
 
 
 def retention_of(training: "TrainingConfig") -> Retention:
-    """Return what rotation keeps on this machine."""
+    """Return the rules for the versions that rotation keeps on this machine."""
     return Retention(training.keep_checkpoints, training.num_best_kept, training.keep_every)
 
 
@@ -45,10 +46,10 @@ def versions_to_keep(store: Store, retention: Retention) -> set[str]:
 
     These are the newest healthy versions of `keep_last` different steps that verify, every version
     that is newer than the oldest of them (evidence of damage or of a loss that was not finite), and
-    those that the policy names.
+    those that `retention` names.
 
-    If fewer than `keep_last` verify, everything is kept: nothing is removed because of a newer
-    version that might not load.
+    If fewer than `keep_last` verify, everything is kept, so that no version is removed because of
+    newer ones that might not load.
     """
     names = store.versions()
     verified_steps: set[int] = set()  # a step is saved twice after a rollback or a stop

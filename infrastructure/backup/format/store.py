@@ -4,7 +4,7 @@
 
 The manifest is the commit point: a version exists when its manifest does, and the manifest is
 written only after every object that it names is on the disk and was read back. Nothing is changed
-in place. FORMAT.md has the rules. There is one writer at a time, and any number of readers.
+in place. FORMAT.md has the rules. A store has one writer at a time and any number of readers.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Placed:
-    """The locations of a version's tensors, in the form of a manifest."""
+    """The locations of a version's tensors, as a manifest lists them."""
 
     packs: tuple[Pack, ...]
     tensors: dict[str, StoredTensor]
@@ -57,7 +57,7 @@ class Store:
 
     Args:
         operations: the file system.
-        compress: write objects compressed if that is smaller. Both forms can be read anyway.
+        compress: write objects compressed if that is smaller. Both forms can always be read.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Store:
         self._outlines: dict[str, Outline] = {}  # of versions that were read before
 
     def versions(self) -> list[str]:
-        """Return the names of all versions, the newest first; they are not verified."""
+        """Return the names of all versions, the newest first, without verifying them."""
         try:
             names = self.operations.names(self.root / "versions")
         except FileNotFoundError:
@@ -92,13 +92,13 @@ class Store:
         return parse_manifest(*self._read_bytes(name))
 
     def outline(self, name: str) -> Outline:
-        """Return what rotation needs to know of a version, without reading its objects.
+        """Return the part of a version that rotation needs, without reading its objects.
 
-        The file is read and compared with its name each time. It is parsed once: the same name
-        means the same bytes.
+        The manifest is read and compared with its name each time, but parsed only once, because the
+        same name means the same bytes.
 
         Raises:
-            CheckpointError: as `read`.
+            CheckpointError: as in `read`.
         """
         data, parsed = self._read_bytes(name)
         if name not in self._outlines:
@@ -150,8 +150,9 @@ class Store:
         """Yield the tensors of a version with their full names, pack by pack, each verified.
 
         Args:
-            only, without: the class of tensors to read, or not to read.
-            names: full names of the tensors to read; None: all.
+            only: the class of tensors to read; by default, every class.
+            without: a class of tensors not to read.
+            names: full names of the tensors to read; by default, all.
 
         Raises:
             CheckpointError: if an object is damaged, or lacks a tensor that the manifest names.
@@ -173,9 +174,9 @@ class Store:
                 yield name, tensors[name]
 
     def newest(self) -> tuple[str | None, list[Rejected]]:
-        """Return the newest healthy version that can be resumed, and the damaged ones skipped.
+        """Return the newest healthy version that can be resumed, and the damaged versions skipped.
 
-        The version is None if there is none. Copies of run files are not checked.
+        The first value is None if there is no such version. Copies of run files are not checked.
         """
         rejected: list[Rejected] = []
         for name in self.versions():
@@ -189,7 +190,7 @@ class Store:
         return None, rejected
 
     def newest_healthy(self) -> str | None:
-        """Return the newest version that a resume may choose, reading only manifests."""
+        """Return the newest version that a resume may choose. Only manifests are read."""
         for name in self.versions():
             with contextlib.suppress(CheckpointError):
                 if self.outline(name).healthy:
@@ -209,8 +210,8 @@ class Store:
         """Write a version. Tensors that the newest version already holds are not written again.
 
         Args:
-            tensors: by full name. The part before the slash is the class; a pack holds tensors of
-                one class.
+            tensors: the tensors by full name. The part of the name before the slash is the class; a
+                pack holds tensors of one class.
             values: everything that is not a tensor, as JSON.
             step, kind, healthy, score: as in `Manifest`.
 
@@ -227,10 +228,10 @@ class Store:
     def place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
         """Write the objects that a version of `tensors` needs and the newest version does not hold.
 
-        This is the first half of `commit`. Several processes may do it at once.
+        This is the first half of `commit`. Several processes may call it at once.
 
         Raises:
-            StorageError: as `commit`.
+            StorageError: as in `commit`.
         """
         try:
             self.prepare()
@@ -248,12 +249,12 @@ class Store:
         healthy: bool = True,
         score: float | None = None,
     ) -> str:
-        """Write the manifest of a version whose objects exist: the second half of `commit`.
+        """Write the manifest of a version whose objects exist, and return the name of the version.
 
-        Only the one writer may do this.
+        This is the second half of `commit`. Only the store's one writer may call it.
 
         Raises:
-            StorageError: as `commit`.
+            StorageError: as in `commit`.
         """
         try:
             names = self.versions()
@@ -283,7 +284,7 @@ class Store:
         return StorageError(phrase("backup.checkpoint_not_written", root=self.root, error=error))
 
     def remove_all_but(self, kept: Collection[str]) -> list[str]:
-        """Remove the versions that are not `kept`, then the objects that no version names.
+        """Remove the versions that are not in `kept`, then the objects that no version names.
 
         Manifests are removed first, so that no version exists without its objects. If a kept
         manifest cannot be read, no object is removed, since that manifest may name it.
@@ -309,7 +310,7 @@ class Store:
         return removed
 
     def sweep(self) -> None:
-        """Remove the partial files of a killed writer. The one writer calls this before it writes.
+        """Remove the partial files of a killed writer. The writer calls this before it writes.
 
         Raises:
             OSError: if the disk fails.
@@ -381,7 +382,7 @@ class Store:
 
 
 def _each(work: Callable[[Pack], Result], packs: Sequence[Pack]) -> Iterator[Result]:
-    """Yield `work` of each pack, in order, with two threads if the packs are large enough."""
+    """Yield `work(pack)` for each pack, in order, in two threads if the packs are large enough."""
     is_large = sum(pack.size_bytes for pack in packs) > PACK_BYTES
     return by_two(work, packs) if is_large else map(work, packs)
 
@@ -396,14 +397,14 @@ def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) 
 def is_mostly_dead(pack: Pack, living_bytes: int) -> bool:
     """Return whether more than half of a pack is of no use to a new version.
 
-    The new version then writes the rest again, so it keeps at most as many dead bytes on the disk
-    as it has living ones.
+    If so, the new version writes the living bytes again. So the dead bytes that it keeps on the
+    disk never exceed its living ones.
     """
     return pack.size_bytes > SMALL_PACK_BYTES and 2 * living_bytes < pack.size_bytes
 
 
 def groups_of(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
-    """Yield groups of tensors for one pack each: of one class (before the slash), cut to size."""
+    """Yield groups of tensors for one pack each: all of one class, and limited in size."""
     classes: dict[str, dict[str, TensorBytes]] = {}
     for name, tensor in tensors.items():
         classes.setdefault(name.partition("/")[0], {})[name] = tensor

@@ -33,7 +33,7 @@ NOT_IN_NUMPY = {
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Return a store's name of a tensor's type.
+    """Return the name that a store uses for a tensor's type.
 
     Raises:
         ValueError: if tensors of this type cannot be stored.

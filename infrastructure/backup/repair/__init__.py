@@ -1,1 +1,1 @@
-"""Repairing a run from its versions or its backup destination before it resumes."""
+"""Repair of a run from its versions or its backup destination, before the run resumes."""

@@ -1,8 +1,8 @@
-"""Repairs the small files of a run from the copies that its versions hold.
+"""Repair of the small files of a run from the copies that its versions hold.
 
-Each kind of file is checked in its own way: a record by its checksum, a file that is written once
-by being equal to its copy, and a file that only grows by beginning with its copy. A run that ended
-in order has also recorded the hashes of all of them: its seal.
+Each kind of file is checked in its own way. A record must match its checksum, a file that is
+written once must equal its copy, and a file that only grows must begin with its copy. A run that
+ended normally has also recorded the hashes of all these files, which are its seal.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _FOLDERS = ("*", "tokenizer/*", "tensorboard/*", "logs/*/*", MODEL_SUMS)
 
 
 class Kind(Enum):
-    """How a file is written."""
+    """The ways in which a run writes its files."""
 
     RECORD = auto()  # a JSON object with its checksum, replaced as a whole
     LIST = auto()  # a JSON list that grows
@@ -84,7 +84,7 @@ def seal_of(directory: Path) -> dict[str, str]:
 
 
 def read_seal(directory: Path) -> dict[str, str]:
-    """Return the seal of a run; empty if it has not ended in order, or predates seals."""
+    """Return the seal of a run: path → hash. It is empty if the run did not end normally."""
     with contextlib.suppress(OSError, DamagedFileError):
         seal = read_record(directory / SUMMARY_FILE).get(SEAL)
         if isinstance(seal, dict):
@@ -93,7 +93,7 @@ def read_seal(directory: Path) -> dict[str, str]:
 
 
 class RunFileRepair:
-    """Compares the files of the run in `directory` with the copies in its versions.
+    """The comparison of the files of the run in `directory` with the copies in its versions.
 
     Args:
         stores: the stores of its versions, this machine's first.
@@ -106,7 +106,7 @@ class RunFileRepair:
         self._silent: set[int] = set()  # stores that do not respond
 
     def steps(self) -> Iterator[Repair]:
-        """Repair what can be repaired. Yield each file that was damaged.
+        """Repair every file for which a copy exists. Yield each file that was damaged.
 
         Raises:
             OSError: if the local disk fails.
@@ -207,7 +207,7 @@ def _hash_of(data: bytes | None) -> str | None:
 
 
 def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: bool) -> str | None:
-    """Return what is wrong with a file, compared with its copy; None: no problem is known."""
+    """Return what is wrong with a file, compared with its copy, or None if no problem is known."""
     if current is None:
         return "is missing"
     kind = kind_of(path)
@@ -239,7 +239,7 @@ def _problem_of_record(current: bytes, copy: bytes | None) -> str | None:
 
 
 def _continues(current: bytes, copy: bytes) -> bool:
-    """Return whether a list continues its copy; its oldest entries may have been dropped since."""
+    """Return whether a list continues its copy. Its oldest entries may have been dropped."""
     try:
         now, was = parse_json(current), parse_json(copy)
     except ValueError:
@@ -253,7 +253,7 @@ def _continues(current: bytes, copy: bytes) -> bool:
 
 
 def _has_rows(current: bytes, copy: bytes) -> bool:
-    """Return whether a table begins with the rows of its copy; columns may have been added."""
+    """Return whether a table begins with the rows of its copy. Columns may have been added."""
     try:
         now, was = _rows(current), _rows(copy)
     except (UnicodeDecodeError, csv.Error):
@@ -269,7 +269,7 @@ def _rows(data: bytes) -> list[dict[str, object]]:
 
 
 def _put_together(path: str, copy: bytes, current: bytes | None) -> tuple[bytes, int]:
-    """Return the copy with the readable additions to the file, and the number of lost lines."""
+    """Return the copy plus the readable lines added since, and the number of lost lines."""
     kind = kind_of(path)
     added = b"" if current is None else current[len(copy) :]
     if kind is Kind.LINES:

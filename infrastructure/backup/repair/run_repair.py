@@ -1,7 +1,8 @@
-"""Repairs a run before it resumes: its versions and its small files.
+"""Repair of a run before it resumes: of its versions and of its small files.
 
-What is damaged or missing here is restored from the destination, or from the copies in a version;
-what cannot be restored is reported. While everything is intact here, nothing else is read.
+Files that are damaged or missing on this machine are restored from the destination, or from the
+copies in a version. Files that cannot be restored are reported. If everything on this machine is
+intact, the destination is not read.
 """
 
 import logging
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
-    """The result of a repair."""
+    """The result of a repair for one file or version."""
 
     REPAIRED = "repaired"
     IN_PART = "repaired in part"
@@ -33,10 +34,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Repair:
-    """Something that was damaged or missing.
+    """The repair of one file, object or version that was damaged or missing.
 
     Attributes:
-        what: the path of a file in the run, or an object or version.
+        what: the path of the file in the run, or the object or version.
         text: a message for the user.
     """
 
@@ -46,11 +47,11 @@ class Repair:
 
 
 class StoreRepair:
-    """Repairs the versions of a store, object by object.
+    """The repair of the versions of a store, object by object.
 
     Args:
         local: the store; the caller must be its only writer.
-        remote: the same versions elsewhere; None: there is no other store.
+        remote: a store that holds the same versions elsewhere, or None if there is none.
         where: the name of `remote` in messages.
     """
 
@@ -59,7 +60,7 @@ class StoreRepair:
         self._silence: str | None = None  # why the destination does not respond
 
     def steps(self, confirmed: str | None = None) -> Iterator[Repair]:
-        """Repair what can be repaired. Yield each thing that was damaged.
+        """Repair the versions as far as possible. Yield each object or version that was damaged.
 
         Args:
             confirmed: the newest version that is known to be at the destination.
@@ -85,7 +86,7 @@ class StoreRepair:
             ) from error
 
     def _missing_version(self, names: list[str], confirmed: str | None) -> Iterator[Repair]:
-        """Restore the newest version if it is missing: it was copied from here, so it existed."""
+        """Restore the newest confirmed version if it is missing on this machine."""
         if confirmed is None or confirmed <= max(names, default=""):
             return
         what = f"checkpoint {confirmed[:12]}"
@@ -139,7 +140,7 @@ class StoreRepair:
                     yield self._object(pack, manifest, error)
 
     def _parts_of_others(self, serving: list[Manifest]) -> Repair | None:
-        """Fetch other machines' objects of the newest version that can be completed and resumed."""
+        """Fetch other machines' objects of the newest healthy version that can be completed."""
         reason = ""
         for manifest in serving:
             if not any(self._is_elsewhere(pack, manifest) for pack in manifest.packs):
@@ -163,7 +164,7 @@ class StoreRepair:
         )
 
     def _is_elsewhere(self, pack: Pack, manifest: Manifest) -> bool:
-        """Return whether another machine wrote an object and it is not here."""
+        """Return whether another machine wrote an object and this machine does not have it."""
         if pack.hash not in manifest.copied_apart:
             return False
         try:
@@ -226,7 +227,7 @@ class StoreRepair:
 
 
 def contents_of(pack: Pack, manifest: Manifest) -> list[str]:
-    """Return what an object holds, in words: classes of tensors, or paths of run files."""
+    """Return a description of an object's contents: classes of tensors, or paths of run files."""
     index = manifest.packs.index(pack)
     names = [name for name, place in manifest.tensors.items() if place.pack == index]
     kinds = (

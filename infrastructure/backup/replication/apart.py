@@ -1,7 +1,7 @@
-"""The parts of a version that machines other than the writer's add.
+"""The objects of a version that come from other machines than the one that writes it.
 
-Each of these machines copies its own objects from memory straight to the destination of the run's
-backups. The manifest is written after all of them.
+Each of these machines copies its own objects from memory straight to the destination. The manifest
+is written after all of them.
 """
 
 import time
@@ -70,7 +70,7 @@ def place_apart(
     hash_name: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Placed:
-    """Write objects to a destination as `Store.place` does. All are confirmed when this returns.
+    """Write objects to a destination as `Store.place` does, and wait until all are confirmed.
 
     Raises:
         StorageError: if the destination fails, does not respond, or does not confirm.

@@ -12,10 +12,10 @@ BURST_SECONDS = 1.0  # how much unused bandwidth may be used later
 
 
 class Bandwidth:
-    """A token bucket.
+    """A token bucket that limits the bytes per second.
 
     Args:
-        bytes_per_second: None: no limit.
+        bytes_per_second: the limit; None means no limit.
         clock, sleep: the time in seconds, and a function that waits.
     """
 
@@ -46,7 +46,7 @@ class Bandwidth:
 
 
 class Paced(Sequence[Buffer]):
-    """Buffers that yield small pieces on iteration, each after a call of `before` with its size."""
+    """Buffers that are iterated in small pieces, with a call of `before(size)` for each piece."""
 
     def __init__(self, buffers: Sequence[Buffer], before: Callable[[int], None]) -> None:
         self._buffers, self._before = buffers, before

@@ -26,14 +26,14 @@ MOST_TRIES = 64  # if a stale listing hides claims, each try finds one more
 
 
 class Claims:
-    """The claims at the destination of `link`."""
+    """The claims of a run at the destination of `link`."""
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
         self.folder = link.store.root / FOLDER
 
     def holder(self) -> str | None:
-        """Return the version in the newest claim; None if there is none or it cannot be read.
+        """Return the version in the newest claim, or None if there is none or it cannot be read.
 
         Raises:
             OSError: if the destination does not respond.

@@ -1,10 +1,11 @@
-"""Keeps a destination up to date with a local store: one version at a time, the newest first.
+"""The copier, which keeps a destination up to date with a local store.
 
-Finished folders, such as the trained model, are copied after the versions.
+It copies one version at a time, the newest first. Finished folders, such as the trained model, are
+copied after the versions.
 
 If a newer version appears before the copy of an older one has begun, the older one is never copied.
 A copy that has begun is always finished, because otherwise a run that saves often would never have
-a backup. The copier does not give up, and it cannot harm the training, because it only reads
+a backup. The copier does not give up, and it cannot harm the training, because it reads only
 committed versions.
 """
 
@@ -45,20 +46,20 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
 
 class FencedError(Exception):
-    """Another run has written a version under this run's name; the message is its name."""
+    """An error for a version, its message, that another run wrote under this run's name."""
 
 
 class Copier:
-    """Copies the versions of `local` over `link`. Call `tick` repeatedly.
+    """The copying of the versions of `local` over `link`. Call `tick` repeatedly.
 
     Args:
         retention: which versions stay at the destination, counted over confirmed versions only.
-        record: the destination that this run was copied to before; updated at first contact.
+        record: the record of the destination that this run was copied to; updated at first contact.
         on_piece: called after each megabyte sent, to show progress.
         on_fault: called with an error that a backend was not allowed to raise.
-        grace_seconds: how long no manifest must have named an object at the destination before it
-            is removed.
-        now: the seconds since 1970, for the status. Everything else uses the link's clock.
+        grace_seconds: an object at the destination is removed after no manifest has named it for
+            this long.
+        now: returns the seconds since 1970, for the status. Everything else uses the link's clock.
         draw: returns a number from 0 to 1 that spreads the retries of many copiers.
     """
 
@@ -108,7 +109,7 @@ class Copier:
         self._phase = "starting"
 
     def tick(self) -> float:
-        """Do one small unit of work. Return the seconds to wait before the next one (0: none)."""
+        """Do one small unit of work. Return the seconds to wait before the next one; 0 if none."""
         if self._stranger is not None:
             return LOOK_SECONDS
         if (early := self._not_before - self.link.clock()) > 0:
@@ -132,13 +133,13 @@ class Copier:
         return wait
 
     def nudge(self) -> None:
-        """Do the next unit of work at once, unless the last attempt failed: a retry has to wait."""
+        """Do the next unit of work at once, unless a retry is pending, which keeps its delay."""
         if not self._num_failures:
             self._not_before = float("-inf")
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing left to copy, or nothing that may be copied."""
+        """True if there is nothing left to copy, or nothing that may be copied."""
         self._look_here()
         return self._stranger is not None or (
             self._lineage is not None
@@ -149,13 +150,13 @@ class Copier:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last attempt failed and a retry is pending."""
+        """True if the last attempt failed and a retry is pending."""
         return self._num_failures > 0
 
     def publish(self, what: Publication) -> None:
         """Copy a finished folder after all versions. `status` reports when it is confirmed.
 
-        It replaces an earlier request of the same name that is not done yet.
+        The request replaces an earlier one for the same name that is not done yet.
         """
         for token, other in list(self._publications.items()):
             if what_of(other).name == what.name:
@@ -176,17 +177,17 @@ class Copier:
         self.nudge()
 
     def look_at_the_end(self) -> None:
-        """Do `look_again`, unless that was done since the last version was copied."""
+        """Call `look_again`, unless all files were checked since the last version was copied."""
         if not self._is_looked_at:
             self.look_again(AT_THE_END)
 
     @property
     def has_looked(self) -> bool:
-        """Whether every requested check is done, or will never be done."""
+        """True if every requested check is done, or will never be done."""
         return self._last_look is None or self._stranger is not None
 
     def _holding(self) -> dict[str, Seen]:
-        """Return the confirmed versions whose files were all there at the last check."""
+        """Return the confirmed versions of which no file was missing at the last check."""
         known = {
             name: seen_of(self.link.files_of(name, manifest))
             for name, manifest in self.pruning.confirmed.items()
@@ -198,7 +199,7 @@ class Copier:
         return max((name for name in holding if confirmed[name].healthy), default=None)
 
     def _files(self, *names: str | None) -> list[UploadedFile]:
-        """Return the files of confirmed versions, each once."""
+        """Return the files of all confirmed versions, each file once."""
         files = (
             file
             for name in names
@@ -295,12 +296,12 @@ class Copier:
         self._arrived(self._upload)
 
     def _look_once_more(self) -> None:
-        """Check the file of kept versions and folders that is due, if any."""
+        """Check the one file of kept versions and folders whose check is due, if there is one."""
         self._looks.one([*self._files(*self.pruning.confirmed), *self._published_files()])
         self._publish_lost()
 
     def _publish_lost(self) -> None:
-        """Queue the folders again that have lost a file at the destination."""
+        """Queue again each folder that has lost a file at the destination."""
         for token, folder in self._published.items():
             if token not in self._publications and seen_of(folder.seen.values()) is None:
                 self._publications[token] = folder
@@ -309,7 +310,7 @@ class Copier:
         return [file for folder in self._published.values() for file in folder.seen.values()]
 
     def _look_at_the_end(self) -> Iterator[float]:
-        """Do the requested check, unless something has to be copied first."""
+        """Do the requested check, unless something must be copied first."""
         token = self._last_look
         if token is None or self._pending() or self._publications:
             return
@@ -322,7 +323,7 @@ class Copier:
             self._done_look, self._last_look, self._is_looked_at = token, None, True
 
     def _begin(self) -> Iterator[float]:
-        """Identify the destination and read what its manifests name, which is never overwritten."""
+        """Identify the destination and read its manifests, whose files are never overwritten."""
         self._identify()
         self.link.place.sweep(Path(self.link.run_id))
         listed = set()
@@ -374,7 +375,7 @@ class Copier:
             self._publications.pop(token, None)
 
     def _opened(self, token: str, what: PublishedFolder | Publication) -> PublishedFolder:
-        """Return the folder with its files' hashes, which a retry reuses unless `replaces`."""
+        """Return the opened folder. A retry reuses the hashes of its files unless `replaces`."""
         if isinstance(what, PublishedFolder) and not what.what.replaces:
             return what
         parent = Path(self.link.run_id)
@@ -388,7 +389,7 @@ class Copier:
         return folder
 
     def _take_in(self, name: str) -> bool:
-        """Record a version's objects at the destination. Return False if it cannot be read."""
+        """Record the objects of a version at the destination. Return False if it cannot be read."""
         try:
             self.link.named |= {pack.hash for pack in self.link.store.read(name).packs}
         except CheckpointError:
@@ -396,7 +397,7 @@ class Copier:
         return True
 
     def _look_here(self) -> None:
-        """Read the versions of the local store. The one being copied has its files open anyway."""
+        """Read the versions of the local store. A version being copied keeps its files open."""
         try:
             self._local_names, self._local_error = self.local.versions(), None
         except OSError as error:
@@ -422,7 +423,7 @@ class Copier:
                 self._refused[name] = str(error)
 
     def _damage(self, name: str | None) -> str | None:
-        """Return a message on a local problem: the store, a folder, or the damaged version `name`.
+        """Return a message on a local problem: with the store, a folder, or the version `name`.
 
         The message on a version is shown until a newer version is confirmed.
         """
@@ -435,7 +436,7 @@ class Copier:
         )
 
     def _loss(self, holding: Collection[str]) -> str | None:
-        """Return a message on the newest confirmed version that has lost a file since."""
+        """Return a message on the newest confirmed version that has since lost a file, or None."""
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
@@ -454,7 +455,7 @@ class Copier:
         return max((name for name in self._refused if name > confirmed), default=None)
 
     def _look_there(self) -> list[str]:
-        """Return the versions at the destination.
+        """Return the versions that exist at the destination.
 
         Raises:
             FencedError: if one of them belongs to another run.
@@ -478,7 +479,7 @@ class Copier:
         self._late |= {*listed} - self._lineage.known - {*self._local_names}
 
     def _pending(self) -> list[str]:
-        """Return the versions to copy, the first one first."""
+        """Return the versions that still have to be copied, in order."""
         confirmed = self.pruning.confirmed.keys()
         again = ({self._newest_sent} | confirmed) - self._holding().keys()
         over = self._refused.keys() | confirmed | self._sent
@@ -533,7 +534,7 @@ class Copier:
         self._upload, self._phase = None, "idle"
 
     def _prune(self) -> Iterator[float]:
-        """Prune after a version was confirmed, or when an object has been unnamed long enough."""
+        """Prune if a version was confirmed since, or an object has been unnamed for long enough."""
         now = self.link.clock()
         is_new = self._pruned_at == float("-inf") and self.pruning.confirmed
         if not is_new and (now - self._pruned_at < LOOK_SECONDS or not self.pruning.is_due()):
@@ -545,7 +546,7 @@ class Copier:
         yield from self.pruning.steps(listed, on_its_way, self._late)
 
     def _worked(self) -> None:
-        """Clear the error if a file was written or confirmed since."""
+        """Clear the error if a file was written or confirmed since it occurred."""
         if self.link.num_done > self._done_at_failure:
             self._num_failures, self._error = 0, None
 
@@ -579,5 +580,5 @@ class Copier:
 
 
 def what_of(publication: PublishedFolder | Publication) -> Publication:
-    """Return the publication of a folder, opened or not."""
+    """Return the request to publish a folder, whether the folder is already open or not."""
     return publication.what if isinstance(publication, PublishedFolder) else publication

@@ -1,4 +1,4 @@
-"""Starts the copier process of a run, and restarts it if it dies."""
+"""A client that starts the copier process of a run, and restarts it if it dies."""
 
 import contextlib
 import json
@@ -30,9 +30,9 @@ class CopierClient:
     """The copier process as its run sees it.
 
     Attributes:
-        num_restarts: how often it was restarted.
-        num_failures: how often in a row it could not be started, or ended soon.
-        failure: how it ended last, in words.
+        num_restarts: how often the process was restarted.
+        num_failures: how often in a row the process could not be started, or ended soon.
+        failure: a message on how the process ended last.
     """
 
     def __init__(self, settings: CopierSettings) -> None:
@@ -50,22 +50,22 @@ class CopierClient:
 
     @property
     def is_started(self) -> bool:
-        """Whether `start` was called, and `close` was not called since."""
+        """True if `start` was called, and `close` was not called since."""
         return self._process is not None or self._has_failed
 
     @property
     def cannot_run(self) -> bool:
-        """Whether it failed again and again and is not running now."""
+        """True if the process failed several times in a row and is not running now."""
         return self.num_failures >= MANY_FAILURES and self.process_id is None
 
     @property
     def process_id(self) -> int | None:
-        """The process ID of the copier; None: it is not running."""
+        """The process ID of the copier, or None if it is not running."""
         is_alive = self._process is not None and self._process.poll() is None
         return self._process.pid if is_alive and self._process is not None else None
 
     def start(self) -> None:
-        """Start the copier unless it runs. One that died is restarted with increasing delays."""
+        """Start the copier unless it is running. If it died, wait longer before each restart."""
         with self._lock:  # the monitor's thread calls this, too
             self._start()
 
@@ -95,18 +95,18 @@ class CopierClient:
             self._send(LOOK + self._look)
 
     def try_again(self) -> None:
-        """Start a copier that cannot run once more, without the delay."""
+        """Try once more, without delay, to start a copier that could not run."""
         if self.cannot_run:
             self._may_start_at = float("-inf")
         self.start()
 
     def nudge(self) -> None:
-        """Have it check for work at once."""
+        """Tell the copier to check for work at once."""
         self.start()
         self._send("")
 
     def look_again(self, token: str) -> None:
-        """Have it check the whole newest version again when nothing is left to copy."""
+        """Tell the copier to check the whole newest version again when nothing is left to copy."""
         self._look = token
         if self.process_id is None:
             self.start()
@@ -114,7 +114,7 @@ class CopierClient:
             self._send(LOOK + token)
 
     def publish(self, what: Publication) -> None:
-        """Have it copy a finished folder. A restarted copier receives the request again."""
+        """Tell the copier to copy a finished folder, and tell it again if it is restarted."""
         self._publications[what.name] = what
         if self.process_id is None:
             self.start()
@@ -131,9 +131,9 @@ class CopierClient:
         self._process, self._has_failed = None, False
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the copier has ended; call `close` before. Return False if it still copies.
+        """Wait until the copier has ended, after `close`. Return False if it is still copying.
 
-        This does not wait for the copier of another run, whose destination may be unavailable.
+        This does not wait for the copiers of other runs, whose destination may be unavailable.
         """
         while self._left:
             if not self._left[-1].ends_within(seconds):
@@ -142,7 +142,7 @@ class CopierClient:
         return True
 
     def _count_failure(self) -> None:
-        """Count the failure of a process that has ended, once."""
+        """Count the failure of a process that has ended, unless it was counted before."""
         if self._process is None or self._has_failed:
             return
         self._process.close_pipes()

@@ -1,11 +1,11 @@
-"""The helper that copies versions to a backup destination, started with `python -m`.
+"""The copier process, which copies versions to a backup destination. It is run with `python -m`.
 
-The first line of its standard input has its settings, hidden from other users of the machine. After
-that, an empty line requests a check for work at once, a line that begins with `LOOK` requests
-another check of the whole newest version when nothing is left to copy, and any other line is a
-folder to publish. The end of the input means that the run has ended or was killed: the newest
-version and the folders are still copied, for a limited time. The process is niced, so that it only
-uses CPU time that the training leaves.
+The first line of its standard input holds its settings, so that other users of the machine cannot
+see them. After that, an empty line requests a check for work at once, a line that begins with
+`LOOK` requests another check of the whole newest version when nothing is left to copy, and any
+other line is a folder to publish. The end of the input means that the run has ended or was killed:
+the newest version and the folders are still copied, for a limited time. The process is niced, so
+that it mainly uses CPU time that the training leaves.
 """
 
 import contextlib
@@ -62,9 +62,9 @@ class CopierSettings:
         status: the status file; a lock and the record of the destination are next to it.
         keep: the number of confirmed versions that stay at the destination.
         compression: "auto" (if the destination is slow), "zstd" or "off".
-        bytes_per_second: the bandwidth limit; None: no limit.
+        bytes_per_second: the bandwidth limit; None means no limit.
         finish_seconds: how long to continue after the run has ended.
-        traceback: the file for the traceback of an unexpected error; None: it is not kept.
+        traceback: the file for the traceback of an unexpected error; None discards it.
     """
 
     store: str
@@ -81,7 +81,7 @@ class CopierSettings:
         """Open a session with the destination.
 
         Raises:
-            ValueError, OSError, TemperError: as `open_place`.
+            ValueError, OSError, TemperError: as in `open_place`.
         """
         place = open_place(self.place)
         compresses = self.compression == "zstd" or (self.compression == "auto" and place.is_slow)
@@ -99,12 +99,12 @@ class CopierSettings:
 
     @property
     def retention(self) -> Retention:
-        """What stays at the destination: the newest, the best and the newest emergency version."""
+        """The versions to keep at the destination: the newest, the best, the last emergency one."""
         return Retention(keep_last=self.keep, keep_best=1)
 
 
 class StatusFile:
-    """A status file, written when the status changes, and at most once a second for byte counts."""
+    """A status file that is written when the status changes, and once a second for byte counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,14 +119,14 @@ class StatusFile:
             self.write(status)
 
     def write(self, status: BackupStatus) -> None:
-        """Write `status` now. If the disk fails, the next status is written instead."""
+        """Write `status` now. If the disk fails, skip it; the next status is written as usual."""
         with contextlib.suppress(OSError):
             write_status(self.path, status)
             self._written, self._at = status, time.monotonic()
 
 
 def _without_counts(status: BackupStatus) -> BackupStatus:
-    """Return the part of a status whose changes are written at once.
+    """Return a status without its byte counts, whose changes are written less often.
 
     "copying" and "confirming" count as one state because they alternate many times.
     """
@@ -140,11 +140,12 @@ def serve(
     finish_seconds: float,
     is_succeeded: Callable[[], bool],
 ) -> None:
-    """Copy until the input has ended and the newest version is confirmed, or time is over.
+    """Copy until the input has ended and the newest version is confirmed, or the time is up.
 
     Args:
-        is_succeeded: returns whether the copier of a later run waits for this one. That one tries
-            at once, so if this one fails after its run has ended, it leaves the rest to it.
+        is_succeeded: returns whether the copier of a later session waits for this one to end. If
+            so, and this copier fails after its own run has ended, it leaves the remaining work to
+            that copier.
     """
     ended_at: float | None = None
     begun = b""  # an incomplete line
@@ -179,14 +180,14 @@ def serve(
 
 
 def _input_within(seconds: float) -> bytes | None:
-    """Return the received input; b"": the input has ended; None: nothing within this time."""
+    """Return the input received within `seconds`: b"" at its end, None if nothing was received."""
     if select.select([INPUT], [], [], seconds)[0]:
         return os.read(INPUT, 65536)
     return None
 
 
 def _is_written_to(local: Store) -> bool:
-    """Return whether a writer, such as the helper of a killed run, holds the lock of the store."""
+    """Return whether a writer, such as one that outlived its run, holds the lock of the store."""
     try:
         lock = Lock(local.root / LOCK_FILE)
     except OSError:
@@ -208,14 +209,14 @@ def _first_line() -> bytes:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit of open files, because a version being copied keeps all its objects open."""
+    """Raise the limit on open files, because a version being copied keeps all its objects open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:
-    """Serve until the run has ended and its last version is confirmed."""
+    """Run the copier until the run has ended and its last version is confirmed."""
     ignore_stop_signals()
     _allow_many_files()
     settings = CopierSettings(**json.loads(_first_line()))

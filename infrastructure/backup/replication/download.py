@@ -1,4 +1,4 @@
-"""Fetches a version of a run from a destination to this machine."""
+"""Fetching of a version from a destination to this machine."""
 
 import logging
 import time
@@ -27,11 +27,11 @@ def fetch_newest(
     on_progress: Progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Write the newest healthy version at the destination, or that of `step`, into `local`.
+    """Fetch the newest healthy version at the destination, or that of `step`, into `local`.
 
-    A damaged version is skipped with a warning. A version that only cannot be read now is not
-    skipped: reading is retried, and then the destination counts as unreachable, because an older
-    version would undo work that is safe.
+    A damaged version is skipped with a warning. A version that is temporarily unreadable is not
+    skipped, because an older version would undo work that is safe: reading is retried, and after
+    that the destination counts as unreachable.
 
     Returns:
         The name of the version.
@@ -77,7 +77,10 @@ def _fetch(
     on_progress: Progress,
     sleep: Callable[[float], None],
 ) -> bool:
-    """Fetch a version if it is the requested one. Return whether it is."""
+    """Fetch a version if it is the requested one. Return whether it was fetched.
+
+    This is a version of `step`, or any healthy version if `step` is None.
+    """
     manifest = _retrying(link, lambda: link.store.read(name), sleep)
     if manifest.step != step if step is not None else not manifest.healthy:
         return False

@@ -1,7 +1,7 @@
-"""Copies a finished folder, such as a run's `final/`, to a destination as plain files.
+"""The copying of a finished folder, such as a run's `final/`, to a destination as plain files.
 
-A SHA256SUMS file is written last: the folder is complete when that file exists and matches the
-others.
+A SHA256SUMS file is written last: the folder is complete when that file exists and the other files
+match it.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ class Publication:
     """A request to publish a folder.
 
     Attributes:
-        token: identifies the request in the status; each request for the same folder has its own.
+        token: identifies the request in the status; each request has its own.
         folder: a folder on this machine.
         name: its name at the destination.
-        files: names in `folder`; empty: all files in it.
-        replaces: overwrite a different folder of that name. Otherwise the existing one is kept, and
-            this folder is called `<name>-<8 hex digits>`.
+        files: names of the files in `folder` to publish; empty means all of them. replaces:
+            overwrite a different folder of that name. Otherwise the existing one is kept, and this
+            folder is called `<name>-<8 hex digits>`.
     """
 
     token: str
@@ -59,7 +59,7 @@ class PublishedFolder:
     """A folder that is being published at `place`, under `parent`.
 
     Attributes:
-        target: where it is, or will be; None before that is known.
+        target: the path of the copy at the destination, or None before it is known.
         seen: its confirmed files at the destination. A file that was lost since stays here until it
             is restored.
 
@@ -91,7 +91,7 @@ class PublishedFolder:
     def steps(self) -> Iterator[float]:
         """Write the missing files one by one, until each is confirmed. Yield the seconds to wait.
 
-        Started again, this only does what is missing.
+        If this is started again, it writes only the files that are still missing.
 
         Raises:
             OSError: if the destination does not respond or fails.
@@ -117,7 +117,7 @@ class PublishedFolder:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
     def _hashes(self) -> Sequence[str]:
-        """Return the hashes to compute; SHA-256 is always included because the sums need it."""
+        """Return the names of the hashes to compute, always with SHA-256 for SHA256SUMS."""
         return self.place.hashes if "sha256" in self.place.hashes else ["sha256"]
 
     def _target(self) -> Path:
@@ -155,7 +155,7 @@ class PublishedFolder:
             return self._put(target / self._relative(path), OpenFile(path, file), content)
 
     def _put(self, at: Path, buffers: OpenFile | list[bytes], content: Content) -> bool:
-        """Write a file unless it is there or being uploaded. Return whether it is confirmed."""
+        """Write a file unless it exists or is being uploaded. Return whether it is confirmed."""
         try:
             if self._is_confirmed(at, content):
                 return True
@@ -182,7 +182,7 @@ def paths_in(folder: Path, files: Sequence[str] = ()) -> list[Path]:
     """Return the files of a folder that are to be published.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if there are no such files.
     """
     candidates = [folder / name for name in files] or folder.rglob("*")
     paths = sorted(p for p in candidates if p.is_file() and p.name != SUMS)
@@ -195,7 +195,7 @@ def problems_at(place: Place, parent: Path) -> Iterator[tuple[str, str | None]]:
     """Compare every complete folder published under `parent` with its checksums.
 
     Yields:
-        The name of the folder, and what is wrong with it or None.
+        The name of the folder, and a message on what is wrong, or None if it is intact.
 
     Raises:
         OSError: if the destination does not respond.
@@ -217,11 +217,11 @@ def problems_at(place: Place, parent: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def read_sums(place: Place, target: Path) -> dict[str, str] | None:
-    """Return the checksums of a published folder, name → SHA-256; None: it is incomplete.
+    """Return the checksums of a published folder, name → SHA-256, or None if it is incomplete.
 
     Raises:
         OSError: if the destination does not respond.
-        DamagedFileError: if no publication can have written the file of checksums.
+        DamagedFileError: if the file of checksums is not one that Temper can have written.
     """
     try:
         data = b"".join(place.read(target / SUMS))

@@ -1,4 +1,4 @@
-"""Files of this machine that are copied in pieces, without loading the whole file into memory."""
+"""Readers that copy this machine's files in pieces, without loading a whole file into memory."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,10 @@ from infrastructure.core.integers import ceil_div
 
 
 class OpenFile(Sequence[Buffer]):
-    """The bytes of an open file, a few megabytes at a time. They stay readable if it is removed.
+    """An open file that yields a few megabytes at a time. It stays readable after its removal.
 
     Raises:
-        CheckpointError: on access to the bytes, if they cannot be read.
+        CheckpointError: on iteration, if the bytes cannot be read.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -56,10 +56,10 @@ class OpenFile(Sequence[Buffer]):
 
 
 class OpenObject(OpenFile):
-    """The bytes of an object.
+    """An open object that is verified while it is read.
 
-    Iteration yields the last piece only if all bytes match `digest`, so a copy made of it is either
-    correct or incomplete.
+    Iteration yields the last piece only if all bytes match `digest`, so a copy is either correct or
+    incomplete.
     """
 
     def __init__(self, path: Path, file: BinaryIO, digest: str, hash_name: str) -> None:
@@ -82,14 +82,14 @@ class OpenObject(OpenFile):
 
 
 class PackedObject(OpenFile):
-    """An object whose file is compressed."""
+    """An open object whose file is compressed."""
 
     def __init__(self, path: Path, file: BinaryIO, pack: Pack, hash_name: str) -> None:
         super().__init__(path, file)
         self._pack, self._hash_name = pack, hash_name
 
     def load(self) -> tuple[bytes, list[Buffer]]:
-        """Return the bytes of the file and of the object; compressed objects are small enough.
+        """Return the bytes of the file and those of the object; both fit into memory.
 
         Raises:
             CheckpointError: if the bytes do not match the object's hash, or cannot be read.
@@ -107,7 +107,7 @@ class PackedObject(OpenFile):
 
 
 def open_object(local: Store, pack: Pack, hash_name: str) -> OpenFile:
-    """Open the file of an object, in either form.
+    """Open the file of an object, compressed or not.
 
     Raises:
         CheckpointError: if it is missing, truncated, or cannot be opened.

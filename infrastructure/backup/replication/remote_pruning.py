@@ -1,8 +1,8 @@
-"""Removes from a destination what is no longer needed there, and nothing else.
+"""The removal of versions and objects that are no longer needed at a destination.
 
-A listing of a destination may be outdated or incomplete, and a file that seems to be missing may
-exist. So a version is removed only after enough newer ones were *confirmed*, and an object only
-after no manifest has named it for a while, according to listings at both ends of that period.
+A listing of a destination may be outdated or incomplete, and a file may exist although it seems to
+be missing. So a version is removed only after enough newer ones were *confirmed*, and an object
+only after no manifest has named it for a while, according to listings at both ends of that period.
 """
 
 import contextlib
@@ -29,15 +29,15 @@ OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
 
 @dataclass
 class PlacePruning:
-    """What may be removed at the destination of `link`.
+    """The removal of old versions and unnamed objects at the destination of `link`.
 
     Attributes:
-        retention: what stays, counted over confirmed versions only.
+        retention: the rules for the versions to keep; only confirmed versions count.
         grace_seconds: how long an object must have been unnamed.
         confirmed: versions that were confirmed in this session.
-        doubted: confirmed versions that have lost a file at the destination since. No other version
-            is removed because of them.
-        unnamed_since: objects that no manifest names, and when that was first seen.
+        doubted: confirmed versions that have since lost a file at the destination. They do not
+            count as newer versions when older ones are removed.
+        unnamed_since: objects that no manifest names, and the time when this was first seen.
     """
 
     link: RemoteSession
@@ -51,7 +51,7 @@ class PlacePruning:
     _swept_at: float | None = None
 
     def is_due(self) -> bool:
-        """Return whether an object has, or may have, been unnamed for long enough."""
+        """Return whether an object has, or may have, been unnamed for `grace_seconds`."""
         if self._swept_at is None:
             return True
         oldest = min([self._swept_at, *self.unnamed_since.values()])
@@ -60,12 +60,12 @@ class PlacePruning:
     def steps(
         self, listed: Collection[str], on_its_way: Iterable[str], spared: Collection[str] = ()
     ) -> Iterator[float]:
-        """Remove what may be removed, file by file. Yield the seconds to wait in between.
+        """Remove old versions and unnamed objects one by one. Yield the seconds to wait in between.
 
         Args:
-            listed: the versions at the destination, just listed; none of another run.
+            listed: the versions at the destination, from a fresh listing; all belong to this run.
             on_its_way: objects that are being copied.
-            spared: versions that stay regardless of the retention.
+            spared: versions to keep regardless of the retention.
 
         Raises:
             OSError: if the destination does not respond or fails.
@@ -86,7 +86,7 @@ class PlacePruning:
         self.link.place.close()
 
     def _take_in(self, name: str) -> None:
-        """Read a manifest once: it never changes."""
+        """Read a manifest, unless it was read before: it never changes."""
         if name in self._read:
             return
         try:
@@ -112,7 +112,7 @@ class PlacePruning:
         return newer | unclear | {*self._special(readable), *self._special(sure)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
-        """Yield the best, each n-th and the newest emergency version."""
+        """Yield the names of the best versions, each n-th one and the newest emergency version."""
         healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
         scored = scores_of(manifests)
         yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]
@@ -162,11 +162,11 @@ class PlacePruning:
 def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[str]:
     """Prune a destination once, from a process that does not copy to it.
 
-    A version counts as confirmed when it was read back there. The file `record` remembers for the
-    next call since when objects have been unnamed.
+    A version counts as confirmed if it can be read back from the destination. The file `record`
+    stores for the next call since when objects have been unnamed.
 
     Returns:
-        What was done, as messages.
+        Messages on what was removed.
 
     Raises:
         OSError: if the destination does not respond or fails.

@@ -1,4 +1,4 @@
-"""The session with a destination: access to it, and what was observed there."""
+"""The session with a destination: access to it, and the state of the files seen there."""
 
 import contextlib
 import time
@@ -22,12 +22,12 @@ class UploadedFile:
     """A file that was written to a destination, or found there.
 
     Attributes:
-        confirmed_at: when its bytes were last compared and matched; None: they did not match, or it
-            was missing or different since.
-        present_at: when it was last there with its size, or confirmed.
-        looked_at: when it was last checked, whatever the result.
+        confirmed_at: the time when its bytes were last compared and matched, or None if they did
+            not match, or the file was missing or different since then.
+        present_at: the time when the file was last seen with its size, or confirmed.
+        looked_at: the time of the last check, whatever its result.
         evidence: how its bytes were compared.
-        problem: what was wrong with it at the last check.
+        problem: what was wrong with the file at the last check.
     """
 
     path: Path
@@ -40,10 +40,10 @@ class UploadedFile:
     problem: str | None = None
 
     def is_confirmed_by(self, place: Place, now: float) -> bool:
-        """Let a destination compare the file, and record the result.
+        """Return whether the destination confirms the file, and record the result.
 
         Raises:
-            OSError: if the destination does not respond. FileNotFoundError: the file does not
+            OSError: if the destination does not respond; FileNotFoundError if the file does not
                 exist.
             StorageError: if the file is gone, or a different one has its name.
         """
@@ -62,7 +62,7 @@ class UploadedFile:
 
 
 class Seen(NamedTuple):
-    """What is known of several files together: the oldest times and the weakest evidence."""
+    """The combined state of several files: the oldest times and the weakest evidence."""
 
     present_at: float
     compared_at: float
@@ -70,10 +70,11 @@ class Seen(NamedTuple):
 
 
 def seen_of(files: Iterable[UploadedFile | None]) -> Seen | None:
-    """Return what is known of all of `files`.
+    """Return the combined state of all of `files`.
 
     Returns:
-        None if `files` is empty, or if one of them is not known to be there as it was written.
+        The state, or None if `files` is empty or one of them is not known to be intact at the
+        destination.
     """
     present, compared, evidence = [], [], []
     for file in files:
@@ -90,20 +91,20 @@ def seen_of(files: Iterable[UploadedFile | None]) -> Seen | None:
 
 @dataclass
 class RemoteSession:
-    """A session with the store `run_id` at a destination, and what was observed in it.
+    """A session with the store `run_id` at a destination, and the state of its files.
 
     Attributes:
         compresses: write an object compressed if that is smaller.
-        fresh_seconds: how long a confirmation is valid. It is half the time for which an unnamed
-            object is left alone, so no object is removed that a manifest is about to name.
-        sent: objects by hash, manifests by name.
-        named: objects and versions that may be in use there. They are never overwritten: a file
-            that seems to be missing or wrong on a mount may be intact in the cloud, and the mount
-            removes a file before it writes another one of that name.
+        fresh_seconds: how long a confirmation is valid. It is half the time after which an unnamed
+            object is removed, so an object that a manifest is about to name is never removed.
+        sent: the sent files; objects by hash, manifests by name.
+        named: objects and versions that may be in use at the destination. They are never
+            overwritten: a file that seems to be missing or wrong on a mount may be intact in the
+            cloud, and the mount removes a file before it writes another one of that name.
         num_wrong: how often in a row a file was found to be different.
-        is_doubtful: nothing was confirmed for so long that it may never be.
-        num_done, num_confirmed: the number of files that were written or confirmed; that were
-            confirmed.
+        is_doubtful: nothing was confirmed for so long that the destination may never confirm.
+        num_done: the number of files that were written or confirmed.
+        num_confirmed: the number of files that were confirmed.
     """
 
     place: Place
@@ -132,7 +133,7 @@ class RemoteSession:
         )
 
     def confirms(self, sent: UploadedFile) -> bool:
-        """Ask the destination whether a file is safe. Return False if it is not yet.
+        """Ask the destination whether a file is safe. Return False if it is not safe yet.
 
         Raises:
             OSError: if the destination does not respond.
@@ -148,12 +149,12 @@ class RemoteSession:
     def still_has(self, sent: UploadedFile, *, reads: bool) -> bool:
         """Check a confirmed file again. Return False if it cannot be seen now.
 
-        On a mount, that does not prove that it is gone. The result does not count as progress of an
-        upload that is waiting.
+        On a mount, False does not prove that the file is gone. The check does not count as progress
+        of a waiting upload.
 
         Args:
-            reads: compare the bytes even if that requires reading them back; otherwise comparing
-                the size is enough for such a file.
+            reads: True compares the bytes even if they must be read back; False compares only the
+                size in that case.
 
         Raises:
             OSError: if the destination does not respond.
@@ -181,7 +182,8 @@ class RemoteSession:
     def files_of(self, name: str, manifest: Manifest) -> Iterator[UploadedFile | None]:
         """Yield the files of a version at the destination; None for a file that is unknown here.
 
-        Objects that other machines copied there are not included: their sessions track them.
+        Objects that other machines copied to the destination are not included, because the sessions
+        of those machines track them.
         """
         yield self.sent.get(name)
         for pack in manifest.packs:
@@ -190,7 +192,7 @@ class RemoteSession:
                 yield file
 
     def is_surely_wrong(self, path: Path) -> bool:
-        """Return whether a file was wrong too often in a row for a temporary failure of a mount."""
+        """Return whether a file was wrong too often in a row for a temporary mount failure."""
         return self.num_wrong[path] >= SURELY_WRONG
 
     def remove(self, path: Path) -> None:

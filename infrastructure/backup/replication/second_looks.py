@@ -1,6 +1,6 @@
 """Repeated checks of files that were confirmed at a destination.
 
-They happen at a limited rate while a run is copied, and once at its end.
+Checks run at a limited rate while a run is copied, and once at its end.
 
 A destination can lose what it had, so a confirmation is only valid for a moment. A file that is
 found missing or changed loses its confirmation, and the copier then writes it again.
@@ -22,14 +22,14 @@ LAST_SECONDS = 60.0  # for reading back recently compared files at the end
 
 
 class SecondLooks:
-    """Repeated checks over `link`. Each `UploadedFile` holds its results."""
+    """Repeated checks of files over `link`. Each `UploadedFile` records its results."""
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
         self._next_at = float("-inf")
 
     def one(self, files: Sequence[UploadedFile]) -> None:
-        """Check the file that has waited longest, if it is due.
+        """Check the file whose last check is the oldest, if it is due.
 
         Raises:
             OSError: if the destination does not respond.

@@ -1,7 +1,8 @@
 """The status of a run's backup: what is safe, what is being copied, what is wrong.
 
-The copier writes it, or the run if the copier cannot run; everything that displays a status reads
-it. The age of the last confirmed version is the work that would be lost if this machine died now.
+The copier writes the status file, or the run does if the copier cannot run. Everything that
+displays a status reads this file. The age of the last confirmed version is the work that would be
+lost if this machine died now.
 """
 
 import itertools
@@ -41,12 +42,12 @@ LATE_SECONDS = 60.0  # a version that took longer to arrive is shown with both t
 
 
 def state_words(state: str) -> str:
-    """Return the words of one of `STATES`."""
+    """Return the description of one of `STATES`."""
     return phrase(STATES[state])
 
 
 class PossibleLoss(NamedTuple):
-    """The work that would be lost: `seconds` since the confirmed state was saved (None: all)."""
+    """The work that would be lost: `seconds` since the confirmed state was saved, None if all."""
 
     seconds: float | None
     text: str
@@ -57,12 +58,13 @@ class BackupStatus:
     """One observation of a backup. Times are in seconds since 1970.
 
     Attributes:
-        place: the destination, without secrets; "" if nothing is known.
+        place: the destination, without secrets; "" if it is unknown.
         state: one of `STATES`.
-        confirmed_name, confirmed_step: the newest version that is safe there.
-        saved_at, confirmed_at: when that version was written here, and when it was confirmed there.
-        present_at: when each of its files was last seen there; the oldest of these times.
-        compared_at, compared_by: when the bytes of each file were last compared, and how; the
+        confirmed_name, confirmed_step: the newest version that is safe at the destination.
+        saved_at, confirmed_at: when that version was written on this machine, and when it was
+            confirmed.
+        present_at: when all its files were last seen at the destination; the oldest of these times.
+        compared_at, compared_by: when the bytes of its files were last compared, and how; the
             oldest time and the weakest method.
         last_look: the token of the last completed check of that version.
         in_flight_step: the step of the version that is being copied.
@@ -70,12 +72,12 @@ class BackupStatus:
         done_bytes, total_bytes: the progress of that version or folder.
         published_folders: the URLs of confirmed folders, by the token of the request.
         newest_step: the step of the newest version on this machine.
-        refused_name: the newest version that is damaged here and not copied, until a newer one is
-            confirmed.
-        error: the last error, until copying works again.
-        num_failures: how often in a row it failed.
-        advice: what the user can do about it.
-        changed_at: when this was written.
+        refused_name: the newest version that is damaged on this machine and was not copied; cleared
+            when a newer one is confirmed.
+        error: the last error; cleared when copying works again.
+        num_failures: how often in a row copying failed.
+        advice: what the user can do about the error.
+        changed_at: when this status was written.
     """
 
     place: str = ""
@@ -103,19 +105,19 @@ class BackupStatus:
 
     @property
     def is_safe(self) -> bool:
-        """Whether the newest version of this machine is confirmed."""
+        """True if the newest version on this machine is confirmed."""
         return self.newest_name is not None and self.confirmed_name == self.newest_name
 
     @property
     def problem(self) -> str | None:
-        """What went wrong and what the user can do; None: nothing."""
+        """The problem and what the user can do about it, or None if there is none."""
         if self.error is None:
             return state_words(self.state) if self.state in ("doubtful", FENCED) else None
         return f"{self.error}{self._remedy}"
 
     @property
     def _remedy(self) -> str:
-        """What the user can do, in parentheses; if the copier retries, that it then continues."""
+        """The advice in parentheses, and that copying then continues if the copier retries."""
         if self.advice is None:
             return ""
         goes_on = phrase("backup.copying_then_continues") if self.state == RETRYING else ""
@@ -138,11 +140,11 @@ class BackupStatus:
         )
 
     def has_looked(self, token: str) -> bool:
-        """Return whether the check of this token ("": none) is done, or will never be done."""
+        """Return whether the check with this token ("": none) is done, or will never be done."""
         return token in ("", self.last_look) or self.state in (OFF, FENCED, DOWN)
 
     def is_settled(self, name: str | None) -> bool:
-        """Return whether waiting for a version is over: it is confirmed or will not be copied."""
+        """Return whether a version is confirmed, or will not be copied, so waiting can end."""
         return name in (self.confirmed_name, self.refused_name)
 
     def possible_loss(self, now: float) -> PossibleLoss:
@@ -187,7 +189,7 @@ class BackupStatus:
 
 
 def short_words(status: BackupStatus, now: float) -> str:
-    """Return the last confirmed version and the age of its state: `backup: step 120, 45 s old`."""
+    """Return the last confirmed step and the age of its state: `backup: step 120, 45 s old`."""
     if status.state == FENCED:
         return "backup: stopped"
     if status.state == DOWN:
@@ -200,7 +202,7 @@ def short_words(status: BackupStatus, now: float) -> str:
 
 
 def age_words(seconds: float) -> str:
-    """Return a duration in its two largest units: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Format a duration in its two largest units: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
     whole = max(0, int(seconds))
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     for (name, size), (next_name, next_size) in itertools.pairwise(units):
@@ -220,7 +222,7 @@ def write_status(path: Path, status: BackupStatus) -> None:
 
 
 def read_status(path: Path) -> BackupStatus:
-    """Read the status in `path`; if it is missing or damaged, return one with unknown values."""
+    """Read the status in `path`. A missing or damaged file gives one with unknown values."""
     try:
         contents = parse_json(path.read_bytes(), parse_constant=_no_constant)
     except (OSError, ValueError):
@@ -235,9 +237,9 @@ def read_status(path: Path) -> BackupStatus:
 
 
 def live_status(path: Path) -> BackupStatus:
-    """Read a status as `read_status` does; if its copier was killed, the state is `GONE`.
+    """Read a status as `read_status` does, with the state `GONE` if its copier was killed.
 
-    Nothing is being copied in that state.
+    Nothing is being copied in the state `GONE`.
     """
     status = read_status(path)
     if status.state in ENDED or is_held(path.with_suffix(LOCK_SUFFIX)) is not False:

@@ -1,7 +1,8 @@
-"""Copies a version from one store to another: objects first, the manifest last, each confirmed.
+"""The copying of a version from one store to another: first its objects, then its manifest.
 
-All files of the version are held open, so rotation may remove them meanwhile. Every byte is
-compared with its hash while it is read: a damaged object is never copied completely.
+Each file is confirmed. All files of the version are held open, so rotation may remove them
+meanwhile. Every object is compared with its hash while it is read, so a damaged object is never
+copied completely.
 """
 
 import contextlib
@@ -72,7 +73,7 @@ class ObjectUpload:
 
     @property
     def are_confirmed(self) -> bool:
-        """Whether all objects are confirmed."""
+        """True if all objects are confirmed."""
         return all(map(self._is_confirmed, self.packs))
 
     def _is_confirmed(self, pack: Pack) -> bool:
@@ -81,8 +82,8 @@ class ObjectUpload:
     def steps(self) -> Iterator[float]:
         """Copy in small units of work. Yield the seconds to wait before the next unit.
 
-        After an error this can be started again, and only does what is missing. It ends when all
-        objects are confirmed, or when nothing was confirmed for so long that it is hopeless.
+        After an error, this can be started again and then copies only what is missing. It ends when
+        all objects are confirmed, or when `is_hopeless` returns True.
 
         Raises:
             OSError: if the destination does not respond or fails.
@@ -112,7 +113,7 @@ class ObjectUpload:
             yield from self._confirm_all(packs)
 
     def _is_unknown(self, pack: Pack) -> bool:
-        """Return whether this session knows nothing of an object at the destination.
+        """Return whether this session does not know if an object is at the destination.
 
         An object that was confirmed for an earlier version is checked again, because this version
         needs it now.
@@ -136,7 +137,7 @@ class ObjectUpload:
             )
 
     def is_hopeless(self) -> bool:
-        """Return whether nothing was confirmed for longer than any upload takes."""
+        """Return whether nothing was confirmed for longer than any upload should take."""
         now = self.link.clock()
         if self.link.num_confirmed != self._num_confirmed:
             self._num_confirmed, self._news_at = self.link.num_confirmed, now
@@ -146,7 +147,7 @@ class ObjectUpload:
         return now - self._news_at > self.patience * (2 if self.link.num_confirmed else 0.9)
 
     def size(self, path: Path) -> int | None:
-        """Return the size of a file at the destination; None: it does not exist."""
+        """Return the size of a file at the destination in bytes, or None if it does not exist."""
         try:
             return self.link.place.size(path)
         except FileNotFoundError:
@@ -167,7 +168,7 @@ class ObjectUpload:
         self.link.num_done += 1
 
     def sent(self, path: Path, buffers: Sequence[Buffer]) -> UploadedFile:
-        """Return the record of a file that is written to the destination."""
+        """Return the record of a file that is to be written to the destination."""
         content = Content.of(buffers, self.link.place.hashes)
         return UploadedFile(path, content, self.link.clock())
 
@@ -188,7 +189,7 @@ class ObjectUpload:
         return is_full and not self.is_hopeless()
 
     def _confirm_all(self, packs: Sequence[Pack]) -> Iterator[float]:
-        """Check everything that is not confirmed, until something is, or until it is hopeless."""
+        """Check all unconfirmed objects until one is confirmed, or until waiting is hopeless."""
         wait = FIRST_WAIT_SECONDS
         while True:
             news = False
@@ -202,7 +203,7 @@ class ObjectUpload:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
     def _confirm(self, pack: Pack) -> bool:
-        """Return whether an object that was sent is confirmed now. Send a lost one again."""
+        """Return whether a sent object is confirmed now. If it was lost, send it again."""
         sent = self.link.sent[pack.hash]
         if self.link.confirms(sent):  # an error is recorded in `sent`: it is written again
             return True
@@ -213,13 +214,13 @@ class ObjectUpload:
         return False
 
     def _is_seen(self, pack: Pack) -> bool:
-        """Return whether the destination seems to have an object, or must have it."""
+        """Return whether the destination seems to have an object, or is known to have it."""
         path = self.link.store.objects.path_of(pack.hash)
         forms = (path, path.with_name(path.name + SUFFIX))
         return pack.hash in self.link.named or any(self.size(form) is not None for form in forms)
 
     def _send(self, pack: Pack, is_seen: bool) -> None:
-        """Write an object unless it is confirmed at the destination, or its size is there."""
+        """Write an object unless the destination confirms it, or seems to have it."""
         forms = self._forms(pack)
         sent, buffers = forms[-1]
         if is_seen:
@@ -245,8 +246,8 @@ class ObjectUpload:
     def _send_again(self, pack: Pack, forms: list[Form]) -> None:
         """Write a lost object again, without touching a file that may be in use.
 
-        It is written in the form (plain or compressed) that does not exist there, or whose file
-        stays missing. Otherwise it is waited for.
+        The object is written in the form (plain or compressed) that does not exist at the
+        destination, or whose file stays missing. If both forms exist, this only waits.
         """
         now = self.link.sent[pack.hash]
         if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
@@ -266,11 +267,11 @@ class ObjectUpload:
         now.written_at = self.link.clock()
 
     def stays_missing(self, path: Path) -> bool:
-        """Return whether a file is missing in each of several checks."""
+        """Return whether a file is missing in several checks in a row."""
         return all(self.size(path) is None for _ in range(NUM_LOOKS))
 
     def _forms(self, pack: Pack) -> list[Form]:
-        """Return the object uncompressed and, if useful, compressed. The last one is written.
+        """Return the object uncompressed and, if useful, compressed. The last form is preferred.
 
         Raises:
             CheckpointError: if its bytes do not match its hash.
@@ -290,8 +291,8 @@ class ObjectUpload:
     def _plain(self, pack: Pack, plain: Sequence[Buffer]) -> UploadedFile:
         """Return the record of an uncompressed object.
 
-        Its content follows from its name, unless the destination compares another hash, which is
-        then computed.
+        The object's name is its hash. If the destination compares another hash, this is computed
+        from the bytes.
 
         Raises:
             CheckpointError: if its bytes had to be read and do not match its hash.
@@ -313,7 +314,7 @@ class ObjectUpload:
 
 
 class Upload:
-    """One version that is being uploaded. All its files are opened first.
+    """The upload of one version. All its files are opened first.
 
     Args:
         before_manifest: called when all objects are confirmed; if it raises, the upload ends.
@@ -356,7 +357,7 @@ class Upload:
 
     @property
     def total_bytes(self) -> int:
-        """The size of all its objects."""
+        """The size of all objects of the version in bytes."""
         return self.objects.total_bytes
 
     @property
@@ -365,7 +366,7 @@ class Upload:
         return self.objects.done_bytes
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the version."""
         for file in self._files.values():
             file.close()
 
@@ -377,7 +378,7 @@ class Upload:
         `is_confirmed`.
 
         Raises:
-            OSError, StorageError, CheckpointError: as there.
+            OSError, StorageError, CheckpointError: as in `ObjectUpload.steps`.
         """
         yield from self.objects.steps()
         self._before_manifest()
@@ -402,7 +403,7 @@ class Upload:
             raise
 
     def _send_manifest(self) -> UploadedFile:
-        """Write the manifest, again if it got lost. One that may be in use is only checked."""
+        """Write the manifest, also again after a loss. One that may be in use is only checked."""
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
         sent = self.link.sent.get(self.name) or self.objects.sent(path, [self._manifest_bytes])
@@ -432,14 +433,14 @@ def fetch_version(
 ) -> None:
     """Write a version of `remote` into `local` under the same name, the manifest last.
 
-    Everything is verified and on the disk when this returns. Objects that are intact here are not
-    fetched again. The caller must be the only writer of `local`.
+    Everything is verified and on the disk when this returns. Objects that are intact in `local` are
+    not fetched again. The caller must be the only writer of `local`.
 
     Args:
-        run_files: False: skip a damaged object that only holds copies of run files.
+        run_files: False skips a damaged object that contains only copies of run files.
 
     Raises:
-        CheckpointError: if the version is damaged there, or cannot be read.
+        CheckpointError: if the version is damaged in `remote`, or cannot be read.
         StorageError: if the local disk fails.
     """
     manifest = remote.read(name)
@@ -462,10 +463,10 @@ def fetch_objects(
     *,
     run_files: bool = True,
 ) -> None:
-    """Write the objects of a version that are not intact here.
+    """Fetch the objects of a version that are not intact in `local`.
 
     Raises:
-        CheckpointError: if one of them is damaged there, too.
+        CheckpointError: if one of them is damaged in `remote`, too.
         StorageError, OSError: if the local disk fails.
     """
     local.prepare()

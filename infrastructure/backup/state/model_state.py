@@ -23,7 +23,7 @@ MAX_LISTED = 10
 
 @dataclass
 class ModelState:
-    """The `tensors` by group ("model", "optimizer", "random") and the JSON `values` of a state."""
+    """A training state: `tensors` by group ("model", "optimizer", "random") and JSON `values`."""
 
     tensors: dict[str, Tensors]
     values: dict[str, Any]
@@ -34,10 +34,10 @@ def capture(
 ) -> ModelState:
     """Return the state of the model, the optimizer and all random generators.
 
-    The result shares memory with them.
+    The result shares memory with the model and the optimizer.
 
     Args:
-        others: more JSON values.
+        others: further JSON values to include in the state.
 
     Raises:
         ValueError: if a part of the state is neither a tensor nor JSON.
@@ -63,7 +63,7 @@ def capture(
 
 
 def stored(state: ModelState) -> dict[str, TensorBytes]:
-    """Return the tensors by full name, as a store expects them."""
+    """Convert the tensors of a state to bytes, by full name, as a store expects them."""
     return {
         f"{group}/{name}": to_bytes(tensor)
         for group, members in state.tensors.items()
@@ -75,7 +75,7 @@ def restore(state: ModelState, model: torch.nn.Module, optimizer: torch.optim.Op
     """Load `state` into the model, the optimizer and all random generators.
 
     Raises:
-        CheckpointError: if it does not fit. The message lists the mismatches, and nothing is
+        CheckpointError: if the state does not fit. The message lists the mismatches, and nothing is
             changed.
     """
     if state.values.get("writer") != WRITER:
@@ -114,7 +114,7 @@ def _model_mismatches(state: ModelState, model: torch.nn.Module) -> Iterator[str
 
 
 def _form(value: object) -> str:
-    """Return the type and shape of a value."""
+    """Return a description of the type and shape of a value."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"

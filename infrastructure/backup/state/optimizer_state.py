@@ -9,10 +9,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, object]]:
-    """Split an optimizer state into flat tensors `index/key/…` and everything that is not a tensor.
+    """Split an optimizer state into flat tensors, named `index/key/…`, and all other values.
 
-    bitsandbytes nests dictionaries in it and shares one table of quantization levels between all
-    parameters; in the checkpoint each parameter gets its own copy.
+    bitsandbytes nests dictionaries in the state and shares one table of quantization levels between
+    all parameters. In the checkpoint, each parameter gets its own copy of the table.
     """
     tensors: Tensors = {}
     values: dict[str, Any] = {}

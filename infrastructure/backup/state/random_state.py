@@ -1,4 +1,4 @@
-"""The state of every random generator that a run uses, as tensors."""
+"""Capture and restore of the state of all random generators that a run uses."""
 
 import random
 
@@ -18,7 +18,7 @@ def seed_everything(seed: int) -> None:
 
 
 def capture_random(device: torch.device) -> Tensors:
-    """Return the states of the generators of Python, NumPy and torch; on a GPU also of all GPUs."""
+    """Return the states of the generators of Python, NumPy and torch, and on a GPU of all GPUs."""
     version, words, gauss = random.getstate()
     if version != PYTHON_STATE_VERSION:
         raise RuntimeError(f"unknown state version {version} of Python's random module")
@@ -38,7 +38,7 @@ def capture_random(device: torch.device) -> Tensors:
 
 
 def restore_random(states: Tensors, device: torch.device) -> None:
-    """Restore every generator to the state that `capture_random` returned."""
+    """Restore all generators to the states that `capture_random` returned."""
     gauss = states["python_gauss"].tolist()
     words = tuple(states["python"].tolist())
     random.setstate((PYTHON_STATE_VERSION, words, gauss[0] if gauss else None))

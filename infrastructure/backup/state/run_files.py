@@ -1,7 +1,7 @@
 """The small files of a run, stored as byte tensors in its versions.
 
-So a version contains everything in a run directory, and another machine needs nothing else. A file
-is cut into pieces, so that the unchanged beginning of a file that only grows is stored once.
+With them, a version is all that another machine needs to resume the run. A file is cut into pieces,
+so that the unchanged beginning of a growing file is stored only once.
 """
 
 import re
@@ -69,7 +69,7 @@ def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
     """Return the run files that a version holds: path → full names of the tensors of its pieces.
 
     Raises:
-        CheckpointError: if it holds a file that does not belong to a run.
+        CheckpointError: if the version holds a file that does not belong to a run.
     """
     pieces: dict[str, list[str]] = {}
     for name in manifest.tensors:
@@ -82,7 +82,7 @@ def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
 
 
 def joined_pieces(path: str, pieces: Mapping[str, bytes]) -> bytes:
-    """Return the contents of the file `path` from its tensors.
+    """Join the tensors of the file `path` and return its contents.
 
     Raises:
         CheckpointError: if a piece is missing.
@@ -92,7 +92,7 @@ def joined_pieces(path: str, pieces: Mapping[str, bytes]) -> bytes:
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yield the files and their contents."""
+    """Yield the paths and contents of the files of a run that belong in a version."""
     for path in sorted(path for pattern in _FOLDERS for path in directory.glob(pattern)):
         if _NAME.fullmatch(_name(directory, path, 0)) and not path.is_symlink():
             data = _read(path)
@@ -103,7 +103,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
 def _read(path: Path) -> bytes | None:
     """Read a file; return None if it is missing, too large, or not a file.
 
-    A log that is being rotated is in the next version.
+    A log that is missing because it is being rotated will be in the next version.
     """
     try:
         small = path.is_file() and path.stat().st_size <= LARGEST_BYTES

@@ -1,1 +1,1 @@
-"""Committing versions in a helper process, from a copy in shared memory."""
+"""A helper process that commits versions from a copy in shared memory."""

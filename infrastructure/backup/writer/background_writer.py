@@ -1,9 +1,9 @@
-"""Commits versions in a helper process, so that the training only waits for a copy in memory.
+"""A writer that commits versions in a helper process, so that the training waits only for a copy.
 
-One version is in flight at a time. The helper ends when its standard input does, so the last
-version of a killed training is still written; until then the helper holds the lock of the store,
-and a process that resumes the run waits for it. If the helper dies, nothing is lost: this process
-shares the memory with it and writes the version itself.
+One version is in flight at a time. The helper ends after its standard input ends, so the last
+version of a killed run is still written. Until then the helper holds the lock of the store, and a
+process that resumes the run waits for it. If the helper dies, nothing is lost: this process shares
+the memory with it and writes the version itself.
 """
 
 import json
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Writes versions into the store in `root`, and removes what `retention` does not keep.
+    """The writer of the store in `root`, which also removes the versions not kept by `retention`.
 
     Args:
         root: the directory of the store.
-        compress: as in `Store`; this takes time of the helper, not of the training.
+        compress: as in `Store`. Compression takes time in the helper, not in the training.
     """
 
     def __init__(self, root: Path, retention: Retention, *, compress: bool = False) -> None:
@@ -53,7 +53,7 @@ class BackgroundWriter:
     def begin(self, state: State, values: Mapping[str, object], **facts: object) -> None:
         """Copy the state and start writing it. `facts` are the keyword arguments of `Store.commit`.
 
-        Call `collect(wait=True)` before: one version is in flight at a time.
+        Call `collect(wait=True)` first, because only one version may be in flight.
 
         Raises:
             ValueError: if a tensor has a type that cannot be stored.
@@ -66,11 +66,11 @@ class BackgroundWriter:
         self._hand_over(b"%d %d\n" % self._in_flight)
 
     def collect(self, wait: bool = False) -> str | None:
-        """Return the name of the version in flight if it is committed; None otherwise.
+        """Return the name of the version in flight if it is committed, or None otherwise.
 
         Raises:
-            StorageError: if the disk fails or does not keep what was written. Earlier versions are
-                not affected.
+            StorageError: if the disk fails or does not return what was written. Earlier versions
+                are not affected.
         """
         if self._in_flight is None or not (wait or self._has_answer()):
             return None
@@ -102,14 +102,14 @@ class BackgroundWriter:
         self._lock = None
 
     def _message(self, rest: Mapping[str, object]) -> bytes:
-        """Return the message for the helper. The layout is slow to serialize and seldom changes."""
+        """Build the message for the helper, reusing the serialized layout while it is unchanged."""
         if self._places is not self._copy.places:
             self._places = self._copy.places
             self._spelled = json.dumps(self._places).encode()
         return b"[%b,%b]" % (self._spelled, json.dumps(rest, allow_nan=False).encode())
 
     def _hand_over(self, message: bytes) -> None:
-        """Send the helper the location of the version. The line is too short to block the pipe."""
+        """Send the helper the location of the version, in a line too short to block the pipe."""
         for _ in range(2):  # the second time to a new helper
             if self._helper is None or self._helper.poll() is not None:
                 self._abandon()
@@ -156,7 +156,7 @@ class BackgroundWriter:
         return bool(select.select([self._helper.stdout], [], [], 0)[0])
 
     def _answer(self) -> dict[str, Any] | None:
-        """Return the helper's response; None if it has died."""
+        """Return the helper's response, or None if the helper has died."""
         if self._helper is None or self._helper.stdout is None:
             return None
         line = self._helper.stdout.readline()

@@ -1,4 +1,4 @@
-"""A copy of a run's tensors in memory that another process shares; reused between saves."""
+"""A copy of a run's tensors in memory that another process shares. It is reused between saves."""
 
 import mmap
 import os
@@ -22,11 +22,11 @@ Place = tuple[str, str, tuple[int, ...], int, int]  # name, type, shape, begin, 
 
 
 class SharedBuffer:
-    """Copies states into one piece of shared memory, which grows and is reused.
+    """A block of shared memory into which states are copied. It grows if necessary and is reused.
 
-    If the tensors have the same names, types and shapes as last time, the layout is reused: a copy
-    takes little longer than moving the bytes. A tensor that is on a GPU or not contiguous is copied
-    only once.
+    If the tensors have the same names, types and shapes as last time, the layout is reused, and a
+    copy takes little longer than moving the bytes. Even a tensor that is on a GPU or not contiguous
+    is copied directly, without a temporary copy.
 
     Attributes:
         places: the locations of the tensors of the last copy.
@@ -52,11 +52,11 @@ class SharedBuffer:
 
     @property
     def size_bytes(self) -> int:
-        """The end of the last copy; the memory after it is free."""
+        """The end of the last copy, in bytes. The memory after it is free."""
         return self.places[-1][3] + self.places[-1][4] if self.places else 0
 
     def take(self, state: State) -> None:
-        """Copy `state`.
+        """Copy `state` into the shared memory.
 
         Raises:
             ValueError: if a tensor has a type that cannot be stored.
@@ -82,7 +82,7 @@ class SharedBuffer:
         """Write `data` after the last copy and return its offset.
 
         Raises:
-            StorageError: as `take`.
+            StorageError: as in `take`.
         """
         begin = self.size_bytes
         self._reserve(begin + len(data))
@@ -106,7 +106,7 @@ class SharedBuffer:
         return self._targets[name]
 
     def _reserve(self, size_bytes: int) -> None:
-        """Grow the memory if necessary and keep it: fresh memory costs more than the copy."""
+        """Grow the memory if necessary. Keep it, because fresh memory costs more than the copy."""
         if self._memory is not None and len(self._memory) >= size_bytes:
             return
         descriptor, length = self.descriptor, ceil_div(size_bytes, GROWTH_BYTES) * GROWTH_BYTES

@@ -2,7 +2,7 @@
 
 Each input line gives the location of a version's JSON description in memory that both processes
 share; the tensors are in the same memory. Each output line reports that a version was committed or
-refused. The process is niced, so that it only uses CPU time that the training leaves.
+refused. The process is niced, so that it mainly uses CPU time that the training leaves.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ _STORES: dict[Path, Store] = {}
 def commit_message(
     root: Path, retention: Retention, memory: mmap.mmap, begin: int, length: int
 ) -> dict[str, str]:
-    """Commit the version described by the message at `begin` of `memory`, then prune.
+    """Commit the version described by the message at `begin` in `memory`, then prune.
 
-    The caller must hold the lock of the store; the helper holds the one that it inherited.
+    The caller must hold the lock of the store. The helper process inherits this lock.
 
     Returns:
-        A `name` or an `error`.
+        A dictionary with either the `name` of the version or an `error`.
     """
     view = memoryview(memory)
     places, rest = json.loads(bytes(view[begin : begin + length]))
@@ -58,7 +58,7 @@ def commit_message(
 def only_writer(root: Path) -> Iterator[None]:
     """Hold the lock of a store, after waiting until no other process writes into it.
 
-    That includes a helper that outlived its training.
+    Such a process may be a helper that outlived its run.
     """
     make_directory(root)
     lock = Lock(root / LOCK_FILE)
@@ -70,7 +70,7 @@ def only_writer(root: Path) -> Iterator[None]:
 
 
 def main(root: Path, retention: Retention, descriptor: int) -> None:
-    """Serve until standard input ends."""
+    """Commit versions until the standard input ends."""
     ignore_stop_signals()
     os.nice(NICENESS)
     for line in sys.stdin.buffer:

@@ -1,1 +1,1 @@
-"""Merging of layers and presets into one configuration, and the checks of the result."""
+"""The merge of layers and presets into one configuration, and the checks of the result."""

@@ -16,7 +16,7 @@ from infrastructure.core.messages import Setting, phrase
 def added_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """Yield a message, with the remedy, for each setting that added weights do not work with.
+    """Yield a message, with the remedy, for each setting that is incompatible with added weights.
 
     Args:
         names: the enabled extensions that add weights.
@@ -30,10 +30,10 @@ def added_weights_refusals(
 def saved_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """Yield the same for weights that the model was saved with, whose extensions are not enabled.
+    """Yield such messages for added weights in a saved model whose extensions are not enabled.
 
     Args:
-        names: the kinds of those weights.
+        names: the kinds of these weights.
     """
     if names:
         key = f"{', '.join(names)} in model {model.name}"

@@ -1,4 +1,4 @@
-"""Settings that are valid by themselves but contradict each other. Checked when a run starts."""
+"""Checks, when a run starts, for settings that are valid alone but contradict each other."""
 
 import os
 import re
@@ -32,7 +32,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
 class HasSections(Protocol):
-    """The sections and switches of a configuration that are checked."""
+    """The sections and switches of a configuration that these checks read."""
 
     model: ModelConfig
     data: DataConfig
@@ -63,7 +63,7 @@ def stackwise_costs(model: ModelConfig, training: TrainingConfig) -> Iterator[st
 def several_processes(
     num_processes: int | str, device: str, cuda_visible_devices: str | None, adding: Sequence[str]
 ) -> Iterator[str]:
-    """Yield messages about several processes: too few GPUs, or extensions that add weights.
+    """Yield messages on problems with several processes: too few GPUs, or added weights.
 
     Args:
         adding: the enabled extensions that add weights.
@@ -86,7 +86,7 @@ def several_processes(
 
 
 def place_among_runs(place: str | None, output_dir: str) -> Iterator[str]:
-    """Yield a message if backups would be inside the directory of the runs that they copy."""
+    """Yield a message if the backup destination is inside the directory of the runs."""
     if place is None or ("://" in place and not place.startswith("file://")):
         return
     folder = Path(place.removeprefix("file://").removeprefix("drive:")).expanduser().absolute()
@@ -103,8 +103,8 @@ def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -
     """Yield a message if a LoRA setting enables LoRA on new weights, which would stay random.
 
     Args:
-        settings: canonical keys that were given.
-        place: where the LoRA setting was given.
+        settings: the canonical keys that were given.
+        place: the source of the LoRA setting.
     """
     is_new = model.name == "embedded" and model.lora_config is not None
     if is_new and "model.lora_config" not in settings:

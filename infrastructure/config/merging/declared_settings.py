@@ -1,6 +1,7 @@
 """Settings that user-defined parts declare: `settings = {"stages": 3}`, from name to default.
 
-A class declares them as an attribute. A given setting must be declared, and of the default's type.
+A class declares them as an attribute. A given setting must be declared and have the type of the
+default.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,16 +24,17 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def declare_settings(training: TrainingConfig, parts: Iterable[object]) -> None:
-    """Fill in the defaults of all parts, and check what is given for them.
+    """Fill in the defaults of all parts, and check the values that are given for their settings.
 
-    If every part declares what it reads, a name that no part declares is refused. If a part
-    declares nothing, only a name that is nearly a declared one is refused.
+    If every part declares its settings, a name that no part declares is refused. If a part declares
+    nothing, only a name that is nearly a declared one is refused.
 
     Args:
         parts: the classes, or the functions that stand in for a class; Temper's own are ignored.
 
     Raises:
-        ConfigurationError: names the setting, and the part that declares it.
+        ConfigurationError: if a given setting is wrong; it names the setting and the part that
+            declares it.
     """
     by_part = {_shown(part): _declared_by(part) for part in parts if not _is_ours(part)}
     defaults: dict[str, object] = {}

@@ -1,7 +1,7 @@
-"""Settings that have no effect in a configuration; the `UsedWhen` marks of fields decide.
+"""Settings that have no effect in a configuration, according to the `UsedWhen` marks of fields.
 
-Such a setting is refused if it is not the default. It is noted if the user wrote the default down:
-files are shared between runs, and this misleads nobody.
+Such a setting is refused if its value is not the default. If the user gave the default, this is
+only noted, because files are shared between runs and the default does not mislead.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -28,7 +28,7 @@ def refused_without_effect(
     """Yield a message, with the remedy, for each setting that was given without effect.
 
     Args:
-        keys: the keys of the settings to check; None: all.
+        keys: the keys of the settings to check; by default, all.
     """
     for spec, condition, value in _without_effect(config):
         if value != spec.default and (keys is None or spec.key in keys):

@@ -1,4 +1,4 @@
-"""User-defined files that a module imports, found in its source; nothing is imported."""
+"""User-defined files that a module imports, found in its source without importing it."""
 
 import ast
 from collections.abc import Iterator
@@ -8,13 +8,14 @@ from infrastructure.core.named_object import source_file
 
 
 def own_imports(module: str, ours: tuple[str, ...]) -> dict[str, Path]:
-    """Return what a module imports from its own folder or package, directly or indirectly.
+    """Return the files that a module imports from its own folder or package, also indirectly.
 
-    The result maps the path relative to that folder → the file. The module's own file is left out.
-    Imports inside a function count; imports that are computed at run time cannot be seen.
+    The result maps the path relative to that folder to the file. The module's own file is left out.
+    Imports inside functions are included, but imports that are computed at run time cannot be
+    found.
 
     Args:
-        ours: packages that are left out.
+        ours: packages to leave out.
     """
     first = source_file(module)
     if first is None:
@@ -35,7 +36,7 @@ def own_imports(module: str, ours: tuple[str, ...]) -> dict[str, Path]:
 
 
 def _file_below(root: Path, module: str) -> Path | None:
-    """Return the source of a module if Python takes it from this folder and nowhere else."""
+    """Return the source of a module if Python finds it in this folder and nowhere else."""
     path = root.joinpath(*module.split("."))
     for file in (path / "__init__.py", path.with_suffix(".py")):
         if file.is_file():
@@ -44,7 +45,7 @@ def _file_below(root: Path, module: str) -> Path | None:
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:
-    """Yield the names of imported modules, and of what may be one, with their parent packages."""
+    """Yield the names of imported modules, or of what may be one, with their parent packages."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # importing it reports the error

@@ -1,6 +1,6 @@
-"""Plug-ins that a configuration names: where they come from, and which are missing.
+"""The plug-ins that a configuration names, with their origins, and which of them are missing.
 
-Missing ones are reported before any work is done. Nothing is imported for this: it is checked
+Missing plug-ins are reported before any work is done. The check does not import them: it finds
 whether a module exists, not whether it works.
 """
 
@@ -55,9 +55,10 @@ class PartCode(TypedDict):
     """The code of a user-defined part.
 
     Attributes:
-        file: the name of its module's source file.
+        file: the name of the source file of the part's module.
         sha256: the hash of that file.
-        imports: the hashes of the files next to it that it imports; not in older checkpoints.
+        imports: the hashes of the user's files that this file imports; missing in older
+            checkpoints.
     """
 
     address: str
@@ -84,13 +85,13 @@ def plugins_in(config: ConfigSection) -> Iterator[tuple[str, Registry[object], s
 def unknown_plugins(
     config: ConfigSection, source_of: Callable[[str], Source], recorded: Origins
 ) -> Iterator[str]:
-    """Yield a message for each plug-in that is missing.
+    """Yield a message for each missing plug-in.
 
-    That is a name that no registry has, an address whose module does not exist, or a package that
-    the run began with.
+    A plug-in is missing if its name is in no registry, its address has a module that does not
+    exist, or its package was installed when the run began and is not now.
 
     Args:
-        recorded: the origins from when the resumed run began.
+        recorded: the origins that were recorded when the resumed run began.
     """
     of_package: dict[str, list[str]] = {}
     for key, registry, name in plugins_in(config):
@@ -121,7 +122,7 @@ def unknown_plugins(
 
 
 def origins_of(config: ConfigSection, recorded: Origins) -> dict[str, dict[str, Origin]]:
-    """Return where the plug-ins of a configuration come from, without those that are built in."""
+    """Return the origins of the plug-ins of a configuration, without those that are built in."""
     by_group: dict[str, dict[str, Origin]] = {}
     for _, registry, name in plugins_in(config):
         was, origin = recorded.get(registry.group, {}).get(name), registry.origin(name)
@@ -135,8 +136,8 @@ def origins_of(config: ConfigSection, recorded: Origins) -> dict[str, dict[str, 
 def code_of(config: ConfigSection) -> CodeOfParts:
     """Return the source of the user-defined parts that decide the result.
 
-    Nothing is imported. Parts of an installed package are left out: its version identifies the
-    code.
+    Nothing is imported. Parts in an installed package are left out, because the version of the
+    package identifies their code.
     """
     by_group: CodeOfParts = {}
     for _, registry, name in plugins_in(config):
@@ -152,7 +153,7 @@ def code_of(config: ConfigSection) -> CodeOfParts:
 
 
 def code_at(address: str) -> PartCode | None:
-    """Return the source at an address; None: it is Temper's, or has no source file."""
+    """Return the source at an address, or None if it is Temper's or has no source file."""
     module = address.partition(":")[0]
     file = None if module.partition(".")[0] in OUR_PACKAGES else source_file(module)
     if file is None:
@@ -168,10 +169,10 @@ def _sha256(file: Path) -> str:
 
 
 def require_shareable(config: ConfigSection) -> None:
-    """Refuse a plug-in that another process would need and cannot import.
+    """Check that other processes can import the plug-ins that they need.
 
     Raises:
-        ValueError: names the setting; says where to put the plug-in.
+        ValueError: if one cannot; the message names the setting and says where to put the plug-in.
     """
     for key, registry, name in plugins_in(config):
         try:
@@ -181,9 +182,9 @@ def require_shareable(config: ConfigSection) -> None:
 
 
 def find_where_they_were(recorded: Origins) -> list[str]:
-    """Make Python find missing parts in the folders where they were when the run began.
+    """Let Python find missing parts in the folders that contained them when the run began.
 
-    Only files that exist unchanged are used. Return a sentence for each of them.
+    Only files that exist unchanged are used. Return a sentence for each of these files.
     """
     sentences = []
     for origin in _origins_of_files(recorded):
@@ -205,7 +206,7 @@ def _origins_of_files(recorded: Origins) -> Iterator[Origin]:
 
 
 def _lost_file(origin: Origin) -> str | None:
-    """Return why the file of a part that the run began with cannot be used; None: it can."""
+    """Return why the file of a part from the start of the run cannot be used, or None if it can."""
     file = Path(str(origin.file))
     try:
         if file_sha256(file) == origin.sha256:
@@ -216,7 +217,7 @@ def _lost_file(origin: Origin) -> str | None:
 
 
 def as_json(origins: Origins) -> dict[str, object]:
-    """Return origins as `run.json` holds them."""
+    """Return origins in the form in which `run.json` stores them."""
     return {
         group: {name: _origin_as_json(origin) for name, origin in named.items()}
         for group, named in origins.items()

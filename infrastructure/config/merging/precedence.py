@@ -1,9 +1,9 @@
-"""Layers of settings, and how they become one configuration in a single pass.
+"""Layers of settings, and their merge into one configuration in a single pass.
 
 `flatten` makes a layer: a list of settings under canonical keys, each with its source. `merge`
-checks each value once and decides which of them hold: a higher layer wins, whatever the spelling;
-inside one layer, two values for one key must agree. `nested` builds the sections from them. Nothing
-here knows about files, the environment or the command line.
+checks each value once and chooses one for each key: that of the highest layer, whatever its
+spelling. Inside one layer, two values for one key must agree. `nested` builds the sections from the
+chosen values. This module does not depend on files, the environment or the command line.
 """
 
 import shlex
@@ -43,7 +43,7 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 class Layer(StrEnum):
-    """The origin of settings, lowest first; a preset is just below the layer that names it."""
+    """The layers of settings, lowest first. A preset is just below the layer that names it."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -61,14 +61,14 @@ _PLACED = (Layer.FILE, Layer.PRESET, Layer.CELL, Layer.FORM)
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value was set, in words that a user can act on."""
+    """The origin of a value, in words that a user can act on."""
 
     layer: Layer
     place: str
 
 
 def where(source: Source) -> str:
-    """Return the source of a value as a suffix, unless the spelling of its setting shows it."""
+    """Return the source of a value as a suffix, or "" if the spelling of its setting shows it."""
     return f" ({source.place})" if source.layer in _PLACED else ""
 
 
@@ -79,7 +79,7 @@ def place_of(source: Source, key: str) -> str:
 
 @contextmanager
 def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
-    """Spell each setting as its value was given; one that was not given is spelled as before."""
+    """Spell each setting in the way its value was given. Other settings are spelled as before."""
     door = speller()
 
     def spell(key: str, value: str) -> str:
@@ -92,10 +92,10 @@ def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
 
 
 def spelled_as(source: Source, key: str, value: str = "", door: Speller | None = None) -> str:
-    """Spell a setting as its value was given.
+    """Spell a setting in the way its value was given.
 
     Args:
-        door: the spelling of a setting that was not given.
+        door: the function that spells a setting that was not given.
     """
     match source.layer, source.place:
         case Layer.FLAG, place if place.startswith("--"):
@@ -112,7 +112,7 @@ def spelled_as(source: Source, key: str, value: str = "", door: Speller | None =
 
 @dataclass(frozen=True)
 class Setting:
-    """One value for one canonical key."""
+    """A value for a canonical key, with its source."""
 
     key: str
     value: Any
@@ -123,7 +123,7 @@ def parse_truth(text: str) -> bool:
     """Parse `true`, `yes`, `1`, `false`, `no` or `0`, in any case.
 
     Raises:
-        ValueError: the text is anything else.
+        ValueError: if the text is anything else.
     """
     if text.strip().lower() not in _TRUTH:
         raise InputError("config.not_a_boolean", value=format_value(text))
@@ -133,10 +133,10 @@ def parse_truth(text: str) -> bool:
 def flatten(
     values: Mapping[Any, Any], schema: Schema, source: Callable[[str], Source], prefix: str = ""
 ) -> Iterator[Setting]:
-    """Yield the settings of nested sections; `source` returns the source of a path as written.
+    """Yield the settings in nested sections. `source` returns the source of a path as written.
 
     Raises:
-        ConfigurationError: a section is given something that has no keys.
+        ConfigurationError: if the value of a section is not a mapping.
     """
     for name, value in values.items():
         path = f"{prefix}{name}"
@@ -153,7 +153,7 @@ def flatten(
 def _open(
     section: str, value: object, schema: Schema, source: Source
 ) -> tuple[Mapping[object, object], Setting | None]:
-    """Return the keys inside a section's value and, for an optional section, its switch."""
+    """Return the contents of a section's value and, for an optional section, its switch."""
     if isinstance(value, ConfigSection):
         value = {name: getattr(value, name) for name in value.model_fields_set}
     elif isinstance(value, QLoRA):
@@ -201,14 +201,14 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
 def merge(
     layers: list[list[Setting]], schema: Schema, not_by_preset: Collection[str] = ()
 ) -> dict[str, Setting]:
-    """Return what holds in the end, by canonical key, checked; `layers` is lowest first.
+    """Return the checked settings that apply, by canonical key. `layers` is lowest first.
 
     Args:
-        not_by_preset: keys that no preset sets.
+        not_by_preset: keys that no preset may set.
 
     Raises:
-        ConfigurationError: unknown keys, wrong values and disagreement inside a layer, all at once;
-            or an unknown preset.
+        ConfigurationError: if keys are unknown, values are wrong or disagree inside a layer (all
+            are reported together), or a preset is unknown.
     """
     problems: list[ConfigurationError] = []
     merged: dict[str, Setting] = {}
@@ -230,7 +230,7 @@ def is_of_preset(setting: Setting) -> bool:
 
 
 def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setting]) -> list[str]:
-    """Return a sentence for each preset that overrides other values that the user gave."""
+    """Return a sentence for each preset that overrides values that the user gave."""
     places: dict[str, list[str]] = {}
     for setting in (setting for layer in layers for setting in layer):
         holds = merged.get(setting.key)
@@ -245,7 +245,7 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
 
 
 def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
-    """Return the layers, lowest first, with the settings of the highest preset named."""
+    """Return the layers, lowest first, with the settings of the highest preset that is named."""
     levels = [level for level, one in enumerate(layers) if any(s.key == PRESET for s in one)]
     if not levels:
         return layers
@@ -319,7 +319,7 @@ def _checked(setting: Setting, schema: Schema) -> Setting:
 
 
 def _switch_partners_off(settings: dict[str, Setting], problems: list[ConfigurationError]) -> None:
-    """Switch off the other unit of an interval: epochs and steps exclude each other."""
+    """Switch off the other unit of an interval, because epochs and steps exclude each other."""
     for key in [key for key in EXCLUDING if key in settings]:
         if settings[key].value is None:
             continue
@@ -357,7 +357,7 @@ def _switched_off(settings: dict[str, Setting]) -> tuple[str, ...]:
 
 
 def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:
-    """Return the merged settings as values of the root section, with inner sections built."""
+    """Return the merged settings as keywords of the root section, and build inner sections."""
     keywords: dict[str, object] = {}
     inside: dict[str, dict[str, object]] = {path: {} for path in schema.sections}
     for setting in merged.values():

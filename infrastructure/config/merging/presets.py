@@ -1,12 +1,12 @@
-"""Presets: settings that go together, under one name.
+"""Presets: groups of settings under one name.
 
-A preset proposes values: what does not apply to the model or the method, or contradicts what the
-user gave, stays at its default.
+A preset only proposes values. A setting that does not apply to the model or the method, or that
+contradicts a given one, keeps its default.
 
-`preset` may be given wherever settings are: in a file, a notebook's cell, the environment
-(`TEMPER_PRESET`), on the command line, as a keyword, in a form. One preset holds, that of the
-highest layer that names one. Its settings are just below that layer, so single settings of a preset
-can be overridden where it is named.
+`preset` can be given like any setting: in a file, a notebook's cell, the environment
+(`TEMPER_PRESET`), on the command line, as a keyword, or in a form. Only one preset applies, that of
+the highest layer that names one. Its settings are just below that layer, so the same layer can
+override single settings of the preset.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ OWN_LOOP_ONLY: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings by canonical key.
+    """A preset, with its settings by canonical key.
 
     Attributes:
-        purpose: what the preset is for, in a few words.
+        purpose: the purpose of the preset, in a few words.
     """
 
     purpose: str

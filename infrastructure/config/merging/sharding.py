@@ -19,7 +19,7 @@ def sharding_refusals(
     has_others: bool,
     testing_interval: float | None = None,
 ) -> Iterator[str]:
-    """Yield a message for each setting that a sharded model does not support, if one was requested.
+    """Yield a message for each setting that a sharded model does not support, if one is requested.
 
     Args:
         has_others: whether several processes train.

@@ -1,1 +1,1 @@
-"""The fields, one file per section, each next to its description and its checks."""
+"""The fields of the configuration, one file per section, with their descriptions and checks."""

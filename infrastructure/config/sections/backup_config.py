@@ -1,4 +1,4 @@
-"""The settings of backups: where checkpoints are copied to, and at what cost."""
+"""The settings of backups: where checkpoints are copied, and at what cost."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,7 +10,7 @@ from infrastructure.config.types import LARGEST, NotNegative, PathText, Positive
 
 
 class BackupConfig(ConfigSection):
-    """The settings of a run's backup, which survives the loss of this machine."""
+    """The settings of a run's backup, which survives the loss of the machine that trains."""
 
     prefix: ClassVar[str] = "backup"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (

@@ -1,4 +1,4 @@
-"""The settings of data: where it is and how it becomes batches. Reads no data."""
+"""The settings of the data: where it is and how it becomes batches. No data is read."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -140,11 +140,11 @@ class DataConfig(ConfigSection):
 
     @property
     def max_unlearnable_percent(self) -> float:
-        """The percentage of rows with answers that would lose text above which no run starts."""
+        """The highest percentage of rows whose answers would lose text. Above it, no run starts."""
         is_set = "max_bad_rows_percent" in self.model_fields_set
         return self.max_bad_rows_percent if is_set else MAX_UNLEARNABLE_PERCENT
 
     @property
     def holds_out(self) -> bool:
-        """Whether there are rows that are evaluated and not trained on."""
+        """True if some rows are used for evaluation and not trained on."""
         return self.eval_path is not None or self.validation_split > 0

@@ -1,4 +1,4 @@
-"""The settings of the model: which one is trained and how it is loaded. Loads nothing."""
+"""The settings of the model: which one is trained and how it is loaded. No model is loaded."""
 
 import re
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def _modules(value: object) -> object:
 
 
 def _text_keys(value: object) -> object:
-    """Convert integer keys to text: a layer may be given by its number."""
+    """Convert integer keys to text, because a layer may be given by its number."""
     if not isinstance(value, Mapping):
         return value
     return {str(k) if isinstance(k, int) else k: rank for k, rank in value.items()}
@@ -62,7 +62,7 @@ def _patterns(value: dict[str, int]) -> dict[str, int]:
 
 
 class LoraConfig(ConfigSection):
-    """The settings of low-rank adaptation (PEFT): small matrices train, the model is frozen."""
+    """The settings of low-rank adaptation (PEFT): small matrices train, and the model is frozen."""
 
     prefix: ClassVar[str] = "model.lora_config"
 
@@ -106,7 +106,7 @@ class LoraConfig(ConfigSection):
 
 
 def variants_of(lora: LoraConfig) -> dict[str, bool]:
-    """Return, by field, whether each LoRA variant that only PEFT supports is on."""
+    """Return, by field, which LoRA variants that only PEFT supports are on."""
     return {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,

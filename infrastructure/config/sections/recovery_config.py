@@ -1,4 +1,4 @@
-"""The settings of error recovery: what a run does about an error before it gives up."""
+"""The settings of error recovery: how a run reacts to an error before it gives up."""
 
 from typing import Annotated, ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""The settings of cache, memory, monitoring and machine limits. Does not look at the machine."""
+"""The settings of cache, memory, monitoring and machine limits. The machine is not queried."""
 
 import re
 from typing import Annotated, ClassVar
@@ -37,7 +37,7 @@ OPTIMIZES_MEMORY = UsedWhen(
 
 
 def _host_and_port(value: object) -> object:
-    """Return `HOST:PORT`; a port alone gets the loopback address."""
+    """Return `HOST:PORT`. A port alone gets the loopback address as its host."""
     if value is None:
         return None
     match = _HOST_AND_PORT.fullmatch(str(value).strip())

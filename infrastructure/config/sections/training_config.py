@@ -88,7 +88,7 @@ _OWN_METRIC = UsedWhen(
 
 
 def _method_is(names: tuple[str, ...], otherwise: str) -> UsedWhen:
-    """Return the condition of a setting that only some methods read."""
+    """Return the condition for a setting that has an effect only with some methods."""
     return UsedWhen(lambda config: config.training.method in names, otherwise)
 
 
@@ -107,7 +107,7 @@ _FINETUNES = UsedWhen(
 
 
 def _is_curriculum(config: Any) -> bool:
-    """Return whether the strategy may be a curriculum, which a user-defined one may be, too."""
+    """Return whether the strategy may be a curriculum. Any user-defined one may be."""
     return config.training.strategy not in ("auto", "standard", "finetune", *STACKWISE)
 
 
@@ -442,32 +442,33 @@ class TrainingConfig(FieldsOfFeatures):
 
     @property
     def best_metric_key(self) -> str:
-        """The name of `best_metric` among the numbers of an evaluation."""
+        """The name of `best_metric` among the metrics of an evaluation."""
         return f"eval_{self.best_metric.rpartition(':')[2]}"
 
     @property
     def best_is_greater(self) -> bool:
-        """Whether higher values of `best_metric` are better."""
+        """True if higher values of `best_metric` are better."""
         if self.best_metric in MEASURES:
             return is_greater_better(self.best_metric)
         return self.best_metric_mode == "max"
 
     @property
     def ends_with_best(self) -> bool:
-        """Whether the trained model is that of the best checkpoint.
+        """True if the trained model is that of the best checkpoint.
 
-        It is if the run stops early, or if a metric is named that decides which checkpoint is best.
+        This is so if early stopping is on, or if a metric is named that decides which checkpoint is
+        best.
         """
         return self.early_stopping_patience is not None or self.best_metric != LOSS
 
     @property
     def num_best_kept(self) -> int:
-        """The number of best checkpoints that are kept in addition."""
+        """The number of best checkpoints to keep in addition to the newest ones."""
         return max(self.keep_best, int(self.ends_with_best))
 
     @property
     def best_needs_answers(self) -> bool:
-        """Whether each evaluation generates answers for `best_metric`."""
+        """True if each evaluation generates answers for `best_metric`."""
         return MEASURES.get(self.best_metric) is Of.ROWS
 
     @property
@@ -482,11 +483,11 @@ class TrainingConfig(FieldsOfFeatures):
         return {**self._defaults, **self.settings}
 
     def warmup_within(self, num_steps: int) -> int:
-        """Return how many of the steps of one schedule warm up: at most half."""
+        """Return the number of warmup steps in one schedule: at most half of its steps."""
         return min(self.warmup_steps, num_steps // 2)
 
     def strategy_for(self, model: ModelConfig) -> str:
-        """Return the strategy's name; "auto" is the strategy that the other settings need."""
+        """Return the strategy's name. "auto" becomes the strategy that the other settings need."""
         if self.strategy != "auto":
             return self.strategy
         if self.mode is not None:  # one unit after another
@@ -498,49 +499,49 @@ class TrainingConfig(FieldsOfFeatures):
 
     @property
     def trains_units_in_turn(self) -> bool:
-        """Whether block-wise training trains one unit of layers after another."""
+        """True if block-wise training trains one unit of layers after another."""
         return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
 
     @property
     def holds_half_weights(self) -> bool:
-        """Whether the layers of the unit that trains are held in 16 bits."""
+        """True if the layers of the unit that trains are held in 16 bits."""
         is_half = self.progressive.new_stack_precision in ("bf16", "fp16")
         return self.trains_units_in_turn and is_half
 
     @property
     def grows_once(self) -> bool:
-        """Whether the model grows from its first stack to all of them in one step."""
+        """True if the model grows from its first stack to all stacks in one step."""
         return self.strategy == "progressive" and self.progressive.growth == "once"
 
     @property
     def trunk_trains(self) -> bool:
-        """Whether the layers below a unit train in full with it."""
+        """True if every weight of the layers below a unit trains with it."""
         return self.grows_once or self.mode == "fused"
 
     @property
     def trunk_is_quantized(self) -> bool:
-        """Whether finished layers are stored in another format than they train in."""
+        """True if finished layers are stored in another format than the one in which they train."""
         return self.quantization_enabled or self.backbone_quantized is True
 
     @property
     def trunk_is_adapted_again(self) -> bool:
-        """Whether the trunk gets additional low-rank matrices with each new unit."""
+        """True if the trunk gets additional low-rank matrices with each new unit."""
         return self.qlora_progressive_enabled is True or self.qlora_strategy == "progressive"
 
     @property
     def trunk_is_adapted(self) -> bool:
-        """Whether low-rank matrices train next to the frozen weights below a unit."""
+        """True if low-rank matrices train next to the frozen weights below a unit."""
         adapts = self.qlora_enabled or self.progressive.trunk_strategy == "qlora"
         return self.trains_units_in_turn and adapts
 
     @property
     def trunk_can_be_cached(self) -> bool:
-        """Whether the output below a unit never changes, and needs no gradients."""
+        """True if the output below a unit never changes, and needs no gradients."""
         changes = self.trunk_trains or self.trunk_is_adapted
         return self.trains_units_in_turn and not changes
 
     def enables(self, name: str) -> bool:
-        """Return whether Temper's extension of that name is enabled, not a user-defined one."""
+        """Return whether Temper's own extension of that name is enabled, not a user-defined one."""
         return name in self.enabled_extensions and not EXTENSIONS.is_own(name)
 
     @property
@@ -555,7 +556,7 @@ class TrainingConfig(FieldsOfFeatures):
         return getattr(self, name) is not None
 
     def __getattr__(self, name: str) -> Any:
-        """Return a user-defined setting, which is read like a built-in one: `config.stages`."""
+        """Return a user-defined setting, so that it reads like a built-in one: `config.stages`."""
         if name.startswith("_"):  # pydantic's
             return super().__getattr__(name)  # type: ignore[misc]
         own = self.own_settings if "settings" in self.__dict__ else {}
@@ -568,15 +569,15 @@ class TrainingConfig(FieldsOfFeatures):
         """Refuse a name of a user-defined setting that Temper uses itself.
 
         Raises:
-            ConfigurationError: names it.
+            ConfigurationError: if Temper uses the name; it names the setting.
         """
         if hasattr(cls, name) or name in cls.model_fields:
             raise ConfigurationError("config.own_setting_name_taken", name=name)
 
     def check_together(self) -> None:
-        """Refuse one interval in epochs and in steps, and names that Temper uses itself.
+        """Refuse an interval given in both epochs and steps, and names that Temper uses itself.
 
-        An interval in steps alone switches the default interval in epochs off.
+        If only the interval in steps is given, the default interval in epochs is switched off.
         """
         for name in self.settings:
             self.check_own_name(name)
@@ -589,7 +590,7 @@ class TrainingConfig(FieldsOfFeatures):
 
 
 def both_units(epochs: str, steps: str, values: object) -> str:
-    """Return the message for one interval that was given in epochs and in steps."""
+    """Return the message for an interval that was given in both epochs and steps."""
     return phrase(
         "config.epochs_and_steps_given",
         epochs_key=Setting(f"training.{epochs}"),

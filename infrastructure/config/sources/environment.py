@@ -1,10 +1,10 @@
 """Environment variables that set the configuration.
 
-The variables with a plain name are those of the first specification; in addition, every field has a
-variable named `TEMPER_<SECTION>__<FIELD>`. Any other plain name of a setting (`SEED`, `DATA_PATH`)
-may belong to another program on a shared machine: it sets nothing, and a run reports the name that
-would set it. An empty variable counts as not set, except CUDA_VISIBLE_DEVICES, where empty means no
-GPU.
+The variables with a plain name are those of the first specification. In addition, every field has a
+variable named `TEMPER_<SECTION>__<FIELD>`. Any other variable with the plain name of a setting
+(`SEED`, `DATA_PATH`) may belong to another program on a shared machine. It sets nothing, and a run
+reports the name that would set the field. An empty variable counts as not set, except
+CUDA_VISIBLE_DEVICES, where empty means no GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,10 +57,10 @@ def variable_of(key: str) -> str:
 
 
 def read_environment(environment: Mapping[str, str], schema: Schema) -> list[Setting]:
-    """Return the settings that the environment holds.
+    """Return the settings in the environment.
 
     Raises:
-        ConfigurationError: an unknown `TEMPER_*` variable, or a `DISABLE_*` that is not a boolean.
+        ConfigurationError: if a `TEMPER_*` variable is unknown, or a `DISABLE_*` is not a boolean.
     """
     return [*_plain(environment, schema), *_disabling(environment), *_prefixed(environment, schema)]
 
@@ -82,7 +82,7 @@ def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str
 
 @cache
 def _plain_names(schema: Schema) -> dict[str, list[str]]:
-    """Return the keys that a variable without prefix may mean; a disabled one ends in "="."""
+    """Return the keys that a variable without prefix may mean. One that it disables ends in "="."""
     names: dict[str, list[str]] = {}
     meant = schema.fields
     spelt = [(key, key) for key in meant]

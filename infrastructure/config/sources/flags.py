@@ -1,10 +1,10 @@
 """A command-line flag for every field of the configuration.
 
-One rule names them: a field of the root, `model`, `data` or `training` has its own name
-(`--batch-size`); any other field has the name of its section before it (`--cache-disk-size`,
-`--lora-r`); a leading `enable_` is dropped (`--backups`). `NAMES` lists the exceptions. Booleans
+The flag of a field in the root, `model`, `data` or `training` is named like the field
+(`--batch-size`). For any other field, the name of its section comes first (`--cache-disk-size`,
+`--lora-r`). A leading `enable_` is dropped (`--backups`). `NAMES` lists the exceptions. Booleans
 are switched by `--x` and `--no-x`; every other flag takes a value. If a flag is given twice, the
-last value holds; a list gets the items of both, and a mapping may be given only once.
+last value applies, except that a list gets the items of both, and a mapping may be given only once.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def _names() -> Mapping[str, tuple[str, ...]]:
 
 
 def _of_stacks(name: str) -> tuple[str, ...]:
-    """Return the flags of a setting of block-wise training: all begin with `--stack-`."""
+    """Return the flags of a setting of block-wise training, which all begin with `--stack-`."""
     own = name.removesuffix("_enabled").removeprefix("stack_").replace("_", "-")
     flag = f"--stack-{own}".replace("--stack-save-", "--save-")
     plain = f"--{name.replace('_', '-')}"
@@ -91,7 +91,7 @@ def _of_stacks(name: str) -> tuple[str, ...]:
 
 
 def key_of_keyword(name: str) -> str:
-    """Return the canonical key of a flag's name in Python: `max_steps`, `lora`, `backup_place`.
+    """Return the canonical key of a flag's Python name: `max_steps`, `lora`, `backup_place`.
 
     Any other name is returned unchanged.
     """
@@ -99,22 +99,22 @@ def key_of_keyword(name: str) -> str:
 
 
 def keyword_of(key: str) -> str:
-    """Return the name of a canonical key's flag as Python spells it."""
+    """Return the Python name of a canonical key's flag."""
     return flag_names(key)[0].removeprefix("--").replace("-", "_")
 
 
 def key_of_flag(flag: str) -> str | None:
-    """Return the canonical key that a flag sets, by any of its names; None: it sets none."""
+    """Return the canonical key that a flag sets, by any of its names, or None if it sets none."""
     return _keys_by_flag(schema_of(DeploymentConfig)).get(flag)
 
 
 def all_flags() -> tuple[str, ...]:
-    """Return every flag that sets something, by all of its names."""
+    """Return all names of all flags that set something."""
     return tuple(_keys_by_flag(schema_of(DeploymentConfig)))
 
 
 def as_flags(settings: Collection[str]) -> str:
-    """Return settings, `key` or `key=value`, as they are typed: `--lora --quantization 4bit`."""
+    """Spell settings (`key` or `key=value`) as flags: `--lora --quantization 4bit`."""
     fields = schema_of(DeploymentConfig).fields
     words = []
     for setting in settings:
@@ -127,7 +127,7 @@ def as_flags(settings: Collection[str]) -> str:
 
 
 def flag_words(settings: Mapping[str, object]) -> list[str]:
-    """Return the words that set canonical keys to these values: each flag and its value."""
+    """Return the command-line words that set canonical keys to values: each flag and its value."""
     fields = schema_of(DeploymentConfig).fields
     words: list[str] = []
     for key, value in settings.items():
@@ -140,7 +140,7 @@ def flag_words(settings: Mapping[str, object]) -> list[str]:
 
 
 def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | None = None) -> None:
-    """Add `--config` and a flag for every field, or for some, in one group for each section.
+    """Add `--config` and flags for all or for some fields, in one group for each section.
 
     Abbreviated flags are disabled on this parser: only the names that the help shows are accepted.
     """
@@ -184,7 +184,7 @@ def flag_settings(flags: Mapping[str, object], schema: Schema) -> list[Setting]:
     """Return the settings that flags (`--batch-size`) or canonical keys (`data.path`) give.
 
     Raises:
-        ConfigurationError: there is no such flag.
+        ConfigurationError: if there is no such flag.
     """
     keys = _keys_by_flag(schema)
     settings: list[Setting] = []
@@ -203,7 +203,7 @@ def _keys_by_flag(schema: Schema) -> dict[str, str]:
 
 
 class _Remember(argparse.Action):
-    """An action that keeps the value under the typed flag, so that messages can name it."""
+    """An action that stores the value under the flag as typed, so that messages can name it."""
 
     def __call__(
         self,
@@ -219,12 +219,12 @@ class _Remember(argparse.Action):
         setattr(namespace, SETTINGS_DEST, {**given, flag: self._after(given.get(flag), value)})
 
     def _after(self, earlier: Any, value: Any) -> Any:
-        """Return the value of a flag that may have been given before."""
+        """Return the value to store for a flag, given an earlier value of the same flag, if any."""
         return value
 
 
 class _Gather(_Remember):
-    """An action for lists: joins the items of all flags into one text that means the same."""
+    """An action for lists, which joins the items of all flags into one equivalent text."""
 
     def _after(self, earlier: Any, value: Any) -> Any:
         if earlier is None:
@@ -237,7 +237,7 @@ class _Gather(_Remember):
 
 
 class _Once(_Remember):
-    """An action for mappings: refuses a second one, because it is unclear which would hold."""
+    """An action for mappings, which refuses a second one, as it is unclear which would apply."""
 
     def _after(self, earlier: Any, value: Any) -> Any:
         if earlier is not None and earlier != value:
@@ -284,7 +284,7 @@ def _kinds_held(spec: FieldSpec) -> set[Any]:
 
 @cache
 def _words_of(key: str) -> tuple[list[str], dict[str, Any], str]:
-    """Return the names of a setting's flag, what it takes, and its help."""
+    """Return the names of a setting's flag, the arguments that define it, and its help."""
     spec = schema_of(DeploymentConfig).fields[key]
     takes = {"nargs": 0} if is_truth(spec) else {"metavar": _metavar(spec)}
     return _all_flags(spec), takes, help_text(spec).replace("%", "%%")
@@ -298,7 +298,7 @@ def _metavar(spec: FieldSpec) -> str:
 
 
 def help_text(spec: FieldSpec) -> str:
-    """Return the description, what it accepts, how several are typed, and its default."""
+    """Return the help of a flag: description, accepted values, how to type several, and default."""
     default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
     numeric = kinds(spec.info.annotation) & {int, float}
     takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""

@@ -1,4 +1,4 @@
-"""Loading of the configuration from its layers.
+"""The loading of the configuration from its layers.
 
 defaults < YAML file < a notebook's cell < environment < command line < keywords. A preset is just
 below the layer that names it.
@@ -26,17 +26,17 @@ def load_config(
     keywords: Mapping[str, Any] | None = None,
     cell: Mapping[str, Any] | None = None,
 ) -> DeploymentConfig:
-    """Return the configuration from all layers, lowest first; it knows the source of each value.
+    """Build the configuration from all layers. It records the source of each value.
 
     Args:
-        yaml_path: configuration file; None: `.config/training_config.yaml` if it exists.
-        environment: environment variables; None: those of this process.
+        yaml_path: the configuration file; by default, `.config/training_config.yaml` if it exists.
+        environment: the environment variables; by default, those of this process.
         flags: what `flags.flags_given` returned; canonical keys are also accepted.
-        keywords: as for `DeploymentConfig(...)`.
-        cell: the same, given in a notebook's cell; the environment takes precedence over it.
+        keywords: settings, as in `DeploymentConfig(...)`.
+        cell: settings given in a notebook's cell; the environment takes precedence over them.
 
     Raises:
-        ConfigurationError: a sentence for each problem, with its source.
+        ConfigurationError: if a setting is wrong; with a sentence for each problem and its source.
     """
     schema = schema_of(DeploymentConfig)
     environment = os.environ if environment is None else environment

@@ -1,7 +1,7 @@
 """The spelling of settings in messages: as flags, as keywords, or as keys of a file.
 
 An entry point (the command line, `temper.train`, a notebook) sets the spelling while it is active.
-A message about a value that was given spells its setting as it was given.
+A message about a given value spells the setting in the way it was given.
 """
 
 import json
@@ -22,7 +22,7 @@ _KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards"
 
 
 def as_flag(key: str, value: str = "") -> str:
-    """Spell a setting as a command line does: `--batch-size 4`, `--no-lora`."""
+    """Spell a setting as on a command line: `--batch-size 4`, `--no-lora`."""
     if key in ARGUMENTS:
         return f"--{key.replace('_', '-')} {value}".rstrip()
     if key not in _FIELDS:
@@ -34,7 +34,7 @@ def as_flag(key: str, value: str = "") -> str:
 
 
 def as_keyword(key: str, value: str = "") -> str:
-    """Spell a setting as Python does: `batch_size=4`, `lora=False`."""
+    """Spell a setting as in Python: `batch_size=4`, `lora=False`."""
     if key == "accept" and value:
         return f"accept={json.dumps(value.split(','), ensure_ascii=False)}"
     if key in ARGUMENTS:
@@ -58,7 +58,7 @@ def _literal(key: str, value: str) -> str:
 
 @contextmanager
 def speaking(spell: Speller) -> Iterator[None]:
-    """Use this spelling of settings in the block, also in the text of an error that leaves it."""
+    """Spell settings with `spell` inside the block, also in the text of an error that leaves it."""
     with spelled_by(spell):
         try:
             yield

@@ -1,10 +1,10 @@
 """Reading of a configuration file: YAML 1.2 scalars, each key once, line numbers recorded.
 
-PyYAML follows YAML 1.1, where `2e-4` is a text, `no` is false, `010` is 8 and `1:30` is 90. Here a
-number is what everybody reads as a number, and everything else that is not true, false or null is
-text. Anchors and merge keys (`<<: *anchor`) work. Tags that build Python objects are refused, and
-so is a file whose aliases expand to more values than any configuration has, before they are
-expanded.
+PyYAML follows YAML 1.1, where `2e-4` is text, `no` is false, `010` is 8 and `1:30` is 90. This
+reader treats as numbers only what people read as numbers. Everything else that is not true, false
+or null is text. Anchors and merge keys (`<<: *anchor`) work. Tags that build Python objects are
+refused, and so is a file whose aliases expand to more values than any configuration has, before
+they are expanded.
 """
 
 import re
@@ -63,8 +63,8 @@ def read_yaml(path: Path) -> tuple[dict[object, object], dict[str, int]]:
     """Return the file's nested values, and the line (from 1) of each dotted path in them.
 
     Raises:
-        ConfigurationError: no such file, not YAML, not a mapping, a duplicate key; with file and
-            line.
+        ConfigurationError: if the file is missing, is not YAML or not a mapping, or repeats a key;
+            with file and line.
     """
     lines: dict[str, int] = {}
     text = _text(path)
@@ -84,10 +84,11 @@ def read_yaml(path: Path) -> tuple[dict[object, object], dict[str, int]]:
 
 
 def _refuse_many(root: yaml.Node, path: Path) -> None:
-    """Count what a file expands to with all aliases and merges, without expanding it.
+    """Check the size to which a file expands with all aliases and merges, without expanding it.
 
     Raises:
-        ConfigurationError: too many values, too deep, or an anchor that contains itself.
+        ConfigurationError: if there are too many values, they are nested too deeply, or an anchor
+            contains itself.
     """
     counted: dict[yaml.Node, tuple[int, int]] = {}  # values, and levels
 
@@ -156,7 +157,7 @@ class _Reader:
         lines: dict[str, int],
         prefix: str = "",
     ) -> dict[object, object]:
-        """Return the values of a mapping; the line of each dotted path is added to `lines`."""
+        """Return the values of a mapping. The line of each dotted path is added to `lines`."""
         values: dict[object, object] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:

@@ -1,4 +1,4 @@
-"""A configuration file with every setting, its description and its default, to be edited."""
+"""A configuration file to edit, with every setting, its description and its default."""
 
 import json
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from infrastructure.core.redact import redact
 
 
 def yaml_template(config: DeploymentConfig) -> str:
-    """Return a YAML file that sets what differs from the defaults, with the rest as comments.
+    """Return a YAML file that sets the values that differ from the defaults. The rest are comments.
 
-    `load_config` reads it as a configuration of the same values; secrets are masked.
+    `load_config` reads the file as a configuration with the same values. Secrets are masked.
     """
     fields = schema_of(DeploymentConfig).fields
     lines = [f"# {phrase('config.template_head')}"]

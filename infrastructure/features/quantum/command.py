@@ -1,4 +1,4 @@
-"""`temper quantum …`: solve one problem, or measure what the quantum step contributes to a run."""
+"""`temper quantum …`: solve one problem, or measure the effect of the quantum step on a run."""
 
 import argparse
 from functools import partial
@@ -82,7 +82,7 @@ def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
     The exit code of a stopped comparison is that of its run; see `exit_code_of_training`.
 
     Raises:
-        ValueError: a run cannot be started with this configuration.
+        ValueError: if a run cannot be started with this configuration.
     """
     from infrastructure.features.quantum.compare import compared, table_of
     from infrastructure.training.distributed.members import others_dismissed
@@ -100,8 +100,8 @@ def solve(options: argparse.Namespace) -> ExitCode:
     """Read a problem, solve it with a sampler, and print the best solution.
 
     Raises:
-        ValueError: the file contains no model, or the sampler does not support the request.
-        SamplerError: the sampler failed, or had no solution in time.
+        ValueError: if the file contains no model, or the sampler does not support the request.
+        SamplerError: if the sampler failed, or had no solution in time.
     """
     _refuse_wrong_numbers(options)
     from infrastructure.features.quantum.solve_file import solve_file

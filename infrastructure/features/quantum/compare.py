@@ -1,6 +1,6 @@
-"""`temper quantum compare`: the same run with the sampler, with classical baselines, and without.
+"""`temper quantum compare`: compare runs with the sampler, with baselines, and without either.
 
-All have the same number of steps. Each is a run of its own, so an interrupted comparison resumes.
+All have the same number of steps. Each is a separate run, so an interrupted comparison resumes.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeo
 
 
 class Row(TypedDict):
-    """One run of a comparison; `run` is its folder."""
+    """The result of one run of a comparison. `run` is the folder of the run."""
 
     answer: str
     run: str
@@ -58,7 +58,7 @@ def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
     """Train with the sampler's answers, with baselines and without, and print the table.
 
     Returns:
-        A row for each run; runs that finished before are not trained again.
+        A row for each run. Runs that finished before are not trained again.
     """
     rows, _ = compared(config)
     print("\n".join(table_of(rows)))
@@ -71,10 +71,11 @@ def compared(
     """Return a row for each answer, and the summary of a run that was stopped (None if none was).
 
     The rows are stored in each run, so that its report shows them. One line is printed before each
-    run and one after it; what the run itself would print is in its report.
+    run and one after it. The other output of a run is in its report.
 
     Raises:
-        ConfigurationError: a run skipped every quantum step, so that there is nothing to compare.
+        ConfigurationError: if a run skipped every quantum step, so that there is nothing to
+            compare.
     """
     config = with_quantum_step(config)
     if config.source(BOUND).layer is Layer.DEFAULT:
@@ -103,10 +104,10 @@ def compared(
 
 
 def refuse_skipped(run: Path) -> None:
-    """Refuse to compare a run that was meant to show the quantum step but skipped all of them.
+    """Refuse to compare a run that was meant to show the quantum step but skipped every one.
 
     Raises:
-        ConfigurationError: with the reason why they were skipped.
+        ConfigurationError: if it did; the message gives the reason why they were skipped.
     """
     records = read_records(run)
     if records and all(record["outcome"] == SKIPPED for record in records):
@@ -148,7 +149,7 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
 
 
 def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, object]:
-    """Return the defaults of settings that were changed; without effect, they would be refused."""
+    """Return the defaults of those `keys` that were changed: unused settings are refused."""
     fields = schema_of(DeploymentConfig).fields
     defaults = {key: spec.default for key, spec in fields.items() if key.startswith(keys)}
     return {key: value for key, value in defaults.items() if config.value(key) != value}

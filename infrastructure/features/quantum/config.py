@@ -52,7 +52,7 @@ _SAMPLED = UsedWhen(
 
 
 class QuantumConfig(ConfigSection):
-    """One decision of the run as a binary problem, solved repeatedly."""
+    """The settings of one decision of the run, which is solved repeatedly as a binary problem."""
 
     prefix: ClassVar[str] = "quantum"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
@@ -121,17 +121,17 @@ class QuantumConfig(ConfigSection):
     ] = Field(default=[], description="Samplers to try if the solver fails, in this order.")
 
     def samplers(self) -> list[tuple[str, str]]:
-        """Return setting and name of each sampler that may solve it, the preferred one first."""
+        """Return (setting, name) of each sampler that may solve problems, best first."""
         return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
 
     @property
     def most_candidates(self) -> int:
-        """The variables of the largest problem worth building: the solver takes no larger one."""
+        """The largest number of variables worth using: the solver takes no larger problem."""
         return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
 
     @property
     def largest_problem(self) -> int:
-        """The variables of the largest problem that any of the samplers takes."""
+        """The number of variables of the largest problem that any of the samplers takes."""
         limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
         return min(self.max_qubits, max(limits))
 

@@ -1,6 +1,7 @@
-"""Images of quantum steps as SVG: energies compared with random answers, and what was chosen.
+"""Images of quantum steps as SVG: energies compared with random answers, and the choices.
 
-Colors are the page's CSS classes. Knows nothing about training: it gets energies, shares and names.
+Colors are the page's CSS classes. This module does not depend on training: its inputs are energies,
+shares and names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,11 @@ NAMES_WIDTH = 120
 
 
 def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: str) -> Markup:
-    """Draw the energies of answers in a histogram of random answers' energies; lower is better.
+    """Draw the energies of answers in a histogram of random answers' energies. Lower is better.
 
     Args:
-        chance: energies of random answers.
-        answers: energies by the solver or method that gave the answer.
+        chance: the energies of random answers.
+        answers: the energies by the solver or method that gave the answer.
         best: the name of the answer that was used.
     """
     values = [*chance, *answers.values()]
@@ -65,7 +66,7 @@ def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
     """Draw a strip for each answer: the share of each part of the training data that was chosen.
 
     Args:
-        rows: the label of each strip, and the shares from 0 to 1 in the data's order.
+        rows: the label of each strip, and the shares from 0 to 1 in the order of the data.
     """
     shown = rows[-MOST_ROWS:]
     parts = []
@@ -81,10 +82,10 @@ def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
 
 
 def block_picture(blocks: Sequence[str], answers: Sequence[tuple[str, Sequence[str]]]) -> Markup:
-    """Draw a row for each block and a column for each answer; chosen blocks are filled.
+    """Draw a row for each block and a column for each answer, with chosen blocks filled.
 
     Args:
-        answers: a name, such as a step, and the blocks that were chosen then.
+        answers: for each answer, a name, such as its step, and the chosen blocks.
     """
     shown, rows = answers[-MOST_COLUMNS:], blocks[:MOST_ROWS]
     size = min(CELL * 2.0, (WIDTH - NAMES_WIDTH - MARGIN) / max(1, len(shown)))

@@ -41,7 +41,7 @@ COMPARED = {
 
 
 def quantum_steps(view: RunView) -> Markup:
-    """Return the section; nothing if there was no quantum step."""
+    """Return the section, or nothing if there was no quantum step."""
     records, compared = view["quantum"], view["comparison"]
     if not records:
         return NOTHING
@@ -66,7 +66,7 @@ def quantum_steps(view: RunView) -> Markup:
 def _decision(
     answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]
 ) -> str:
-    """Return what the newest answer decided, in a sentence."""
+    """Return a sentence on the decision of the newest answer."""
     if not answered:
         why = clip(str(records[-1].get("why", "")), 600)
         return f"Nothing was decided{f': {why}' if why else ''}."
@@ -75,7 +75,10 @@ def _decision(
 
 
 def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, object]) -> str:
-    """Return whether it paid off, in a sentence: by a comparison if there is one, or baselines."""
+    """Return a sentence on whether the quantum step paid off.
+
+    The sentence uses a comparison if there is one, and otherwise the baselines.
+    """
     if not answered:
         return ""
     losses = {
@@ -107,7 +110,7 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
 
 
 def comparison_table(compared: Mapping[str, object]) -> Markup:
-    """Return the held-out losses of this run with other answers; nothing if none were compared."""
+    """Return the held-out losses of this run with other answers, or nothing without any."""
     rows = [
         [
             COMPARED.get(str(row.get("answer")), clip(str(row.get("answer")), 60)),
@@ -133,7 +136,7 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
 
 
 def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
-    """Return how often there was an answer, and who gave the newest."""
+    """Return the number of answers, and the solver of the newest one."""
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
     without = (
         phrase("monitoring.quantum_unanswered_times", times=_times(skipped)) if skipped else ""
@@ -252,7 +255,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
 
 
 def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
-    """Return a table of the tasks whose examples the newest answer has kept."""
+    """Return a table of the tasks whose examples the newest answer kept."""
     tasks = mapping_of(answered[-1].get("by_task")) if answered else {}
     rows = [
         (clip(str(task), 80), f"{kept:,}", f"{there:,}", format_share(kept / there))
@@ -267,7 +270,7 @@ def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
 
 
 def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
-    """Return remarks on the newest answer, and the data that it left out."""
+    """Return remarks on the newest answer, and the data that the answer left out."""
     if not answered:
         return NOTHING
     newest = answered[-1]

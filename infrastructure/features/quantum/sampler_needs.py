@@ -1,7 +1,7 @@
-"""Requirements of each sampler that `quantum.solver` can name, and the largest problem it takes.
+"""The requirements of each sampler of `quantum.solver`, and the largest problem that it takes.
 
-This module imports none of their packages and contacts no machine, so a configuration is checked
-before anything slow happens. The samplers themselves are in `quantum/samplers/`.
+This module does not import the samplers' packages or contact a remote machine, so a configuration
+is checked before any slow operation. The samplers themselves are in `quantum/samplers/`.
 """
 
 import os
@@ -22,11 +22,11 @@ MOST_COUNTED = 20  # most variables for which all assignments can be enumerated 
 
 @dataclass(frozen=True)
 class Access:
-    """How a remote machine is reached.
+    """The requirements for reaching a remote machine.
 
     Attributes:
         variables: environment variables, one of which must be set; users normally set the first.
-        sentence: what is needed, and what to do.
+        sentence: a message that says what is needed and what to do.
     """
 
     variables: tuple[str, ...]
@@ -35,10 +35,10 @@ class Access:
 
 @dataclass(frozen=True)
 class SamplerNeeds:
-    """The requirements of a sampler; None means no requirement, or no largest problem.
+    """The requirements of a sampler. None means no requirement, or no largest problem.
 
     Attributes:
-        package: its import name.
+        package: the import name of the required package.
         max_variables: the number of variables of the largest problem that it takes.
     """
 
@@ -79,12 +79,13 @@ SAMPLER_NEEDS: dict[str, SamplerNeeds] = {
 
 
 def check_sampler(name: str) -> None:
-    """Refuse a sampler that cannot be used from here.
+    """Check that a sampler can be used on this machine.
 
     Raises:
-        ValueError: there is no sampler of this name, or no module of a `module:Class`.
-        MissingPackageError: its package is not installed; says how to install it.
-        MissingSecretError: the environment does not say how to reach its machine.
+        ValueError: if there is no sampler of this name, or the module of a `module:Class` is
+            missing.
+        MissingPackageError: if its package is not installed; the message says how to install it.
+        MissingSecretError: if the environment variables for its remote machine are not set.
     """
     if ":" in name:
         if missing := missing_module("sampler", name):
@@ -97,10 +98,10 @@ def check_sampler(name: str) -> None:
 
 
 def check_access(name: str) -> None:
-    """Refuse a sampler whose remote machine is not configured.
+    """Check that the access to a sampler's remote machine is configured.
 
     Raises:
-        MissingSecretError: says what to set.
+        MissingSecretError: if it is not. The message says which variable to set.
     """
     access = SAMPLER_NEEDS[canonical(name)].access
     if access is not None and not any(map(os.environ.get, access.variables)):
@@ -108,11 +109,11 @@ def check_access(name: str) -> None:
 
 
 def most_variables(name: str) -> int | None:
-    """Return the variables of the largest problem of a sampler; None: no limit, or user-defined."""
+    """Return how many variables a sampler takes; None if unlimited or if it is user-defined."""
     needs = SAMPLER_NEEDS.get(canonical(name))
     return None if needs is None else needs.max_variables
 
 
 def canonical(name: str) -> str:
-    """Return a name as this module spells it; the specification writes hyphens."""
+    """Return the name of a sampler with underscores, where the specification has hyphens."""
     return name.replace("-", "_")

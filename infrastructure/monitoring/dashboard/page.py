@@ -1,6 +1,6 @@
 """The live page: one HTML document that polls the server for its parts.
 
-Style and script are embedded, so one request shows the page completely. Its policy allows only
+Style and script are embedded, so one request shows the complete page. The page's policy allows only
 these two, and requests to its own server. All addresses are relative, so the page works behind a
 proxy that adds a path prefix, as notebooks do.
 """
@@ -47,7 +47,7 @@ class Look:
     Attributes:
         state: one of `live_run.STATES`, or "" if there is no run.
         sections: the ID of each part that is not empty → its HTML.
-        next_seconds: the time after which the next request makes sense.
+        next_seconds: the seconds after which the next request makes sense.
         version: changes whenever another attribute does.
     """
 
@@ -65,7 +65,7 @@ class Look:
     def zipped_json(self) -> bytes:
         """The JSON for the page's script, compressed once for all viewers.
 
-        Empty parts are included, so that the script removes parts that are gone.
+        Empty parts are included, so that the script removes parts that have become empty.
         """
         sections = {name: self.sections.get(name, "") for name in SECTIONS}
         facts = {"title": self.title, "state": self.state, "next_seconds": self.next_seconds}
@@ -79,7 +79,7 @@ def live_rules() -> str:
 
 
 class Page:
-    """The document around the snapshots; created once, because style and script do not change."""
+    """The document around the snapshots. It is created once: style and script do not change."""
 
     def __init__(self) -> None:
         self.style = COLOURS + live_rules() + chart_rules()
@@ -90,8 +90,8 @@ class Page:
     def policy(self) -> str:
         """The Content-Security-Policy.
 
-        It does not restrict who may embed the page. Notebooks do, from addresses that are not known
-        beforehand, and the page has nothing that is harmful to click by mistake.
+        The policy does not restrict which sites may embed the page, because notebooks embed it from
+        unknown addresses, and the page has nothing that is harmful to click by mistake.
         """
         return (
             f"default-src 'none'; style-src {allowed_by_hash(self.style)};"
@@ -103,7 +103,7 @@ class Page:
         """Return the document with `look` in it.
 
         Args:
-            now: unix time of this machine, for ages.
+            now: the Unix time of this machine, from which ages are computed.
         """
         parts = [element("div", look.sections.get(name, ""), id=name) for name in SECTIONS]
         warning = element("div", "", id="lost", role="status")

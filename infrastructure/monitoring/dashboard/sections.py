@@ -1,7 +1,7 @@
-"""The parts of the live page, each made from the view of a run; shared parts come from the report.
+"""The parts of the live page, made from the view of a run. Some are shared with the report.
 
-None of them depends on the time of the request: ages are `<time>` elements that the page's script
-counts up. So the text of a part stays the same until something has happened.
+No part depends on the time of the request, because ages are `<time>` elements that the page's
+script updates. So the text of a part changes only if the run changes.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def _pulse(view: RunView) -> Markup:
 
 
 def progress(view: RunView) -> Markup:
-    """Return the progress in words and as a bar."""
+    """Return the progress as text and as a bar."""
     share = view["share_done"]
     if view["step"] is None:
         return NOTHING
@@ -86,7 +86,7 @@ def progress(view: RunView) -> Markup:
 
 
 def bar(share: float, css_class: str) -> Markup:
-    """Return a bar as SVG, because the page's policy allows no style attributes."""
+    """Return a bar as SVG, because the page's policy does not allow style attributes."""
     width = max(0.0, min(1.0, share)) * BAR_WIDTH
     return raw_markup(
         f'<svg class="bar {css_class}" viewBox="0 0 {BAR_WIDTH} 10" preserveAspectRatio="none"'
@@ -111,7 +111,7 @@ def _possible_loss(view: RunView) -> list[Markup]:
 
 
 def meters(view: RunView) -> Markup:
-    """Return the machine's current load; nothing if the run has ended."""
+    """Return the machine's current load, or nothing if the run has ended."""
     shown = [
         element(
             "div",
@@ -129,9 +129,9 @@ def meters(view: RunView) -> Markup:
 
 
 def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
-    """Return a list of all runs of the folder, newest first.
+    """Return a list of all runs of the folder, the newest first.
 
-    A click shows a run; its check box compares it with the run that is shown.
+    A click on a run shows it. The check box of a run compares it with the shown run.
     """
     if len(runs) < 2:
         return NOTHING
@@ -160,7 +160,7 @@ def _run_row(row: RunRow, shown: str) -> tuple[object, ...]:
 
 
 def _overlay_box(row: RunRow) -> Markup:
-    """Return the check box that compares a run; it is visible if the page's script runs."""
+    """Return the check box that compares a run. It is visible only if the page's script runs."""
     label = f"compare with {row.title}"
     attributes = {"data-with": row.name, "aria-label": label, "title": label}
     return element("input", type="checkbox", css_class="with", **attributes)

@@ -1,9 +1,9 @@
 """`temper dashboard`: a small web server that shows the runs of a folder, live.
 
-It only reads, and answers only GET. Each snapshot of a run is made once for all viewers. Requests
-by this machine's own name need no token. All others need it, and so does every proxy that sends
-another name. Hence a web page elsewhere whose name resolves to this machine (DNS rebinding) cannot
-read anything.
+The server only reads files, and answers only GET requests. Each snapshot of a run is made once for
+all viewers. Requests to a loopback name of this machine need no token. All other requests do,
+including those of a proxy that sends another name. So a foreign web page whose name resolves to
+this machine (DNS rebinding) cannot read anything.
 """
 
 import errno
@@ -35,20 +35,20 @@ IDLE_SECONDS = 60.0  # an idle connection is closed
 
 
 class Dashboard:
-    """The server, bound to its port but not serving yet.
+    """The server, which is bound to its port when it is created, but does not serve yet.
 
     Args:
         output_dir: the folder of the runs.
-        run: the run to show; None: always the newest.
-        host: the address to listen on; unless only this machine can reach it, the token is
+        run: the run to show; by default, always the newest one.
+        host: the address to listen on. Unless only this machine can reach it, the token is
             required.
-        port: 0: any free port.
+        port: the port to listen on; 0 means any free port.
 
     Attributes:
-        token: required from viewers that are not on this machine.
+        token: the token that viewers on other machines need.
 
     Raises:
-        ValueError: the server cannot listen on this host or port.
+        ValueError: if the server cannot listen on this host or port.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Dashboard:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         return is_this_machine(self.host)
 
     @property
@@ -139,7 +139,7 @@ class _Server(ThreadingHTTPServer):
     dashboard: Dashboard
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log the error at debug level: a viewer may disconnect during an answer."""
+        """Log the error only at debug level, because a viewer may disconnect during an answer."""
         logger.debug("a request was broken off", exc_info=True)
 
 
@@ -210,4 +210,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the address may contain the token."""
+        """Log nothing, because the address may contain the token."""

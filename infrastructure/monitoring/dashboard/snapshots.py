@@ -1,4 +1,4 @@
-"""Snapshots of runs, made once for all viewers, and rarely enough to cost next to nothing."""
+"""Snapshots of runs, made once for all viewers, and rarely enough to cost very little."""
 
 import logging
 import math
@@ -29,12 +29,12 @@ MAX_OPEN_RUNS = 8
 
 
 class Looks:
-    """The snapshots of the runs in a folder. Safe for any number of threads.
+    """The snapshots of the runs in a folder. Any number of threads may use them.
 
     Args:
         output_dir: the folder of the runs; it need not exist yet.
-        run: the run to show by default; None: the newest.
-        cpu_clock: processor seconds of the calling thread.
+        run: the run to show by default, or None for the newest.
+        cpu_clock: returns the processor seconds of the calling thread.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Looks:
         self._looks: dict[Path | None, tuple[float, Look]] = {}
 
     def look(self, name: str | None = None) -> Look:
-        """Return the run called `name`, or the default one, as it is now or was a moment ago.
+        """Return the snapshot of a run, or of the default run, as it is now or was a moment ago.
 
         Raises:
-            ValueError: there is no such run.
-            ConnectionAbortedError: `close` was called.
+            ValueError: if there is no such run.
+            ConnectionAbortedError: if `close` was called.
         """
         with self._lock:
             if self._is_closed:
@@ -82,7 +82,7 @@ class Looks:
             self._open.clear()
 
     def _path_of(self, name: str | None) -> Path | None:
-        """Return the path of a run; only listed names lead to files."""
+        """Return the path of a run, or None. Only listed names lead to files."""
         if name is None and self.run is not None:
             return self.run
         runs = {path.name: path for path in runs_in(self._rows.folder)}
@@ -95,7 +95,7 @@ class Looks:
         return runs[name]
 
     def _make(self, path: Path | None) -> tuple[float, Look]:
-        """Return a new snapshot, and when the next one may be made."""
+        """Return the time at which the next snapshot may be made, and a new snapshot."""
         began = self.cpu_clock()
         look = self._look_at(path)
         cost_seconds = (self.cpu_clock() - began) / MAX_CPU_SHARE
@@ -120,7 +120,7 @@ class Looks:
             return Look(f"{path.name} · Temper", "", sections, ENDED_LOOK_SECONDS)
 
     def _opened(self, path: Path) -> LiveRun:
-        """Return the run, read up to now; closes the runs that were not requested lately."""
+        """Return the run, read up to now. Close the runs that were not requested lately."""
         run = self._open.get(path)
         if run is None:
             run = self._open[path] = LiveRun(path)

@@ -1,9 +1,9 @@
 """Line charts as SVG that is embedded in a page and colored by the page's CSS classes.
 
-A `Chart` describes what to draw. Everything that draws uses it: the SVG here, the script of the
-pages (`charts.js`, by `chart_json`), the PNG files (`plots.py`) and the terminal's sparkline. An
-SVG takes a few kilobytes, follows light and dark mode, and works without scripts, in a notebook's
-cell and on paper. This module knows nothing about training.
+A `Chart` describes the contents, for all ways to draw them: the SVG of this module, the script of
+the pages (`charts.js`, by `chart_json`), the PNG files (`plots.py`) and the terminal's sparkline.
+An SVG takes a few kilobytes, follows light and dark mode, and works without scripts, in a
+notebook's cell and on paper. This module does not depend on training.
 """
 
 import json
@@ -42,15 +42,15 @@ class Chart:
     """The content of one chart.
 
     Attributes:
-        title: also the text alternative for people who cannot see the chart.
-        points: (step, value) of the quantity.
-        marks: (step, value) drawn as dots on top, such as evaluations.
-        from_zero: the value axis begins at 0.
-        may_be_log: use a logarithmic value axis if the values span a wide range.
-        axis: what the horizontal axis counts; in whole numbers.
-        is_noisy: an average over neighboring values says more than each value.
-        x_unit, y_unit: the size of one unit of the axes, in seconds, bytes or whatever the original
-            numbers are, so that runs in other units can be overlaid.
+        title: the title, which is also the text alternative for people who cannot see the chart.
+        points: the (step, value) pairs of the quantity.
+        marks: (step, value) pairs that are drawn as dots on top, such as evaluations.
+        from_zero: whether the value axis begins at 0.
+        may_be_log: whether to use a logarithmic value axis if the values span a wide range.
+        axis: the unit that the horizontal axis counts, in whole numbers.
+        is_noisy: whether an average over neighboring values is more useful than single values.
+        x_unit, y_unit: the size of one unit of the axes in the original unit, such as seconds or
+            bytes, so that runs with other units can be overlaid.
         num_buckets: the maximum number of buckets of the curve.
     """
 
@@ -80,13 +80,13 @@ class Chart:
 
     @property
     def is_one_dot(self) -> bool:
-        """Whether there is no line to draw, so that a number says as much."""
+        """True if there is only one point, so that a number can replace the chart."""
         return sum(len(piece) for piece in self.curve.pieces) < 2 and len(self.marks) < 2
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The mapping of steps and values to positions in the image, in its own units."""
+    """The mapping from steps and values to positions in the image, in units of the image."""
 
     width: int
     height: int
@@ -110,7 +110,7 @@ class Frame:
 
 
 def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
-    """Return the chart as an `<svg>` element; it scales with the page's width."""
+    """Return the chart as an `<svg>` element, which scales with the page's width."""
     frame = _frame(chart, width, height)
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img"'
@@ -130,8 +130,8 @@ def figure(
     """Return a chart with its heading: the image, and the numbers for the page's script.
 
     Args:
-        key: what is drawn; the same in every run.
-        now: the newest value, shown next to the heading.
+        key: the key of the quantity, which is the same in every run.
+        now: the newest value, to be shown next to the heading.
     """
     heading = element("h3", element("span", chart.title), element("span", now, css_class="now"))
     picture = raw_markup(render_chart(chart, 720, 260) if is_wide else render_chart(chart))
@@ -141,7 +141,7 @@ def figure(
 
 
 def chart_json(chart: Chart, is_wide: bool = False) -> str:
-    """Return the input of `charts.js`: the points, thinned if there are many, and their format."""
+    """Return the input of `charts.js`: the format and the points, thinned if there are many."""
     of_one, unit = LEADING_NUMBER.fullmatch(chart.format_value(1.0)).groups()  # type: ignore[union-attr]
     points = sorted(chart.points, key=lambda point: point[0])
     gaps = [(gap.first_step, gap.last_step) for gap in chart.curve.gaps]
@@ -168,7 +168,7 @@ def chart_json(chart: Chart, is_wide: bool = False) -> str:
 
 
 def _columns(points: Points, max_points: int) -> tuple[list[float], list[float | None]]:
-    """Return positions and values; a value that is not finite is null."""
+    """Return positions and values. A value that is not finite becomes null."""
     if len(points) > max_points:
         bounded = BoundedPoints(max_points)
         for position, value in points:
@@ -179,7 +179,7 @@ def _columns(points: Points, max_points: int) -> tuple[list[float], list[float |
 
 
 def value_range(chart: Chart) -> tuple[float, float] | None:
-    """Return the smallest and the largest finite value, including marks; None if there is none."""
+    """Return the smallest and the largest finite value, including marks, or None without any."""
     values = [value for _, value in chart.marks if math.isfinite(value)]
     values += [value for bucket in chart.curve.buckets for value in (bucket.low, bucket.high)]
     return (min(values), max(values)) if values else None
@@ -203,7 +203,7 @@ def _frame(chart: Chart, width: int, height: int) -> Frame | None:
 
 
 def _padded_range(chart: Chart, low: float, high: float, is_log: bool) -> tuple[float, float]:
-    """Return the range of the value axis: a little more than the values, from 0 if requested."""
+    """Return the range of the value axis: a little wider than the values, from 0 if requested."""
     if is_log:
         padding = (high / low) ** 0.05
         return low / padding, high * padding
@@ -272,7 +272,7 @@ def _short_count(count: float) -> str:
 
 
 def _gaps(curve: Curve, frame: Frame) -> list[str]:
-    """Return a band for each gap; gaps that would overlap in the image share one."""
+    """Return a band for each gap. Gaps that would overlap in the image share one band."""
     bands: list[tuple[float, list[Gap]]] = []
     right = -math.inf
     for gap in curve.gaps:
@@ -296,7 +296,8 @@ def _band(left: float, gaps: list[Gap], frame: Frame) -> str:
 def describe_gaps(gaps: list[Gap], max_named: int = 4) -> str:
     """Describe gaps: `NaN at step 120; Infinity at steps 300–340 (5 records)`.
 
-    Of more than `max_named` gaps the rest is summed up: `and 3 more places (9 records)`.
+    If there are more than `max_named` gaps, the rest is summarized: `and 3 more places (9
+    records)`.
     """
     named = []
     for gap in gaps[:max_named]:
@@ -327,7 +328,7 @@ def _lines(curve: Curve, frame: Frame) -> list[str]:
 
 
 def _marks(chart: Chart, frame: Frame) -> list[str]:
-    """Return dots joined by a line; if there are many, a line that touches their extremes."""
+    """Return dots joined by a line, or, if there are many, a line through their extremes."""
     if len(chart.marks) > MAX_DOTS:
         curve = make_curve(chart.marks, num_buckets=MAX_DOTS)
         return [_polyline(_zigzag(piece, frame), "mark-line") for piece in curve.pieces]

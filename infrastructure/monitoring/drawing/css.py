@@ -1,4 +1,4 @@
-"""The style sheet of Temper's pages: system fonts, light and dark, narrow and wide, print.
+"""The style sheet of Temper's pages, for light and dark mode, narrow and wide screens, and print.
 
 `RULES` takes all colors from the variables that `COLOURS` sets.
 """

@@ -1,4 +1,4 @@
-"""The charts of a run: which numbers of `metrics.jsonl` are drawn, and their titles."""
+"""The charts of a run: the quantities of `metrics.jsonl` to draw, and their titles."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def curves(charts: Mapping[str, Chart], wide: str | None = WIDE) -> list[Markup]
 
 
 def single_numbers(charts: Mapping[str, Chart]) -> Markup:
-    """Return the quantities with only one point as numbers; nothing if there are none."""
+    """Return the quantities with only one point as numbers, or nothing if there are none."""
     tiles = []
     for chart in charts.values():
         for (step, value), name in zip(
@@ -92,10 +92,10 @@ def single_numbers(charts: Mapping[str, Chart]) -> Markup:
 def charts_of(
     points: PointsByKey, evaluated: Collection[str], num_buckets: int = NUM_BUCKETS
 ) -> dict[str, Chart]:
-    """Return key → chart; the loss comes first.
+    """Return the chart of each key. The loss comes first.
 
     Args:
-        evaluated: the keys that evaluations have added.
+        evaluated: the keys that come from evaluations.
         num_buckets: the maximum number of buckets of a curve, except the loss.
     """
     points = without_tied_points(points)
@@ -120,7 +120,7 @@ def charts_of(
 
 
 def holes(points: PointsByKey) -> list[str]:
-    """Return one sentence for each quantity with values that are not finite."""
+    """Return one sentence for each quantity that has values which are not finite."""
     gaps_by_key = {key: find_gaps(pairs) for key, pairs in points.items()}
     return [
         f"{readable_key(key)}: {describe_gaps(gaps, max_named=3)}"
@@ -132,7 +132,7 @@ def holes(points: PointsByKey) -> list[str]:
 def chart_of(
     quantity: Quantity, points_of: PointsByKey, num_buckets: int = NUM_BUCKETS
 ) -> Chart | None:
-    """Return the chart of a quantity; None if there are no points."""
+    """Return the chart of a quantity, or None if it has no points."""
     points = points_of.get(quantity.key, [])
     marks = points_of.get(quantity.marks_key, [])
     if not points and not marks:
@@ -152,9 +152,9 @@ def chart_of(
 
 
 def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets: int) -> Chart:
-    """Return the chart of a number that an evaluation or an extension added.
+    """Return the chart of a quantity that an evaluation or an extension added.
 
-    Values of an evaluation are drawn as dots, on top of the training's values if both exist.
+    Values of an evaluation are drawn as dots, on top of the values from training if both exist.
     """
     name = name_of(key)
     format_value = format_share if name.is_share else format_number

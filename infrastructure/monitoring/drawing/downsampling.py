@@ -1,7 +1,7 @@
 """Reduction of curves to few points without distortion: envelopes, smoothing, gaps.
 
 Downsampling keeps the smallest and the largest value of every bucket, so no spike disappears.
-Values that are not finite are never dropped silently: `find_gaps` reports where they are.
+Values that are not finite are never dropped silently: `find_gaps` reports their positions.
 """
 
 import math
@@ -18,7 +18,7 @@ MAX_OPEN_POINTS = 64  # in a group that is not full yet, before it is thinned
 
 @dataclass(frozen=True)
 class Gap:
-    """Neighboring records whose values are not finite."""
+    """A run of neighboring records whose values are not finite."""
 
     first_step: float
     last_step: float
@@ -41,9 +41,9 @@ class Curve:
     """One quantity over the steps, ready to draw.
 
     Attributes:
-        pieces: stretches without a gap; each a list of buckets in the order of the steps.
-        is_downsampled: several records fell into one bucket.
-        is_smoothed: `Bucket.smooth` is an average; in a short curve it is the value itself.
+        pieces: the pieces between gaps, each a list of buckets in the order of the steps.
+        is_downsampled: whether several records fell into one bucket.
+        is_smoothed: whether `Bucket.smooth` is an average. In a short curve it is the value itself.
     """
 
     pieces: list[list[Bucket]] = field(default_factory=list)
@@ -61,10 +61,10 @@ class BoundedPoints:
 
     Neighboring points are combined into groups of equal size, which doubles when there are too many
     groups. A group keeps its lowest, its highest and its first value that is not finite. So no
-    spike and no gap disappears, and no stretch has less detail than another.
+    spike and no gap disappears, and all parts have the same level of detail.
 
     Args:
-        max_kept: approximate number of points to keep.
+        max_kept: the approximate number of points to keep.
 
     Attributes:
         num_added: the number of points added.
@@ -81,7 +81,7 @@ class BoundedPoints:
         self._num_in_last = 0
 
     def add(self, position: float, value: float) -> None:
-        """Add the next point; points come in the order of their positions."""
+        """Add the next point. Points must be added in the order of their positions."""
         self.num_added += 1
         self.last, self._newest = value, [(position, value)]
         if self._groups and self._num_in_last < self._group_size:
@@ -97,7 +97,7 @@ class BoundedPoints:
 
     @property
     def kept(self) -> Points:
-        """The points that are kept, in order; the newest is always among them."""
+        """The points that are kept, in order. The newest one is always among them."""
         points = [point for group in self._groups for point in group]
         return points if points[-1:] == self._newest else points + self._newest
 
@@ -121,7 +121,7 @@ def _extremes(points: Points) -> Points:
 
 
 def find_gaps(points: Points) -> list[Gap]:
-    """Return the runs of neighboring records that are not finite, in order."""
+    """Return each run of neighboring records that are not finite, in order."""
     gaps: list[Gap] = []
     was_finite = True
     for step, value in points:
@@ -144,8 +144,9 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
     that are not finite are skipped.
 
     Args:
-        values: in the order of the steps.
-        weight: 0 follows every value; values closer to 1 smooth more.
+        values: the values in the order of the steps.
+        weight: the weight of the average: 0 follows every value, and values closer to 1 smooth
+            more.
     """
     forward = _moving_average(values, weight)
     backward = _moving_average(values[::-1], weight)[::-1]
@@ -163,7 +164,7 @@ def _moving_average(values: Sequence[float], weight: float) -> list[float]:
 
 
 def smoothing_weight(num_values: int) -> float:
-    """Return the weight that averages over about a hundredth of the curve; 0 for a short curve."""
+    """Return the weight that averages over about 1/100 of the curve, or 0 for a short curve."""
     span = num_values / 100
     return max(0.0, 1 - 1 / span) if span > 1 else 0.0
 
@@ -172,8 +173,8 @@ def make_curve(points: Points, num_buckets: int = NUM_BUCKETS, is_noisy: bool = 
     """Sort `points` (step, value) into at most `num_buckets` buckets of equal width in steps.
 
     A noisy quantity is averaged; others, such as a learning rate, are drawn as they are. A curve
-    breaks where values are not finite. If it is downsampled, it breaks only at a bucket without any
-    finite value, and shorter gaps are only in `gaps`.
+    breaks where values are not finite. A downsampled curve breaks only at a bucket without any
+    finite value; shorter gaps are only in `gaps`.
     """
     points = sorted(points, key=lambda point: point[0])
     weight = smoothing_weight(len(points)) if is_noisy else 0.0

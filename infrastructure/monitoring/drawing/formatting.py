@@ -1,6 +1,7 @@
-"""Formatting of numbers and text, the same in console, progress, tables and report.
+"""The format of numbers and text, which is the same in console, progress, tables and report.
 
-Knows neither terminals nor HTML. NaN and infinity are always shown as such, never as 0.
+This module does not depend on terminals or HTML. NaN and infinity are always shown as such, never
+as 0.
 """
 
 import math
@@ -16,7 +17,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def not_finite_name(value: float) -> str | None:
-    """Return NaN, Infinity or -Infinity; None for a finite number."""
+    """Return "NaN", "Infinity" or "-Infinity", or None for a finite number."""
     return None if math.isfinite(value) else NOT_FINITE[str(float(value))]
 
 
@@ -45,7 +46,7 @@ def format_rate(rate: float) -> str:
 def format_share(share: float) -> str:
     """Format a share in percent: 0.975 → 97.5 %.
 
-    Only exactly 1 is shown as 100 %, and only exactly 0 as 0 %.
+    Only a value of exactly 1 is shown as 100 %, and only exactly 0 as 0 %.
     """
     share = float(share)
     if name := not_finite_name(share):
@@ -101,7 +102,7 @@ def format_moment(recorded: str) -> str:
 
 
 def clip(text: str, max_characters: int) -> str:
-    """Return `text`, or its beginning and how much was left out."""
+    """Return `text`, or its beginning and the number of characters left out."""
     if len(text) <= max_characters:
         return text
     left_out = len(text) - max_characters
@@ -109,7 +110,7 @@ def clip(text: str, max_characters: int) -> str:
 
 
 def blank(answer: str) -> str:
-    """Return what to show in place of an answer that is empty or only white space."""
+    """Return the text to show for an answer that is empty or only white space."""
     return "(only white space)" if answer else "(nothing)"
 
 

@@ -1,7 +1,7 @@
 """Small pieces of HTML that are safe by construction: plain text is always escaped.
 
-Only the results of `element` and `raw_markup` are treated as markup. Knows neither pages nor
-styles.
+Only the results of `element` and `raw_markup` are treated as markup. This module does not depend on
+pages or styles.
 """
 
 import json
@@ -32,12 +32,12 @@ class Markup(str):
 
 
 def raw_markup(html: str) -> Markup:
-    """Declare `html` to be markup; never call this with anything that comes from data."""
+    """Declare `html` to be markup. Never call this with text that comes from data."""
     return Markup(html)
 
 
 def as_markup(content: object) -> Markup:
-    """Return `content` as HTML: markup as it is, the rest escaped, without control characters."""
+    """Return `content` as HTML: markup unchanged, other text escaped and made printable."""
     if isinstance(content, Markup):
         return content
     return Markup(escape_text(content))
@@ -49,9 +49,9 @@ def escape_text(content: object) -> str:
 
 
 def element(tag: str, *contents: object, **attributes: str | None) -> Markup:
-    """Return `<tag …>contents</tag>`.
+    """Return the element `<tag …>contents</tag>`.
 
-    `css_class` is the `class` attribute; empty attributes are left out.
+    `css_class` is the `class` attribute. Empty attributes are left out.
     """
     text = ""
     for name, value in attributes.items():
@@ -76,8 +76,8 @@ def table(
 ) -> Markup:
     """Return a table in a box that scrolls sideways if the page is too narrow.
 
-    Cells of a table of class `measures` have their heading as `data-name`: on a phone its rows are
-    drawn as blocks, and the heading precedes each number.
+    Cells of a table of class `measures` have their heading as `data-name`, because on a phone the
+    rows are drawn as blocks in which the heading precedes each number.
     """
     rows = list(rows)
     names: list[str | None] = (
@@ -108,13 +108,13 @@ def _cell(content: object, name: str | None) -> Markup:
 
 
 def facts(pairs: Mapping[str, object]) -> Markup:
-    """Return a two-column list of names and values; nested mappings are flattened with dots."""
+    """Return a two-column list of names and values. Nested mappings are flattened with dots."""
     rows = [(readable_key(key), readable_value(key, value)) for key, value in flatten(pairs)]
     return table((), rows, css_class="facts")
 
 
 def flatten(pairs: Mapping[Any, object], prefix: str = "") -> list[tuple[str, object]]:
-    """Flatten nested mappings into one list; outer keys precede inner ones."""
+    """Flatten nested mappings into one list. Outer keys precede inner ones."""
     flat: list[tuple[str, object]] = []
     for key, value in pairs.items():
         if isinstance(value, Mapping) and value:
@@ -127,7 +127,7 @@ def flatten(pairs: Mapping[Any, object], prefix: str = "") -> list[tuple[str, ob
 
 
 def readable_key(key: str) -> str:
-    """Return a key in words without its unit, which is shown with the value.
+    """Return a key as words, without the unit, which is shown with the value.
 
     `memory_total_bytes` → `memory total`.
     """
@@ -137,7 +137,7 @@ def readable_key(key: str) -> str:
 
 
 def readable_value(key: str, value: object) -> str:
-    """Format a value: sizes and times by the unit in their key, short lists on one line."""
+    """Format a value: sizes and times by the unit in the key, short lists on one line."""
     if value is None or value in ([], {}):
         return "–"
     if isinstance(value, bool):
@@ -152,7 +152,7 @@ def readable_value(key: str, value: object) -> str:
 
 
 def as_json(value: object) -> str:
-    """Return a value as JSON; what JSON cannot represent becomes its text."""
+    """Return a value as JSON. Values that JSON cannot represent become text."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -192,7 +192,7 @@ class _Cleaner(HTMLParser):
 
 
 def clean_markup(html: str) -> Markup:
-    """Reduce untrusted HTML to text, harmless tags, `class` and `title`; every tag is closed."""
+    """Reduce untrusted HTML to text, harmless tags, `class` and `title`, and close every tag."""
     cleaner = _Cleaner()
     cleaner.feed(html)
     cleaner.close()

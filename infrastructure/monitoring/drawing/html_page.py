@@ -1,6 +1,6 @@
-"""A whole page that needs neither network nor other files; its policy forbids them.
+"""A complete page that needs neither network nor other files, which its policy forbids.
 
-Its only script makes charts interactive and links to sections work, and is included only if the
+The only script makes charts interactive and links to sections work, and is included only if the
 page has such parts. The policy allows this script and this style by their hashes, so code that
 comes from data never runs.
 """
@@ -30,7 +30,7 @@ DRAW = "temperCharts.draw(document);"
 
 @cache
 def chart_script() -> str:
-    """Return the chart library and Temper's script for it; it defines `temperCharts`."""
+    """Return the chart library and Temper's script for it, which defines `temperCharts`."""
     files = (FOLDER / "vendor" / "uPlot.iife.min.js", FOLDER / "charts.js")
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
@@ -49,7 +49,7 @@ def allowed_by_hash(text: str) -> str:
 
 
 def page(title: str, *sections: object) -> str:
-    """Return the sections one below the other as a page, in the style of all of Temper's pages."""
+    """Return a page with the sections one below the other, in the style of Temper's pages."""
     content = joined(sections)
     has_charts = " data-chart=" in content
     script = f"{chart_script()}\n{DRAW}" if has_charts else ""

@@ -30,8 +30,8 @@ class ParsedMetrics:
 
     Attributes:
         records: the readable lines, in order.
-        unreadable_lines: numbers, from 1, of complete lines that are not JSON objects. A torn last
-            line, as a kill leaves it, is not an error and not among them.
+        unreadable_lines: the numbers, from 1, of complete lines that are not JSON objects. An
+            incomplete last line, as a kill leaves it, is not an error and is not included.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -39,7 +39,7 @@ class ParsedMetrics:
 
 
 def plain_value(value: Any) -> object:
-    """Return `value` as bool, int, float, str or None; array and tensor scalars become numbers."""
+    """Return `value` as bool, int, float, str or None. Array and tensor scalars become numbers."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     try:
@@ -49,7 +49,7 @@ def plain_value(value: Any) -> object:
 
 
 def plain_record(record: Mapping[str, object]) -> Record:
-    """Return `record` with plain values, and with secrets masked in its names and strings."""
+    """Return `record` with plain values, and with secrets masked in its keys and strings."""
     plain = {redact_shapes(str(key)): plain_value(value) for key, value in record.items()}
     return {k: redact_shapes(v) if isinstance(v, str) else v for k, v in plain.items()}
 
@@ -74,10 +74,10 @@ def encode_record(record: Mapping[str, object]) -> bytes:
 
 
 def decode_record(line: bytes) -> Record:
-    """Return the record of one line.
+    """Return the record in one line.
 
     Raises:
-        ValueError: the line is not a JSON object in UTF-8.
+        ValueError: if the line is not a JSON object in UTF-8.
     """
     record = parse_json(line)
     if not isinstance(record, dict):
@@ -89,10 +89,10 @@ def decode_record(line: bytes) -> Record:
 
 
 def parse_metrics(path: Path) -> ParsedMetrics:
-    """Return everything readable in the file; unreadable lines are listed, never guessed.
+    """Return all readable records of the file, and the numbers of the unreadable lines.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: if there is no such file.
     """
     parsed = ParsedMetrics()
     with path.open("rb") as file:
@@ -109,10 +109,10 @@ def parse_metrics(path: Path) -> ParsedMetrics:
 def read_metrics(path: Path) -> list[Record]:
     """Return the records of `metrics.jsonl`, with NaN and infinity restored.
 
-    A torn last line is left out. Other unreadable lines are left out with a warning.
+    An incomplete last line is left out. Other unreadable lines are left out with a warning.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: if there is no such file.
     """
     parsed = parse_metrics(path)
     if parsed.unreadable_lines:

@@ -19,11 +19,11 @@ MAIN, FAINT, MARK, GRID, SOFT = "#2463c4", "#9fbce8", "#c65d0e", "#e1e5ea", "#5b
 
 
 def write_plots(points: PointsByKey, folder: Path) -> list[Path]:
-    """Write a PNG for each quantity that has points; return their paths.
+    """Write a PNG for each quantity that has points, and return their paths.
 
     Raises:
-        OSError: the folder cannot be written to.
-        MissingPackageError: matplotlib is not installed.
+        OSError: if the folder cannot be written to.
+        MissingPackageError: if matplotlib is not installed.
     """
     charts = {quantity.key: chart_of(quantity, points) for quantity in QUANTITIES}
     return [

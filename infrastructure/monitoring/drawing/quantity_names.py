@@ -1,7 +1,7 @@
-"""Display names of a run's metrics, and which direction is good.
+"""Display names of a run's metrics, and whether higher or lower is better.
 
-Files keep the names that their trainers give: TRL's `rewards/margins` is a key there, and "margin
-of chosen over rejected" on a screen.
+Files keep the names that the trainers give: TRL's `rewards/margins` is the key in a file, and
+"margin of chosen over rejected" is the name on a screen.
 """
 
 import re
@@ -22,13 +22,13 @@ RANKED = "pairs ranked rightly"
 
 @dataclass(frozen=True)
 class QuantityName:
-    """The way to show a number.
+    """The display name and format of a quantity.
 
     Attributes:
-        title: its name.
-        better: which direction is good, in words; "" if neither is.
-        is_share: it is between 0 and 1, and shown in percent.
-        is_detail: shown in the report but not in the table at the end of a run.
+        title: the display name.
+        better: the better direction, in words, or "" if there is none.
+        is_share: whether the quantity is between 0 and 1 and shown in percent.
+        is_detail: whether it is shown in the report but not in the table at the end of a run.
     """
 
     title: str
@@ -97,7 +97,7 @@ KNOWN = {
 
 
 def split_direction(text: str) -> tuple[str, str]:
-    """Split a name with its direction into the two; the direction is "" if there is none."""
+    """Split a name with its direction into the two. The direction is "" if there is none."""
     for better in (HIGHER, LOWER):
         if text.endswith(f" ({better})"):
             return text.removesuffix(f" ({better})"), better
@@ -105,14 +105,14 @@ def split_direction(text: str) -> tuple[str, str]:
 
 
 def bare_key(key: str) -> str:
-    """Return the key of a held-out number without its prefix."""
+    """Return the key of a held-out metric without its prefix."""
     return key.removeprefix(HELD_OUT)
 
 
 def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers without the share of correctly ranked pairs if nothing ranks them.
+    """Return metrics without the share of correctly ranked pairs if all pairs are tied.
 
-    A model that is its own reference gives each pair a tie, which TRL counts as wrong.
+    A model that is its own reference model ties each pair, which TRL counts as wrong.
     """
     margins = [value for key, value in numbers.items() if bare_key(key) == MARGIN]
     is_tied = any(isinstance(m, int | float) and abs(m) <= TINY_MARGIN for m in margins)
@@ -140,7 +140,7 @@ def without_tied_points(
 
 
 def name_of(key: str) -> QuantityName:
-    """Return how to show the number under a key of the metrics; unknown keys are shown as words."""
+    """Return the display name and format of a key. For an unknown key, its words are the name."""
     key = bare_key(key)
     if key in KNOWN:
         return KNOWN[key]
@@ -152,7 +152,7 @@ def name_of(key: str) -> QuantityName:
 
 
 def name_and_value(key: str, value: float) -> tuple[str, str]:
-    """Return name and value as a line or a row shows them; unknown keys are shown as they are."""
+    """Return name and value as a line or a row shows them. Unknown keys are shown unchanged."""
     if bare_key(key) not in KNOWN:
         return printable(key), format_number(value)
     name = name_of(key)
@@ -160,7 +160,7 @@ def name_and_value(key: str, value: float) -> tuple[str, str]:
 
 
 def in_order(keys: list[str]) -> list[str]:
-    """Return keys in the order of a table: known ones first, the rest as they come."""
+    """Return keys in the order of a table: known ones first, then the rest in the given order."""
     places = {key: place for place, key in enumerate(KNOWN)}
 
     def place_of(key: str) -> int:

@@ -1,7 +1,7 @@
-"""Images of block-wise training as SVG: which layers train when, and below it the loss.
+"""Images of block-wise training as SVG: the layers that train at each step, and the loss below.
 
-Both share one axis of steps. Colors are the page's CSS classes. Knows nothing about training: it
-gets spans of layers, steps and losses.
+Both parts share one axis of steps. Colors are the page's CSS classes. This module does not depend
+on training: its inputs are spans of layers, steps and losses.
 """
 
 import math
@@ -31,17 +31,18 @@ Span = tuple[int, int]  # of layers, from 0: first and end (exclusive)
 
 @dataclass(frozen=True)
 class Bar:
-    """A phase.
+    """One phase in the image.
 
     Attributes:
-        first_step, last_step: its range of steps, actual or planned.
-        has_begun: whether it has begun; otherwise it is only planned.
-        trains: layers whose weights train.
-        adapts: layers whose low-rank adapters train.
-        depth: number of layers that are run, from the input up.
-        trains_below, trains_above: whether the embeddings train; whether final norm and head train.
-        label: text above the bar, if there is space for it.
-        losses, held_out: (step, value) of this phase.
+        first_step, last_step: the range of steps, actual or planned.
+        has_begun: whether the phase has begun; otherwise it is only planned.
+        trains: the layers whose weights train.
+        adapts: the layers whose low-rank adapters train.
+        depth: the number of layers that are run, from the input up.
+        trains_below, trains_above: whether the embeddings train, and whether final norm and head
+            train.
+        label: the text above the bar, if there is space for it.
+        losses, held_out: the (step, value) pairs of this phase.
     """
 
     title: str
@@ -63,7 +64,7 @@ class StackPicture:
 
     Args:
         num_layers: the number of layers of the model.
-        above: the label of what is above the layers.
+        above: the label of the row above the layers.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class StackPicture:
         return self.left + (self.width - self.left - RIGHT) * step / self.last_step
 
     def _upper(self, row: int) -> float:
-        """Return a row's upper edge: row 0 is the embedding, then come layers and what is above."""
+        """Return the upper edge of a row. Row 0 is the embedding; then come layers and head."""
         return TOP + self.row * (self.num_layers + 1 - row)
 
     def _y(self, value: float) -> float:
@@ -152,7 +153,7 @@ class StackPicture:
         return parts
 
     def _labels(self) -> list[str]:
-        """Return the labels of the phases, as far as they do not overlap."""
+        """Return those labels of the phases that do not overlap."""
         parts, end = [], 0.0
         for bar in self.bars:
             middle = (self._x(bar.first_step) + self._x(bar.last_step)) / 2

@@ -1,7 +1,7 @@
 """Plain-text tables for the terminal, and the table at the end of a run: before → after.
 
-Columns are aligned by the width of each character in a terminal; control characters are replaced.
-Knows nothing about colors.
+Columns are aligned by the width of each character in a terminal, and control characters are
+replaced. This module does not depend on colors.
 """
 
 import math
@@ -28,7 +28,7 @@ def held_out_loss(loss: object = None) -> str:
     """Return the name of the held-out loss, with the loss function if it is not the default.
 
     Args:
-        loss: as `training.loss` names it; None: unknown.
+        loss: the loss function, as `training.loss` names it, or None if unknown.
     """
     is_plain = loss is None or loss == PLAIN_LOSS
     return HELD_OUT_LOSS if is_plain else f"{HELD_OUT_LOSS} ({printable(loss)})"
@@ -53,7 +53,7 @@ def fit(text: str, width: int) -> str:
 def render_table(
     headings: Sequence[str], rows: Sequence[Sequence[object]], max_cell_width: int = MAX_CELL_WIDTH
 ) -> str:
-    """Return a table with the first column left-aligned and the others, numbers, right-aligned."""
+    """Return a table with the first column left-aligned and the others right-aligned."""
     cells = [[fit(printable(cell), max_cell_width) for cell in row] for row in (headings, *rows)]
     widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in cells]
@@ -73,14 +73,14 @@ def before_after_rows(
     *,
     has_details: bool = True,
 ) -> list[tuple[str, str, str, str]]:
-    """Return rows (what, before, after, change): held-out loss, others, exact match by task.
+    """Return rows (name, before, after, change): held-out loss, others, exact match by task.
 
     Args:
-        before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`; each part may
-            be missing and shows as a dash. Other numbers get a row each, by their name.
-        after: the same after training.
+        before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`. Missing parts
+            are shown as a dash. Other metrics get a row each, with their name.
+        after: the same metrics after training.
         loss: see `held_out_loss`.
-        has_details: include numbers that few users look at.
+        has_details: whether to include metrics that few users need.
     """
     before, after = without_ties(before), without_ties(after)
     rows = []
@@ -114,8 +114,8 @@ def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]
 def _relative(change: float) -> str:
     """Format a relative change in percent.
 
-    Only a value that is exactly zero afterwards has changed by -100 %. A small change gets a second
-    decimal if one would show zero.
+    Only a value that becomes exactly zero is shown as a change of -100 %. A small change gets a
+    second decimal if one decimal would show zero.
     """
     if change == -1:
         return "-100 %"
@@ -145,7 +145,7 @@ def _share_row(what: str, before: float | None, after: float | None) -> tuple[st
 def before_after_table(
     before: Mapping[str, object], after: Mapping[str, object], loss: object = None
 ) -> str:
-    """Return the table at the end of a run as text; empty if nothing was measured."""
+    """Return the table at the end of a run as text, or "" if nothing was measured."""
     rows = before_after_rows(before, after, loss, has_details=False)
     if rows and all(row[1] == UNKNOWN for row in rows):  # as with a custom Trainer
         return render_table(["", "after"], [(name, now) for name, _, now, _ in rows])

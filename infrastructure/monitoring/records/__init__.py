@@ -1,1 +1,1 @@
-"""The files that a run writes about itself, read while they grow or when they are torn."""
+"""Readers of the files that a run writes, even while they grow or if they are incomplete."""

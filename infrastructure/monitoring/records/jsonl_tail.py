@@ -1,4 +1,4 @@
-"""Incremental reading of JSON lines files: only what was added since the last read."""
+"""Incremental reading of JSON lines files: only the lines added since the last read."""
 
 import os
 from collections.abc import Iterator
@@ -14,11 +14,12 @@ MAX_READ_BYTES = 1 << 22
 class GrowingFile:
     """A JSON lines file of which each read returns the new records.
 
-    A file that was replaced is read again from its beginning (a run that resumes from an earlier
-    step truncates its metrics); `num_starts` counts how often the file was begun.
+    A file that was replaced is read again from its beginning, because a run that resumes from an
+    earlier step truncates its metrics. `num_starts` counts how often the file was read from its
+    beginning.
 
     Attributes:
-        num_unreadable: complete lines that are not JSON objects; they are left out.
+        num_unreadable: the number of complete lines that are not JSON objects, which are left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,12 +30,12 @@ class GrowingFile:
         self._rest = b""
 
     def read_new(self) -> Iterator[Record]:
-        """Yield the records of the complete lines that were added, but not a torn last line.
+        """Yield the records of the complete lines that were added, without an incomplete last line.
 
-        They are read lazily, so a long file needs no memory.
+        The lines are read lazily, so a long file needs little memory.
 
         Raises:
-            OSError: the file exists but cannot be read.
+            OSError: if the file exists but cannot be read.
         """
         return self._read_on() if self._open() else iter(())
 
@@ -45,7 +46,7 @@ class GrowingFile:
             self._file = None
 
     def _read_on(self) -> Iterator[Record]:
-        """Yield the complete lines of the open file that were not read yet."""
+        """Yield the records of the complete lines of the open file that were not read yet."""
         while self._file is not None and (data := self._file.read(MAX_READ_BYTES)):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
@@ -57,9 +58,10 @@ class GrowingFile:
                 yield record
 
     def _open(self) -> bool:
-        """Open the file that has the name now; return whether a file is open.
+        """Open the file that has the name now. Return whether a file is open.
 
-        The old file stays open until then, so that its inode cannot be reused for another file.
+        The old file stays open until the new one is, so that its inode cannot be reused for another
+        file.
         """
         try:
             now = self.path.stat()
@@ -78,17 +80,17 @@ class GrowingFile:
 
 
 class GrowingLog(GrowingFile):
-    """A rotated log: its older files count, too, and no line is lost at a rotation."""
+    """A rotated log, which is read with its older files, so that no line is lost at a rotation."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._is_first = True
 
     def read_new(self) -> Iterator[Record]:
-        """Yield the records that were added, in order; the first time, those of all files.
+        """Yield the added records in order. The first call yields the records of all files.
 
         Raises:
-            OSError: a file exists but cannot be read.
+            OSError: if a file exists but cannot be read.
         """
         if self._is_first:
             self._is_first = False

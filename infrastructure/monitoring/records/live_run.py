@@ -1,7 +1,8 @@
-"""A run that is observed repeatedly: each refresh reads only what is new.
+"""A run that is observed repeatedly: each refresh reads only new records.
 
-It reads only the run directory, so it can begin before training, outlive it, and follow it through
-kills and resumes. It changes nothing on the disk. Memory is bounded, however long the run is.
+Only the run directory is read, so the observation can begin before training, outlive it, and
+continue through kills and resumes. Nothing on the disk is changed. Memory is bounded, however long
+the run is.
 """
 
 import itertools
@@ -43,21 +44,22 @@ class LiveRun:
     """The state of a run at the last `refresh`.
 
     Attributes:
-        facts: its small files.
+        facts: the contents of the run's small files.
         records: the newest records of the metrics.
-        points: key → the curve so far.
-        evaluated: the keys that evaluations have added.
+        points: the curve so far of each key.
+        evaluated: the keys that come from evaluations.
         machine: the monitor's samples; empty if the monitor is off.
-        errors: the newest errors that the run recovered from, and the one that ended it.
-        num_errors: how many there were.
-        alerts: the newest alerts, oldest first; those that are over have `ended_at`.
-        trainer: the process that trains it, or did so last.
-        seconds_trained: total time of all logged steps.
-        num_rated, seconds_rated: tokens of the steps whose speed was logged, and their time.
-        written_at: unix time of the newest values; None before there are any.
+        errors: the newest errors from which the run recovered, and the one that ended it.
+        num_errors: the number of all errors.
+        alerts: the newest alerts, the oldest first. Those that are over have `ended_at`.
+        trainer: the process that trains the run, or did so last.
+        seconds_trained: the total time of all logged steps.
+        num_rated, seconds_rated: the number of tokens in the steps whose speed was logged, and the
+            time of these steps.
+        written_at: the Unix time of the newest values, or None before there are any.
 
     Raises:
-        ValueError: there is no such directory.
+        ValueError: if there is no such directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -84,10 +86,10 @@ class LiveRun:
             raise
 
     def refresh(self) -> bool:
-        """Read what is new; return whether there was anything.
+        """Read new records and changed files. Return whether there were any.
 
         Raises:
-            ValueError: the run's directory is gone.
+            ValueError: if the run's directory is gone.
         """
         is_new = self._read_small()
         is_new |= self._read_metrics()
@@ -113,7 +115,7 @@ class LiveRun:
 
     @property
     def step(self) -> int | None:
-        """The number of steps done, as far as it was recorded."""
+        """The number of completed steps, according to the newest record."""
         steps = self.facts.summary.get("steps", self.last("step"))
         logged = int(steps) if isinstance(steps, int | float) else None
         sampled, moment = (self.machine.last.get(key) for key in ("step", "time"))
@@ -129,16 +131,16 @@ class LiveRun:
 
     @property
     def share_done(self) -> float | None:
-        """The share that is done, from 0 to 1; None if unknown."""
+        """The completed share of the run, from 0 to 1, or None if unknown."""
         if self.step is None or self.total_steps is None:
             return None
         return min(1.0, self.step / self.total_steps)
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The time per step: of the last minute of steps during training, of all steps afterwards.
+        """The seconds per step: over the last minute during training, over all steps afterwards.
 
-        None before two steps are logged.
+        This is None before two steps are logged.
         """
         if self.has_ended and self.step and self.seconds_trained:
             return self.seconds_trained / self.step
@@ -153,7 +155,7 @@ class LiveRun:
 
     @property
     def seconds_left(self) -> float | None:
-        """The time left for the steps, at the last minute's speed; None unless it is training."""
+        """The seconds left for the steps at the last minute's speed; None unless it is training."""
         if self.state != "running" or self.step is None or self.total_steps is None:
             return None
         each = self.seconds_per_step
@@ -180,19 +182,19 @@ class LiveRun:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed of the newest step during training, of all logged steps together afterwards."""
+        """The speed of the newest step during training, that of all logged steps afterwards."""
         if not self.has_ended or not self.seconds_rated:
             return self.last("tokens_per_second")
         return self.num_rated / self.seconds_rated
 
     @property
     def curves(self) -> PointsByKey:
-        """Key → its points, thinned if there are many."""
+        """The points of each key, thinned if there are many."""
         return {key: points.kept for key, points in self.points.items()}
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, and which values are not finite, one sentence each."""
+        """One sentence for each file that could not be read, and for values that are not finite."""
         damaged = [
             phrase(
                 "monitoring.damaged_lines_skipped",
@@ -289,7 +291,7 @@ class LiveRun:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it should be training but has written nothing for ten minutes and ten steps."""
+        """True if the run should be training but wrote nothing for ten minutes and ten steps."""
         if self.state != "running" or self.written_at is None:
             return False
         return time.time() - self.written_at > max(600.0, 10 * (self.seconds_per_step or 0.0))
@@ -319,7 +321,7 @@ def state_of(facts: RunFacts, trainer: TrainerProcess | None) -> str:
 
 
 def changed_at(path: Path) -> float | None:
-    """Return the unix time of the last write to a file; None if it does not exist."""
+    """Return the Unix time of the last write to a file, or None if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""A run's samples of the machine, as curves over time in bounded memory."""
+"""The samples of the machine during a run, as curves over time in bounded memory."""
 
 import math
 from collections import deque
@@ -35,7 +35,7 @@ class Meter(TypedDict):
     """The current use of a resource.
 
     Attributes:
-        share: from 0 to 1.
+        share: the used share, from 0 to 1.
         level: `fine`, `high` (above 85 %) or `full` (above 95 %). A busy processor is good, so its
             level is always `fine`; full memory is not.
     """
@@ -78,13 +78,13 @@ UNITS = {"_celsius": " °C", "_watts": " W"}
 
 @dataclass
 class _ForwardClock:
-    """Monotonic times from a clock that may be set back.
+    """A converter of times from a clock that may be set back to monotonic times.
 
-    What is recorded after the clock was set back follows directly on what was recorded before, so
-    that no chart runs backwards.
+    The first time after the clock was set back follows directly on the last time before, so that no
+    chart runs backwards.
 
     Attributes:
-        moment: the last time; None before the first.
+        moment: the last time, or None before the first.
     """
 
     moment: float | None = None
@@ -105,10 +105,10 @@ class MachineHistory:
 
     Attributes:
         last: the newest sample; empty if there is none.
-        points: key → (unix time in seconds, value); those of GPUs are `gpu_…`, with a number from
-            the second GPU on.
-        numbers: key → statistics of all its values.
-        pauses: (begin, end), unix times between which nothing was trained; only the newest.
+        points: the (Unix time, value) pairs of each key. Keys of GPUs are `gpu_…`, with a number
+            from the second GPU on.
+        numbers: the statistics of all values of each key.
+        pauses: the newest pauses in training, as (begin, end) in Unix time.
     """
 
     last: Record = field(default_factory=dict)
@@ -120,7 +120,7 @@ class MachineHistory:
     _performance: _ForwardClock = field(default_factory=_ForwardClock)
 
     def add(self, sample: Record) -> None:
-        """Add a sample of the machine; samples come in the order of time."""
+        """Add a sample of the machine. Samples must be added in the order of time."""
         if is_number(sample.get("time")):
             before, moment = self._samples.moment, self._samples.forward(sample["time"])
             self._note_pause(before, moment)
@@ -128,7 +128,7 @@ class MachineHistory:
             self._add(moment, _flat(sample))
 
     def add_performance(self, record: Record) -> None:
-        """Add measurements of a step: how well it uses the machine."""
+        """Add measurements of a step, which show how well it uses the machine."""
         values = {key: value for key, value in record.items() if is_number(value)}
         if (share := values.get("model_flops_utilization")) is not None:
             values["model_flops_percent"] = 100 * share
@@ -145,7 +145,7 @@ class MachineHistory:
 
     @property
     def curves(self) -> dict[str, Points]:
-        """Key → (unix time without the pauses before it, value)."""
+        """The (Unix time without the pauses before it, value) pairs of each key."""
         return {
             key: [(self._without_pauses(moment), value) for moment, value in points.kept]
             for key, points in self.points.items()
@@ -178,7 +178,9 @@ class MachineHistory:
         return [meter for meter in meters if meter is not None]
 
     def rows(self) -> list[list[str]]:
-        """Return for each quantity: name, mean, 95th percentile of recent values, maximum, last."""
+        """Return a row of name, mean, recent 95th percentile, maximum and last for each
+        quantity.
+        """
         known = {key: summed for key in self.numbers if (summed := self.numbers[key].to_dict())}
         return [
             [title, *(with_unit(key, known[key][name]) for name in ("mean", "p95", "max", "last"))]
@@ -190,7 +192,7 @@ class MachineHistory:
 def machine_charts(
     points_of: Mapping[str, Points], num_buckets: int = NUM_BUCKETS
 ) -> dict[str, Chart]:
-    """Return key → chart, for each quantity that was sampled and is not always zero."""
+    """Return the chart of each quantity that was sampled and is not always zero, by key."""
     return {
         key: _chart(title, points_of[key], key, num_buckets)
         for key, title in _titles(DRAWN, points_of)
@@ -199,7 +201,7 @@ def machine_charts(
 
 
 def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield key and title of each known quantity, in the order of `names`; one per GPU."""
+    """Yield key and title of each known quantity, in the order of `names`, one for each GPU."""
     for kind, title in names.items():
         for key in known:
             if key.partition("#")[0] == kind:

@@ -1,4 +1,4 @@
-"""The runs of a folder, and how to find one by its name. Opens no checkpoint."""
+"""The runs of a folder, and the look-up of a run by its name. No checkpoint is opened."""
 
 import re
 import time
@@ -31,22 +31,22 @@ ID = re.compile(r"(?P<second>\d{8}-\d{6})(?:-(?P<name>.+?))?(?:-(?P<part>[0-9a-f
 
 
 class NoSuchRunError(InputError):
-    """A run name that is not in the folder of runs; the text lists those that exist."""
+    """An error for a run name that is not in the folder of runs. The text lists those that are."""
 
 
 def is_of_a_script(record: Mapping[str, object]) -> bool:
-    """Return whether run.json belongs to a Trainer that was not made from a configuration.
+    """Return whether run.json is that of a Trainer which was not created from a configuration.
 
-    Only its own script can resume such a run.
+    Only the script of such a run can resume it.
     """
     return TRAINER_KEY in record and "configuration" not in record
 
 
 def runs_in(output_dir: Path) -> list[Path]:
-    """Return the run directories in `output_dir`, oldest first: most names begin with the time.
+    """Return the run directories in `output_dir`, the oldest first.
 
     Raises:
-        PermissionError: the folder cannot be listed, so it may contain runs.
+        PermissionError: if the folder cannot be listed, so it may contain runs.
     """
     if not output_dir.is_dir():
         return []
@@ -55,7 +55,7 @@ def runs_in(output_dir: Path) -> list[Path]:
 
 
 def run_folders(output_dir: Path) -> list[Path]:
-    """Return the runs of `runs_in`, and those with checkpoints that have lost their run.json."""
+    """Return the runs of `runs_in`, and folders with checkpoints that have lost their run.json."""
     if not output_dir.is_dir():
         return []
     require_listable(output_dir)
@@ -65,13 +65,13 @@ def run_folders(output_dir: Path) -> list[Path]:
 
 
 def began(run: Path) -> tuple[str, str, str]:
-    """Return the sort key of a run: when it began, as its ID says, then its name.
+    """Return the sort key of a run: the time when it began, from its ID, and its name.
 
-    The time is the second and the fraction of it in hexadecimal. A run whose ID has no time,
-    because the user named it, began when its run.json was written.
+    The time consists of the second, and the fraction of it in hexadecimal. If the ID has no time,
+    because the user named the run, the time is when its run.json was written.
 
-    The ID of a new run always sorts after the existing ones, see `run.directory.plan_run`: whatever
-    the clock does, runs are in the order in which they began.
+    The ID of a new run always sorts after the existing ones (see `run.directory.plan_run`), so runs
+    are sorted in the order in which they began, whatever the clock does.
     """
     if (own := ID.fullmatch(run.name)) is not None:
         return own["second"], own["part"] or "", run.name
@@ -83,7 +83,7 @@ def began(run: Path) -> tuple[str, str, str]:
 
 
 def moment_of(seconds: float) -> tuple[str, str]:
-    """Return a unix time as IDs contain it: the second in local time, and the fraction of it."""
+    """Return a Unix time in the form of IDs: the second in local time, and the fraction of it."""
     second = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
     return second, f"{int(seconds % 1 * 0x10000):04x}"
 
@@ -101,10 +101,10 @@ def finished_model(name: str) -> str:
 
 
 def run_named(name: str, output_dir: Path) -> Path | None:
-    """Return the newest run with this name, in `output_dir` or a path's folder (`runs/my-run`).
+    """Return the newest run called `name` in `output_dir` or a path's folder (`runs/my-run`).
 
     The name is the one that the user has given (`--name`), or the end of the ID after its time.
-    None if there is no such run.
+    Return None if there is no such run.
     """
     if (run := _newest_named(name, output_dir)) is not None:
         return run
@@ -132,10 +132,10 @@ def _given_name(run: Path) -> object:
 
 
 def split_version(name: str) -> tuple[str, str | None]:
-    """Split a name into a run and its version; None: it names only a run.
+    """Split a name into a run and its version, which is None if only a run is named.
 
     A version is given as `RUN@120`, `RUN@best`, or the path of a checkpoint (`RUN/checkpoint-120`,
-    or `RUN/checkpoints/versions/NAME.json` with the version NAME). Reads no file.
+    or `RUN/checkpoints/versions/NAME.json` with the version NAME). No file is read.
     """
     path = Path(name)
     if path.parent.name == VERSIONS and path.suffix == VERSION_SUFFIX:
@@ -147,7 +147,7 @@ def split_version(name: str) -> tuple[str, str | None]:
 
 
 def names_version(name: str) -> bool:
-    """Return whether a name is that of a version of a run, and not of a folder. Reads no run."""
+    """Return whether a name is that of a version of a run, and not of a folder. No run is read."""
     return split_version(name)[1] is not None and not Path(name).expanduser().is_dir()
 
 
@@ -164,10 +164,10 @@ def _is_model_or_run(path: Path) -> bool:
 
 
 def model_of_run(name: str, output_dir: Path) -> str:
-    """Resolve a run's ID or name to the path of its trained model, or of the run without one.
+    """Resolve a run's ID or name to the path of its trained model, or of the run if it has none.
 
-    Any other name is returned unchanged, because a model on the Hub may be meant. So is the name of
-    a run of a custom Trainer.
+    Any other name is returned unchanged, because it may be that of a model on the Hub. The name of
+    a custom Trainer's run is also unchanged.
     """
     if _is_model_or_run(Path(name)):
         return name
@@ -180,14 +180,15 @@ def model_of_run(name: str, output_dir: Path) -> str:
 
 
 def run_or_model(name: str, output_dir: Path) -> str:
-    """Resolve a name to the path of a run or its model; paths and Hub names are unchanged.
+    """Resolve a name to the path of a run or its model. Other paths and Hub names are unchanged.
 
     A run's ID or name, alone or in a folder of runs (`my-run`, `runs/my-run`, `runs/my-run/final`),
     becomes the path of the run or of its model; `runs/final` becomes the model of the newest
     finished run there.
 
     Raises:
-        ValueError: it names a checkpoint, which is not a model yet, or one of an unknown run.
+        ValueError: if the name is that of a checkpoint, which is not a model yet, or of a
+            checkpoint of an unknown run.
     """
     name = finished_model(name)
     run, version = split_version(name)
@@ -223,7 +224,7 @@ def _is_run(name: str, output_dir: Path) -> bool:
 
 @contextmanager
 def naming_runs(output_dir: Path) -> Iterator[None]:
-    """List the runs in a block's error about a missing model, because a run may be meant."""
+    """List the runs in the error of the block if a model is missing, as a run may be meant."""
     try:
         yield
     except InputError as error:
@@ -248,23 +249,23 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
 
 
 def _names(runs: Sequence[Path], wrong: str) -> list[str]:
-    """Return the runs' names for an error about `wrong`; their IDs if `wrong` reads like one."""
+    """Return the names of the runs for an error about `wrong`, or their IDs if it is like one."""
     is_id = _BEGINS_WITH_TIME.match(wrong)
     given = ((None if is_id else _given_name(run), run.name) for run in runs)
     return [*dict.fromkeys(name if isinstance(name, str) else of_id for name, of_id in given)]
 
 
 def find_run_path(name: str | None, output_dir: Path) -> Path:
-    """Return the directory of the run that `name` means.
+    """Return the directory of the run that the user named.
 
     Args:
-        name: its ID, its path, the path of its trained model, or the name that the user has given
-            it (the newest of that name); None: the newest run.
+        name: the run's ID, its path, the path of its trained model, or the name that the user has
+            given it (the newest run of that name). By default, the newest run is used.
 
     Raises:
-        NoSuchRunError: there is none; the text lists the runs, or says how to restore one from a
-            backup.
-        ValueError: it names a checkpoint.
+        NoSuchRunError: if there is none; the message lists the runs, or says how to restore one
+            from a backup.
+        ValueError: if the name is that of a checkpoint.
     """
     runs = runs_in(output_dir)
     if name is None:

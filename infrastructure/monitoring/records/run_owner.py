@@ -1,4 +1,4 @@
-"""The process that trains a run: it records itself, and others check whether it is alive."""
+"""The process that trains a run. It records itself, and others check whether it is alive."""
 
 import itertools
 import os
@@ -21,9 +21,9 @@ class TrainerProcess:
     """The process that trains a run, or did so last.
 
     Attributes:
-        is_alive: whether it still trains the run; None if unknown, because it is on another
-            machine.
-        since: unix time of its start, or of its end if it has recorded that.
+        is_alive: whether the process still trains the run; None if unknown, because it is on
+            another machine.
+        since: the Unix time of the start of the process, or of its end if it has recorded that.
     """
 
     pid: int
@@ -36,28 +36,28 @@ class TrainerProcess:
 
 
 def write_trainer(run_path: Path, pid: int | None = None) -> None:
-    """Record that the process `pid` (None: this one) trains the run.
+    """Record that the process `pid`, by default this one, trains the run.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: if the disk fails.
     """
     (run_path / HOLDER_FILE).write_text(_line(pid or os.getpid()))
 
 
 def announce_stop(run_path: Path, pid: int) -> None:
-    """Record that the signal that `pid` is about to get is the user's `temper stop`.
+    """Record that the next signal to the process `pid` comes from the user's `temper stop`.
 
-    If the disk refuses, it is a signal like any other.
+    If the disk fails, the signal counts like any other.
     """
     with suppress(OSError):
         (run_path / STOP_FILE).write_text(_line(pid))
 
 
 def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
-    """Return whether the user has stopped the process that trained a run last.
+    """Return whether the user stopped the process that last trained a run.
 
-    The announcement remains if the process ended before it could take it, or before there was a
-    checkpoint.
+    This is known from an announcement that remains if the process ended before it could handle it,
+    or before there was a checkpoint.
     """
     try:
         text = (run_path / STOP_FILE).read_text()
@@ -67,7 +67,7 @@ def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
 
 
 def take_announced_stop(run_path: Path) -> bool:
-    """Return whether `announce_stop` has announced a signal to this process; forget it."""
+    """Return whether `announce_stop` announced a signal to this process. Remove that record."""
     path = run_path / STOP_FILE
     try:
         is_of_this_process = path.read_text() == _line(os.getpid())
@@ -78,9 +78,9 @@ def take_announced_stop(run_path: Path) -> bool:
 
 
 def leave_trainer(run_path: Path) -> None:
-    """Record that this process no longer trains the run; it may live on as a notebook's kernel.
+    """Record that this process, such as a notebook's kernel, no longer trains the run.
 
-    If that cannot be written, it becomes visible when the process is gone.
+    If this cannot be written, the run counts as being trained until the process is gone.
     """
     path = run_path / HOLDER_FILE
     with suppress(OSError), path.open("r+") as file:  # not created again if the run is gone
@@ -98,7 +98,7 @@ def _line(pid: int, more: str = "") -> str:
 
 
 def read_trainer(run_path: Path) -> TrainerProcess | None:
-    """Return the process that trains the run, or did so last; None if it was not recorded.
+    """Return the process that trains the run, or did so last, or None if none was recorded.
 
     No lock is touched, so reading never blocks a run that begins.
     """
@@ -117,8 +117,10 @@ def read_trainer(run_path: Path) -> TrainerProcess | None:
 
 
 def started_trainings(folder: Path) -> list[psutil.Process]:
-    """The processes that were started in `folder` by `temper train` or `resume`, the newest
-    first; those of them that have a run already, too."""
+    """Return the processes that `temper train` or `resume` started in `folder`, the newest first.
+
+    Processes that already have a run are included.
+    """
     trainings: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -128,14 +130,14 @@ def started_trainings(folder: Path) -> list[psutil.Process]:
 
 
 def computes(process: psutil.Process) -> bool:
-    """Return whether a process has not ended; a zombie has."""
+    """Return whether a process has not ended. A zombie process has."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def _trains(words: list[str]) -> bool:
-    """Return whether a command line is `python -m temper train …`, or the same by script."""
+    """Return whether a command line is `python -m temper train …`, or the script's equivalent."""
     return any(
         Path(program).name in PROGRAMS and command in COMMANDS
         for program, command in itertools.pairwise(words[:4])
@@ -143,7 +145,7 @@ def _trains(words: list[str]) -> bool:
 
 
 def _was_there(pid: int, written_at: float) -> bool:
-    """Return whether `pid` is a process that began before the file was written; PIDs are reused."""
+    """Return whether the process `pid` began before the file was written. PIDs are reused."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         return computes(process) and process.create_time() <= written_at + CLOCK_SLACK_SECONDS

@@ -1,7 +1,7 @@
-"""The small files of a run directory, read tolerantly, because broken runs need reports, too.
+"""A tolerant reader of the small files in a run directory, as broken runs need reports, too.
 
-A file that is missing or unreadable becomes an empty one; if it is damaged, a sentence is added to
-`problems`. Changes nothing on the disk.
+A file that is missing or unreadable counts as empty. If it is damaged, a sentence is added to
+`problems`. Nothing on the disk is changed.
 """
 
 import re
@@ -48,8 +48,8 @@ class RunFacts:
     """The contents of the small files.
 
     Attributes:
-        files: name → content, of those that exist and are readable.
-        problems: what could not be read, one sentence each.
+        files: the content by name of each file that exists and is readable.
+        problems: one sentence for each file that could not be read.
     """
 
     directory: Path
@@ -57,7 +57,7 @@ class RunFacts:
     problems: list[str] = field(default_factory=list)
 
     def object_in(self, name: str) -> JsonObject:
-        """Return the JSON object in a file; an empty one if there is none."""
+        """Return the JSON object in a file, or an empty one if there is none."""
         content = self.files.get(name)
         return dict(content) if isinstance(content, dict) else {}
 
@@ -75,39 +75,42 @@ class RunFacts:
 
     @property
     def title(self) -> str:
-        """The run's name; if it has none, what is trained on what, and when it began."""
+        """The run's name, or, if it has none, the model, the data and the time when it began."""
         return title_of(self.run, self.run_id)
 
     @property
     def status(self) -> str:
-        """One of finished, stopped, failed and running; a run without a summary is running."""
+        """One of finished, stopped, failed and running. A run without a summary is running."""
         status = str(self.summary.get("status", "running"))
         return status if status in STATUSES else "running"
 
     @property
     def copies(self) -> dict[str, object]:
-        """The state of the checkpoints' backups: at the end, or as it was last recorded."""
+        """The state of the checkpoints' backups at the end of the run, or as last recorded."""
         ended = self.summary.get("backup")
         known = self.object_in("checkpoints/backup.json")
         return {**known, **(ended if isinstance(ended, Mapping) else {})}
 
 
 def brought_back_from(run: Mapping[str, object]) -> str | None:
-    """Return the source that a run was restored from, from its run.json.
+    """Return the destination from which a run was restored, according to its run.json.
 
-    None if it was not restored, or has resumed since.
+    Return None if the run was not restored, or has resumed since.
     """
     back = run.get("brought_back")
     return str(back["place"]) if isinstance(back, Mapping) and "place" in back else None
 
 
 def continuations(facts: RunFacts) -> list[JsonObject]:
-    """Return the times a run was resumed, oldest first; for a restored run they are in run.json."""
+    """Return the records of the resumes of a run, the oldest first.
+
+    For a restored run, they are in run.json.
+    """
     return objects_in(facts.summary.get("went_on") or facts.run.get("went_on"))
 
 
 def config_of(run: Mapping[str, object]) -> dict[str, tuple[object, str]]:
-    """Return the configuration in run.json: key → (value, where it came from)."""
+    """Return the configuration in run.json: (value, source) by key."""
     config = run.get("config")
     pairs = config.items() if isinstance(config, Mapping) else []
     return {
@@ -121,8 +124,8 @@ def config_of(run: Mapping[str, object]) -> dict[str, tuple[object, str]]:
 def title_of(run: Mapping[str, object], run_id: str) -> str:
     """Return the title of a run, from its run.json.
 
-    It is the ID if the user has not named the run and the ID is not made from the time, as for the
-    run of a Trainer.
+    The title is the ID if the user has not named the run and the ID does not begin with the time,
+    as for the run of a Trainer.
     """
     config = config_of(run)
     name, model = (config.get(key, (None, ""))[0] for key in ("run_name", "model.name"))
@@ -136,7 +139,7 @@ def title_of(run: Mapping[str, object], run_id: str) -> str:
 
 
 def training_words(config: Mapping[str, tuple[object, str]]) -> str:
-    """Describe what is trained on what: `tiny-llama, DPO on pairs.jsonl`; "" if unknown."""
+    """Describe model, method and data, such as `tiny-llama, DPO on pairs.jsonl`; "" if unknown."""
     model, data, method, lora = (
         config.get(key, (None, ""))[0]
         for key in ("model.name", "data.path", "training.method", "model.lora_config")
@@ -150,7 +153,7 @@ def training_words(config: Mapping[str, tuple[object, str]]) -> str:
 
 
 def model_words(model: str) -> str:
-    """Return the display name of a model; a model that a run has trained is named after the run."""
+    """Return the display name of a model. A model that a run has trained is named after the run."""
     parts = re.split(r"[/\\]", model.rstrip("/\\"))
     if len(parts) > 1 and parts[-1] == FINAL:
         parts.pop()
@@ -204,10 +207,10 @@ def numbers_of(value: object) -> dict[str, object]:
 
 
 def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> RunFacts:
-    """Return what can be read of a run, except its logs, which may be long.
+    """Return the readable small files of a run. Its logs, which may be long, are not read.
 
     Raises:
-        ValueError: there is no such directory.
+        ValueError: if there is no such directory.
     """
     if not directory.is_dir():
         raise InputError("monitoring.not_a_run_directory", directory=directory)
@@ -215,7 +218,7 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
 
 
 def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
-    """Return what can be read of these files; missing ones are left out."""
+    """Return the readable ones of these files. Missing ones are left out."""
     facts = RunFacts(directory)
     for name in names:
         try:
@@ -238,5 +241,5 @@ def read_rounds(run_directory: Path) -> list[JsonObject]:
 
 
 def objects_in(value: object) -> list[JsonObject]:
-    """Return the JSON objects in a list; other items are left out."""
+    """Return the JSON objects in a list. Other items are left out."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

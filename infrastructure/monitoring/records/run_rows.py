@@ -27,12 +27,12 @@ VERSIONS_FOLDER = f"checkpoints/{VERSIONS}"
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in a list; unknown values are None.
+    """A run in a list of runs. Unknown values are None.
 
     Attributes:
-        title: what the user calls it; its name if nothing better is known.
-        training: what is trained on what; "" if it is not recorded.
-        changed_after: the steps after which something changed during the run.
+        title: the name that the user has given, or the run's own name if nothing better is known.
+        training: the model, the method and the data; "" if they are not recorded.
+        changed_after: the steps after which a setting or the data changed during the run.
     """
 
     name: str
@@ -46,7 +46,7 @@ class RunRow:
 
 
 class RunRows:
-    """The rows of the runs in `folder`; a run whose files did not change is not read again."""
+    """The rows of the runs in `folder`. A run whose files did not change is not read again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

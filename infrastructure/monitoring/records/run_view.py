@@ -1,8 +1,8 @@
-"""The one view of a run that everything renders: report, page, notebook panel and terminal.
+"""The view of a run, which report, page, notebook panel and terminal all render.
 
-`temper watch RUN --json` prints it. A `LiveRun` makes it from the run directory in bounded memory.
-Renderers open no file and compute nothing about the run again. All texts are ready to read, so a
-number looks the same everywhere.
+`temper watch RUN --json` prints the view. A `LiveRun` creates it from the run directory in bounded
+memory. Renderers open no file and compute nothing about the run again. All texts are already
+formatted, so a number looks the same everywhere.
 """
 
 import math
@@ -83,8 +83,8 @@ class Headline(TypedDict):
     """A number that users look for first.
 
     Attributes:
-        before: its value before training.
-        more: a smaller detail about it.
+        before: the value before training.
+        more: a detail, shown smaller.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Headline(TypedDict):
 
 
 class Alert(TypedDict):
-    """An alert of the monitor; times are unix times."""
+    """An alert of the monitor. All times are Unix times."""
 
     time: float | None
     severity: str
@@ -107,15 +107,15 @@ class Backup(TypedDict):
     """The state of the backups.
 
     Attributes:
-        place: the backup destination; None: the checkpoints are only on this machine.
-        saved_at, confirmed_at: unix times at which the confirmed checkpoint was saved and
+        place: the backup destination, or None if the checkpoints are only on this machine.
+        saved_at, confirmed_at: the Unix times at which the confirmed checkpoint was saved and
             confirmed.
-        present_at, compared_at, compared_by: when all of it was last seen there, and when and how
-            its bytes were last compared.
+        present_at, compared_at, compared_by: when all of its files were last seen at the
+            destination, and when and how their bytes were last compared.
         newest_step: the step of the newest checkpoint, confirmed or not.
-        published: where the trained model was published.
-        problem: why something is not safe.
-        text: all of this in a sentence, with its current age.
+        published: the URL at which the trained model was published.
+        problem: the reason why the run is not safe.
+        text: a sentence with all of this, and the current age of the confirmed checkpoint.
     """
 
     place: str | None
@@ -132,15 +132,15 @@ class Backup(TypedDict):
 
 
 class Machine(TypedDict):
-    """The machine.
+    """The use of the machine during a run.
 
     Attributes:
-        meters: its current load; empty if the run has ended.
-        curves: key → (unix time, less the pauses before it, value).
-        pauses: (begin, end), unix times between which the run was not trained.
-        rows: name, mean, 95th percentile of the newest values, maximum, last.
-        is_watched: whether there are samples of it.
-        profile: which operations took the time of a few steps.
+        meters: the current load; empty if the run has ended.
+        curves: the (Unix time without the pauses before it, value) pairs of each key.
+        pauses: the pauses in training, as (begin, end) in Unix time.
+        rows: rows of name, mean, 95th percentile of the newest values, maximum, last.
+        is_watched: whether there are samples of the machine.
+        profile: the operations that took the most time in a few steps.
     """
 
     meters: list[Meter]
@@ -155,24 +155,27 @@ class RunView(TypedDict):
     """A run as it is now. Unknown values are None or empty.
 
     Attributes:
-        subject: what is trained on what.
-        state: one of `live_run.STATES`; state_text: a sentence.
-        is_over: it no longer trains, whatever the reason.
-        written_at: unix time of the newest values.
-        progress, times: the progress, and the time that it took and takes, in words.
-        share_done: from 0 to 1.
-        error: what ended it.
-        problems: what could not be read, and where values are not finite.
-        before_after: what, before, after, change; the held-out numbers.
-        curves: key → (step, value); evaluated: the keys of them that evaluations have added.
-        errors: errors that the run recovered from, and the one that ended it; num_errors: how many
-            there were.
-        config: key → value, and where that came from.
-        paths: name, path, and what is there.
-        data: what it trains on now; earlier_data: the last step with other data, and that data.
-        history: changes during the run, including other rounding since, oldest first.
-        stages: those of its last session; num_sessions: one more than the number of resumes.
-        next_steps: what to do, and the command for it; "" if there is no command.
+        subject: the model, the method and the data, in one line.
+        state, state_text: one of `live_run.STATES`, and a sentence that describes it.
+        is_over: whether the run no longer trains, for any reason.
+        written_at: the Unix time of the newest values.
+        progress, times: texts on the progress, and on the time that it took and will take.
+        share_done: the completed share, from 0 to 1.
+        error: the error that ended the run.
+        problems: sentences on files that could not be read, and on values that are not finite.
+        before_after: rows of name, before, after and change of the held-out metrics.
+        curves, evaluated: the (step, value) pairs of each key, and the keys that come from
+            evaluations.
+        errors, num_errors: the newest errors from which the run recovered and the one that ended
+            it, and the number of all errors.
+        config: the value and its source, by key.
+        paths: rows of name, path, and meaning.
+        data, earlier_data: the current training data, and the last step with other data together
+            with that data.
+        history: the changes during the run, the oldest first, including changes that affect only
+            rounding.
+        stages, num_sessions: the stages of the last session, and the number of resumes plus one.
+        next_steps: what to do, and the command for it, or "" if there is no command.
     """
 
     run_id: str
@@ -223,17 +226,17 @@ class RunView(TypedDict):
 
 
 def read_view(directory: Path) -> RunView:
-    """Return a run as it is now.
+    """Return a view of the current state of a run.
 
     Raises:
-        ValueError: there is no such directory.
+        ValueError: if there is no such directory.
     """
     with closing(LiveRun(directory)) as run:
         return view_of(run)
 
 
 def view_of(run: LiveRun) -> RunView:
-    """Return a run as it was when it was last read."""
+    """Return a view of a run as of its last refresh."""
     facts = run.facts
     record, summary = facts.run, facts.summary
     config = config_of(record)
@@ -306,17 +309,17 @@ def view_of(run: LiveRun) -> RunView:
 
 
 def mapping_of(value: object) -> dict[str, object]:
-    """Return a copy of a mapping; for anything else an empty one."""
+    """Return a copy of a mapping, or an empty one for anything else."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def list_of(value: object) -> list[object]:
-    """Return `value` if it is a list, else an empty one."""
+    """Return `value` if it is a list, or else an empty list."""
     return value if isinstance(value, list) else []
 
 
 def json_object(value: JsonValue) -> JsonObject:
-    """Return `value` if it is a JSON object, else an empty one."""
+    """Return `value` if it is a JSON object, or else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -325,7 +328,7 @@ def _text_or_none(value: object) -> str | None:
 
 
 def _subject(facts: RunFacts) -> str:
-    """Return what is trained on what, in one line."""
+    """Return the model, the method and the data in one line."""
     model = mapping_of(facts.run.get("model"))
     parts = [f"Model: {model_words(str(model['name']))}"] if "name" in model else []
     if isinstance(total := model.get("num_parameters"), int):
@@ -346,7 +349,7 @@ def _subject(facts: RunFacts) -> str:
 def _headlines(
     run: LiveRun, before: Mapping[str, object], after: Mapping[str, object], loss_name: str
 ) -> list[Headline]:
-    """Return the headlines; the result comes first, if there is one."""
+    """Return the headlines. The result comes first, if there is one."""
     was, now = (mapping_of(of.get("exact_match")).get("all") for of in (before, after))
     held_out = run.points.get("eval_loss")
     finite = [value for _, value in held_out.kept if math.isfinite(value)] if held_out else []
@@ -373,7 +376,7 @@ def _headlines(
 
 
 def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> list[Headline | None]:
-    """Return the first number of a TRL method that says how well it went."""
+    """Return the first metric that shows how well the run of a TRL method went, in a list."""
     before, after = without_ties(before), without_ties(after)
     names = {key: name_of(key) for key in in_order([*after])}
     for key, name in names.items():
@@ -384,7 +387,7 @@ def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> li
 
 
 def _of_training(run: LiveRun) -> str:
-    """Return what the steps needed, if generation and evaluation took more."""
+    """Return how much time the steps took, if generation and evaluation took more."""
     whole, rows = run.peak_memory_bytes, objects_in(run.facts.summary.get("forecast"))
     steps = next((row.get("was") for row in rows if row.get("what") == "peak_memory_bytes"), None)
     if whole is None or not isinstance(steps, int | float) or steps > 0.99 * whole:
@@ -447,7 +450,7 @@ def _command(command: object) -> str:
 
 
 def _paths(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """Return name, path and meaning: those that the run has recorded, and others that exist."""
+    """Return rows of name, path and meaning, for recorded paths and others that exist."""
     named = {str(k): str(v) for k, v in mapping_of(facts.summary.get("paths")).items()}
     there = {name: facts.directory / name for name in WHAT_LIES_WHERE}
     names = {Path(path).name for path in named.values()}
@@ -501,7 +504,7 @@ def _advised(text: str, command: str) -> tuple[str, str]:
 
 
 def from_here(path: str | Path) -> str:
-    """Return a path as the user types it in the current folder; a path elsewhere stays complete."""
+    """Return a path relative to the current folder. A path outside of it stays complete."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):

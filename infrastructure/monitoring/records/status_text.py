@@ -24,7 +24,7 @@ STATE_WORDS = {
 
 
 def question_command(model: str, system: object = None, *, has_context: bool = False) -> str:
-    """Return the command that asks a trained model in the format of its training rows.
+    """Return the command that asks a trained model in the format of its training data.
 
     Args:
         system: the system prompt of all rows, if they share one.
@@ -42,7 +42,7 @@ def question_command(model: str, system: object = None, *, has_context: bool = F
 
 
 def writes_text(model: Path) -> bool:
-    """Return whether the model in a folder can be asked: a reward model only gives a score."""
+    """Return whether the model in a folder can answer. A reward model only gives a score."""
     config, lora = json_of(model / "config.json"), json_of(model / "adapter_config.json")
     is_score = "SequenceClassification" in str(config.get("architectures"))
     return not is_score and lora.get("task_type") != "SEQ_CLS"
@@ -67,7 +67,7 @@ def state_words(run: LiveRun) -> str:
 
 
 def _reason(run: LiveRun) -> object:
-    """Return why a run has ended, if that is known."""
+    """Return the reason why a run has ended, if that is known."""
     if run.state != "interrupted":
         return run.facts.summary.get("reason")
     if place := brought_back_from(run.facts.run):
@@ -78,7 +78,7 @@ def _reason(run: LiveRun) -> object:
 def _duration_words(run: LiveRun, is_first: bool) -> str:
     """Describe how long training took.
 
-    For several sessions it is the time of the steps, without those that a kill has cost.
+    For several sessions, this is the time of the steps, without steps that were lost by a kill.
     """
     seconds = run.facts.summary.get("seconds")
     if not is_first and run.seconds_trained:
@@ -94,9 +94,9 @@ def _duration_words(run: LiveRun, is_first: bool) -> str:
 
 
 def _went_on_words(continuations: list[JsonObject]) -> str:
-    """Describe how a run was resumed; "" if it never was.
+    """Describe how a run was resumed, or return "" if it never was.
 
-    `; resumed 2 times, last after a kill, from the checkpoint of step 60; restored from
+    Example: `; resumed 2 times, last after a kill, from the checkpoint of step 60; restored from
     /mnt/disk`.
     """
     if not continuations:
@@ -130,10 +130,10 @@ def time_words(run: LiveRun) -> str:
 
 
 def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
-    """Describe what is backed up, and how old it is at the unix time `now`.
+    """Describe the confirmed backup, and its age at the Unix time `now`.
 
     Args:
-        is_trained: whether a process trains the run, so that its work since then could be lost.
+        is_trained: whether a process trains the run, so that work since the backup could be lost.
     """
     known = run.copies
     if "place" not in known or not known["place"]:
@@ -158,9 +158,9 @@ def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
 
 
 def error_words(record: Record) -> str:
-    """Describe an error that the run recovered from.
+    """Describe an error from which the run recovered.
 
-    `step 12: spike; went back to step 10 (message)`.
+    Example: `step 12: spike; went back to step 10 (message)`.
     """
     text = f"step {record.get('step', '?')}: {record.get('kind', 'error')}"
     if action := record.get("action"):

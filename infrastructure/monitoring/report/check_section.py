@@ -1,7 +1,7 @@
-"""The results of checks on a page, from their JSON: see `testing.results`.
+"""The report's section on the results of checks, from their JSON; see `testing.results`.
 
-A run keeps them in `checks.json`: a list of rounds, each with step, time, verdict and checks. The
-first round precedes training.
+A run stores the results in `checks.json` as a list of rounds, each with step, time, verdict and
+checks. The first round precedes training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ TITLES = {
 
 
 def checks(view: RunView) -> Markup:
-    """Return the newest round of a run, all verdicts, and what failed in earlier rounds."""
+    """Return the newest round of checks of a run, all verdicts, and failures in earlier rounds."""
     rounds = view["checks"]
     if not rounds:
         return raw_markup("")
@@ -55,7 +55,7 @@ def _checks_of(one: Mapping[str, object]) -> list[Mapping[str, object]]:
 
 
 def check_tables(results: Sequence[object]) -> list[Markup]:
-    """Return a card for each group of checks; items that are not checks are left out."""
+    """Return a card for each group of checks. Items that are not checks are left out."""
     known = [check for check in results if isinstance(check, Mapping)]
     groups = dict.fromkeys(str(check.get("group", "unit")) for check in known)
     return [_card(group, [c for c in known if c.get("group") == group]) for group in groups]

@@ -1,9 +1,9 @@
 """`report.html`: one self-contained page of a run.
 
-It needs neither network nor a plotting package. The page's policy forbids the network and any
-script except Temper's, which makes the charts interactive. It also works for unfinished and failed
-runs, and says that they are. It shows the configuration as it is in `run.json`, where secrets are
-already removed.
+The report needs neither network nor a plotting package. The page's policy forbids the network and
+any script except Temper's, which makes the charts interactive. The report also works for unfinished
+and failed runs, and states that they are. It shows the configuration from `run.json`, from which
+secrets are already removed.
 """
 
 from pathlib import Path
@@ -50,8 +50,8 @@ def write_report(run_directory: Path) -> Path:
     """Write `report.html` into the run directory, atomically, and return its path.
 
     Raises:
-        ValueError: there is no such directory.
-        OSError: the page could not be written.
+        ValueError: if there is no such directory.
+        OSError: if the page could not be written.
     """
     path = run_directory / REPORT_FILE
     write_text(path, render_report(read_view(run_directory)))
@@ -61,7 +61,8 @@ def write_report(run_directory: Path) -> Path:
 def render_report(view: RunView) -> str:
     """Return the whole page as HTML.
 
-    It begins with the result if the run is finished, and with what stopped it otherwise.
+    The page begins with the result if the run is finished, and otherwise with the reason why it
+    stopped.
     """
     is_finished = view["state"] == FINISHED
     order = [*RESULT, *TROUBLE] if is_finished else [*TROUBLE, *RESULT]

@@ -1,4 +1,4 @@
-"""The report's section on the forecast before the first step, and on values decided then."""
+"""The report's section on the forecast before the first step, and on the values chosen then."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return what is compared; for a resumed run, also the step from which both times count."""
+    """Return the compared quantity and, for a resumed run, the step from which both times count."""
     if row["what"] == "seconds" and row.get("first_step"):
         return phrase("monitoring.forecast_time_since_resume", step=row["first_step"])
     return NAMES[row["what"]]

@@ -15,7 +15,7 @@ COLUMNS = ("", "mean", "95 % of the newest are below", "most", "last")
 
 
 def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
-    """Return the machine's curves over training time, and a note on the time that they omit."""
+    """Return the machine's curves over training time, and a note on the pauses that they omit."""
     curves = view["machine"]["curves"]
     charts = machine_charts(curves, num_buckets)
     figures = [
@@ -45,7 +45,7 @@ def _pauses(known: Machine) -> Markup:
 
 
 def machine_use(view: RunView) -> Markup:
-    """Return the section; nothing if the run was not monitored."""
+    """Return the section, or nothing if the run was not monitored."""
     known = view["machine"]
     is_quiet = known["is_watched"] and not view["alerts"]
     return section(

@@ -1,4 +1,4 @@
-"""The sections of a report, each made from the view of a run; unknown values are left out."""
+"""The sections of a report, made from the view of a run. Unknown values are left out."""
 
 import functools
 import re
@@ -58,7 +58,7 @@ MIN_CONTENTS = 4
 
 
 def section(heading: str, *contents: object, css_class: str | None = None) -> Markup:
-    """Return a card with a heading, which links lead to; nothing if it would be empty."""
+    """Return a card with a heading to which links lead, or nothing if it would be empty."""
     if not any(contents):
         return NOTHING
     anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
@@ -68,7 +68,7 @@ def section(heading: str, *contents: object, css_class: str | None = None) -> Ma
 
 
 def contents_of(sections: Sequence[Markup]) -> Markup:
-    """Return links to the sections that have a heading; nothing if there are few."""
+    """Return links to the sections that have a heading, or nothing if there are few."""
     known = [match.groups() for part in sections for match in HEADING.finditer(part)]
     if len(known) < MIN_CONTENTS:
         return NOTHING
@@ -77,10 +77,10 @@ def contents_of(sections: Sequence[Markup]) -> Markup:
 
 
 def header(view: RunView, kind: str = "training report", *more: object) -> Markup:
-    """Return the head of a page: which run it is, and its state.
+    """Return the head of a page, with the name and the state of the run.
 
     Args:
-        more: shown at the right above it.
+        more: content to show at the right above the head.
     """
     over = element("div", element("span", f"Temper · {kind}"), *more, css_class="over")
     status = element("span", view["state"], css_class=f"status {view['state']}")
@@ -94,10 +94,10 @@ def header(view: RunView, kind: str = "training report", *more: object) -> Marku
 
 
 def tiles(view: RunView, *more: Markup) -> Markup:
-    """Return the most important numbers, large.
+    """Return the most important numbers as large tiles.
 
     Args:
-        more: tiles of only one kind of page.
+        more: further tiles, for only one kind of page.
     """
     shown = [
         make_tile(line["name"], line["text"], line.get("before", ""), line.get("more", ""))
@@ -108,7 +108,7 @@ def tiles(view: RunView, *more: Markup) -> Markup:
 
 
 def make_tile(name: str, text: object, before: str = "", more: object = "") -> Markup:
-    """Return a number with its name above, its earlier value before it, and a detail below."""
+    """Return a tile: a number, its name above, its earlier value before it, and a detail below."""
     was = element("span", f"{before} → ", css_class="from") if before else ""
     shown = [element("div", name, css_class="name"), element("div", was, text, css_class="value")]
     if more:
@@ -117,14 +117,14 @@ def make_tile(name: str, text: object, before: str = "", more: object = "") -> M
 
 
 def moment(unix_seconds: float, form: str = "ago") -> Markup:
-    """Return a time; the live page's script turns it into an age, as `ago` or as a bare `age`."""
+    """Return a time that the live page's script turns into an age, with `form` `ago` or `age`."""
     local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))
     attributes = {"data-at": f"{unix_seconds:.0f}", "data-form": form, "title": local}
     return element("time", local, **attributes)
 
 
 def notices(view: RunView) -> Markup:
-    """Return what went wrong; it comes first on the page."""
+    """Return the problems of the run, which come first on the page."""
     parts: list[Markup] = []
     if error := view["error"]:
         parts.append(element("pre", clip(error, MAX_TEXT_CHARACTERS)))
@@ -152,7 +152,7 @@ def alerts(view: RunView) -> Markup:
 
 
 def errors(view: RunView) -> Markup:
-    """Return the errors that the run recovered from, and the one that ended it."""
+    """Return the errors from which the run recovered, and the one that ended it."""
     rows = []
     for record in view["errors"]:
         named = record.get("rows")
@@ -174,7 +174,7 @@ def errors(view: RunView) -> Markup:
 
 
 def before_after(view: RunView) -> Markup:
-    """Return numbers before and after training; nothing if none were measured."""
+    """Return metrics before and after training, or nothing if none were measured."""
     rows = view["before_after"]
     if not rows:
         return NOTHING
@@ -189,7 +189,7 @@ def before_after(view: RunView) -> Markup:
 
 
 def _quantity(name: str) -> Markup | str:
-    """Return a name, with its good direction in small type below it if it has one."""
+    """Return a name, with its better direction in small type below it if it has one."""
     title, direction = split_direction(name)
     if not direction:
         return title
@@ -198,7 +198,7 @@ def _quantity(name: str) -> Markup | str:
 
 
 def example(view: RunView) -> Markup:
-    """Return a held-out prompt with its answers; nothing if there is none."""
+    """Return a held-out prompt with its answers, or nothing if there is none."""
     shown = view["example"]
     if not shown:
         return NOTHING
@@ -222,7 +222,7 @@ def _verdict(shown: Mapping[str, object], key: str) -> Markup:
 
 
 def _as_text(value: object) -> str:
-    """Return text as it is; a list of messages as `role: content` lines."""
+    """Return text unchanged, and a list of messages as `role: content` lines."""
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
         lines = [f"{m.get('role', '')}: {m.get('content', '')}" for m in value]
         value = "\n".join(lines)
@@ -230,7 +230,7 @@ def _as_text(value: object) -> str:
 
 
 def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
-    """Return the curves of the run, or why there are none yet.
+    """Return the curves of the run, or a note on why there are none yet.
 
     Args:
         num_buckets: the maximum number of buckets of a curve, except the loss.
@@ -248,7 +248,7 @@ def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
 
 
 def changed_under_way(view: RunView) -> Markup:
-    """Return what changed when the run resumed, and after which step; nothing if nothing did."""
+    """Return the changes at resumes of the run, with their steps, or nothing if there were none."""
     rows = [
         (
             f"{entry.get('step')}",
@@ -272,7 +272,7 @@ def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:
 
 
 def data(view: RunView) -> Markup:
-    """Return the data that is trained on, and below it, folded, the data before changes."""
+    """Return the current training data, and below it, folded, the data before changes."""
     parts = _data_parts(view["data"])
     earlier = []
     for step, report in view["earlier_data"]:
@@ -338,7 +338,7 @@ def _preview(html: str) -> Markup:
 
 
 def configuration(view: RunView) -> Markup:
-    """Return the settings of this run that were given; all other values are folded."""
+    """Return the settings that were given for this run. All other values are folded."""
     config = view["config"]
     shown = {key: pair for key, pair in config.items() if not _is_switched_off(key, config)}
     given = {key: pair for key, pair in shown.items() if pair[1] != "default"}
@@ -353,7 +353,7 @@ def configuration(view: RunView) -> Markup:
 
 
 def _is_switched_off(key: str, config: Mapping[str, tuple[object, str]]) -> bool:
-    """Return whether a setting was not given, but has no value because another one replaces it."""
+    """Return whether a setting has no value because a given setting replaces it."""
     value, source = config[key]
     other_value, other_source = config.get(EXCLUDING.get(key, ""), (None, ""))
     return value is None and other_value is not None and source == other_source
@@ -366,17 +366,17 @@ def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
 
 @functools.lru_cache(maxsize=1024)  # the names are the same on each page
 def _name(key: str) -> Markup:
-    """Return a setting's name that narrow screens can break between its words."""
+    """Return the name of a setting, with break points between its words for narrow screens."""
     return raw_markup("<wbr>".join(map(as_markup, re.split(r"(?<=[._])", key))))
 
 
 def _exact(value: object) -> str:
-    """Return a setting's value as it can be typed again."""
+    """Return a setting's value in the form in which it can be typed again."""
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
 
 def software(view: RunView) -> Markup:
-    """Return hardware and versions."""
+    """Return the hardware and the versions of software."""
     parts = [
         element("div", element("h3", heading), facts(known))
         for heading, known in (("Hardware", view["hardware"]), ("Versions", view["versions"]))
@@ -387,13 +387,13 @@ def software(view: RunView) -> Markup:
 
 
 def places(view: RunView) -> Markup:
-    """Return the paths of all output."""
+    """Return the paths of all outputs of the run."""
     rows = [(name, element("code", path), what) for name, path, what in view["paths"]]
     return section("Files", table((), rows, "stack names")) if rows else NOTHING
 
 
 def safety(view: RunView) -> Markup:
-    """Return what is backed up where, and what would be lost if this machine died."""
+    """Return the state of the backup, and the work that would be lost if this machine died."""
     known = view["backup"]
     if known["place"] is None:
         return section(
@@ -427,7 +427,7 @@ def safety(view: RunView) -> Markup:
 
 
 def next_steps(view: RunView) -> Markup:
-    """Return the commands to type next."""
+    """Return the commands that the user can run next."""
     lines = [
         part
         for what, line in view["next_steps"]

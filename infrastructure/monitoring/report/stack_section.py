@@ -1,4 +1,4 @@
-"""The report's section on block-wise training: which layers trained when, and the loss by phase."""
+"""The report's section on block-wise training: the trained layers and the loss of each phase."""
 
 import math
 import re
@@ -36,7 +36,7 @@ Plan = dict[str, object]
 
 
 def stack_section(view: RunView) -> Markup:
-    """Return the section; nothing if training was not block-wise."""
+    """Return the section, or nothing if training was not block-wise."""
     plan, phases = stacks_of(view)
     if not phases:
         return NOTHING
@@ -153,7 +153,7 @@ def _keys(bars: list[Bar]) -> list[Markup]:
 
 
 def _table(phases: list[tuple[Plan, Bar]]) -> Markup:
-    """Return a table of the phases: what trained, how much, and the losses at begin and end."""
+    """Return a table of the phases: trained layers, number of weights, losses at begin and end."""
     rows = [
         (
             _phase_name(bar),
@@ -187,7 +187,7 @@ def _layers_of(plan: Mapping[str, object]) -> int:
 
 
 def _spans(value: object) -> list[Span]:
-    """Return the valid spans; files may be damaged, or come from a later version."""
+    """Return the valid spans, because files may be damaged or come from a later version."""
     return [
         (one[0], one[1])
         for one in list_of(value)

@@ -1,4 +1,4 @@
-"""The stages of a run on its page, from summary.json: see `run.timings`."""
+"""The report's section on the stages of a run, from summary.json; see `run.timings`."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class _Stage:
 
     @classmethod
     def of(cls, record: JsonObject) -> "_Stage | None":
-        """Return the stage of a record; None if the file is damaged or from a later version."""
+        """Return the stage in a record, or None if the file is damaged or from a later version."""
         seconds = record.get("seconds")
         if "name" not in record or not isinstance(seconds, int | float) or seconds < 0:
             return None
@@ -29,7 +29,7 @@ class _Stage:
 
 
 def stages(view: RunView) -> Markup:
-    """Return how long each stage of the run's last process took; nothing if it was not recorded."""
+    """Return the duration of each stage of the run's last process, or nothing if not recorded."""
     whole = [one for record in view["stages"] if (one := _Stage.of(record)) is not None]
     total = sum(one.seconds for one in whole)
     if not total:

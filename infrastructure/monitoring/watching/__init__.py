@@ -1,1 +1,1 @@
-"""Alerts: the rules, when a number raises one, and where alerts are sent."""
+"""Alerts: the rules by which they are raised, and the sinks to which they are sent."""

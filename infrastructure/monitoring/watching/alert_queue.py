@@ -1,6 +1,6 @@
-"""Alerts on their way to another machine, sent by a thread so that a slow address delays nothing.
+"""Alerts to another machine, which a thread sends, so that a slow address delays nothing.
 
-Alerts that are not delivered are counted, with the reason; the owner of the queue reports them.
+Alerts that are not delivered are counted, with the reason. The owner of the queue reports them.
 """
 
 import logging
@@ -24,11 +24,11 @@ class AlertQueue:
 
     Args:
         name: the destination of the alerts, for the log.
-        post: sends one alert; returns why it could not, or "". The text must not contain the
-            address.
+        post: a function that sends one alert and returns "", or the reason why this failed. The
+            reason must not contain the address.
 
     Attributes:
-        num_lost: number of alerts that were not delivered.
+        num_lost: the number of alerts that were not delivered.
         why_lost: the reason for the last of them.
     """
 
@@ -54,12 +54,12 @@ class AlertQueue:
             self._settle(phrase("monitoring.too_many_alerts_queued"))
 
     def pause(self, seconds: float) -> None:
-        """Wait as long as the other side has asked for; called by `post`."""
+        """Wait for as long as the server has requested. `post` calls this."""
         self._pauses_until = time.monotonic() + seconds
         time.sleep(seconds)
 
     def close(self) -> None:
-        """Send waiting alerts for five seconds, or longer if the other side asks for it.
+        """Send waiting alerts for five seconds, or longer if the server requests it.
 
         Alerts that are left then count as lost.
         """
@@ -93,7 +93,7 @@ class AlertQueue:
             self._settle(why)
 
     def _settle(self, why: str) -> None:
-        """Take one alert off the count, sent or (with a reason) lost; ignore a late one."""
+        """Remove one alert from the count, as sent or as lost for a reason. Ignore a late one."""
         with self._lock:
             if not self._num_left:
                 return

@@ -1,8 +1,8 @@
 """The alert rules: one for each setting in `monitor.thresholds`.
 
-A number that fluctuates, such as the load of a processor, has to be beyond its limit for a while.
-One that is bad immediately, such as the norm of the gradient, does not. Training should use a
-processor or GPU fully, so these two alerts are only information.
+A number that fluctuates, such as the load of a processor, raises an alert only if it is beyond its
+limit for a while. A number such as the norm of the gradients raises one at once. Training should
+use a processor or GPU fully, so these two alerts are only informational.
 """
 
 from infrastructure.config.sections.resource_config import AlertThresholds
@@ -89,7 +89,7 @@ def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
 
 
 def training_rules(limits: AlertThresholds) -> list[AlertRule]:
-    """Return the rules for the run's own numbers, by the fields of TrainingMetrics."""
+    """Return the rules for the run's metrics, by the fields of TrainingMetrics."""
     return [
         AlertRule(
             "training_time_per_step",

@@ -35,9 +35,9 @@ COLOURS: dict[Severity, str] = {"info": "#3b6ea5", "warning": "#b7791f", "critic
 class AlertSink(Protocol):
     """A destination of alerts.
 
-    It is called from one thread. If it raises, it is not called again. A sink that sends elsewhere
-    may have an attribute `lost`: the number of alerts that were not delivered, and why the last was
-    not.
+    A sink is called from one thread. If it raises, it is not called again. A sink that sends to
+    another machine may have an attribute `lost`: the number of alerts that were not delivered, and
+    the reason for the last one.
     """
 
     name: str
@@ -48,7 +48,7 @@ class AlertSink(Protocol):
 
 
 class ConsoleAlerts:
-    """A sink that shows a line for each alert that the user should act on, by `report`."""
+    """A sink that shows a line, by `report`, for each alert on which the user should act."""
 
     name = "console"
 
@@ -66,7 +66,8 @@ class LogAlerts:
     """A sink that writes to Python's logging: debug, warning or error.
 
     Args:
-        is_shown: the alert is also on the screen, so the log's record is only for files.
+        is_shown: whether the alert is also on the screen, so that the log record goes only to
+            files.
     """
 
     name = "log"
@@ -83,7 +84,7 @@ class LogAlerts:
 
 
 class NotebookAlerts:
-    """A sink that shows a colored box below the running cell, if the user should act."""
+    """A sink that shows a colored box below the running cell for alerts to act on."""
 
     name = "notebook"
 
@@ -100,18 +101,18 @@ ALERT_SINKS.provide({}, AlertSink)  # `make_alert_sinks` creates the built-in on
 
 
 def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
-    """Make `monitor.alert_sinks: [name]` send alerts to what `sink()` makes.
+    """Register `sink`, so that `monitor.alert_sinks: [name]` sends alerts to the object it makes.
 
-    It takes precedence over a built-in sink of that name.
+    The sink takes precedence over a built-in one of that name.
 
     Raises:
-        ValueError: another custom sink has the name, or `sink` lacks a method.
+        ValueError: if another custom sink has the name, or `sink` lacks a method.
     """
     ALERT_SINKS.register(name, sink)
 
 
 def box(alert: Alert) -> str:
-    """Return the box as HTML."""
+    """Return the box for an alert as HTML."""
     colour = COLOURS[alert.severity]
     return (
         f'<div style="border-left:4px solid {colour};padding:.4em .8em;margin:.3em 0">'
@@ -128,14 +129,14 @@ def make_alert_sinks(
 ) -> list[AlertSink]:
     """Return the sinks of these names.
 
-    In a notebook the box replaces the console's line; elsewhere there is no box.
+    In a notebook, the box replaces the console's line. There is no box outside of notebooks.
 
     Args:
-        report: shows a line to the user.
-        source: what the alerts are about, such as the run's name.
+        report: a function that shows a line to the user.
+        source: the subject of the alerts, such as the run's name.
 
     Raises:
-        ValueError: a name is unknown, or an address is missing.
+        ValueError: if a name is unknown, or an address is missing.
     """
     chosen = list(names)
     ours: dict[str, Callable[[], AlertSink]] = {
@@ -158,9 +159,9 @@ def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.
     """Check that these sinks can be used.
 
     Raises:
-        ValueError: a name is unknown, an address is missing or cannot be posted to, or a custom
+        ValueError: if a name is unknown, an address is missing or cannot be posted to, or a custom
             sink cannot be used.
-        MissingPackageError: apprise is needed and not installed.
+        MissingPackageError: if apprise is needed and not installed.
     """
     for name in names:
         if ALERT_SINKS.is_own(name) or name not in ALERT_SINKS.built_in:

@@ -1,9 +1,9 @@
-"""Rules for when a number becomes an alert: one for each incident, not one for each sample.
+"""The detection of incidents in numbers: one alert for each incident, not for each sample.
 
 An incident begins when a number has been beyond its limit for several samples in a row. It ends
 when the number is well within the limit again (hysteresis), so a number that fluctuates around the
-limit is one incident. Two alerts of one kind are at least the cooldown apart; an incident that
-begins during a cooldown and outlasts it is reported then.
+limit is one incident. Two alerts of one kind are at least the cooldown apart. An incident that
+begins during a cooldown is reported after it, if it still lasts.
 """
 
 import math
@@ -25,12 +25,12 @@ class AlertRule:
     Attributes:
         name: the setting in `monitor.thresholds`.
         key: the key of the number.
-        limit: an alert is raised beyond it; NaN is beyond every limit.
+        limit: the value beyond which an alert is raised. NaN is beyond every limit.
         message: the code of the text for the user, which gets `subject`, `value` and `limit`, and
             for bytes `value_mib` and `limit_mib`.
-        severity: info if the user need not act.
-        is_lower: the alert is raised below the limit.
-        num_samples: how many values in a row beyond the limit begin an incident.
+        severity: the severity, which is info if the user need not act.
+        is_lower: whether the alert is raised below the limit.
+        num_samples: the number of values in a row beyond the limit that begin an incident.
     """
 
     name: str
@@ -75,8 +75,8 @@ class Alert:
     """The beginning or end of an incident.
 
     Attributes:
-        time: seconds since 1970.
-        rule, subject: what is wrong with what; the subject is "" or names a GPU.
+        time: the time in seconds since 1970.
+        rule, subject: the name of the rule, and the subject, which is "" or a GPU.
     """
 
     time: float
@@ -103,12 +103,12 @@ class _Incident:
 
 @dataclass
 class AlertWatch:
-    """A set of rules that numbers are compared with, and the incidents so far.
+    """A set of rules with which values are compared, and the incidents so far.
 
     Attributes:
-        rules: each rule checks its key if that is among the values.
-        cooldown_seconds: minimum time between two alerts of one rule on one subject.
-        num_raised: alerts by rule, since the start.
+        rules: the rules, each of which checks its key if that is among the values.
+        cooldown_seconds: the minimum time between two alerts of one rule on one subject.
+        num_raised: the number of alerts since the start, by rule.
     """
 
     rules: Iterable[AlertRule]
@@ -124,10 +124,10 @@ class AlertWatch:
     def check(
         self, values: Mapping[str, float | None], now: float, step: int = 0, subject: str = ""
     ) -> list[Alert]:
-        """Return the incidents that begin or end with these values; None is not a value.
+        """Return the incidents that begin or end with these values. Values of None are ignored.
 
         Args:
-            now: in seconds since 1970.
+            now: the time in seconds since 1970.
         """
         alerts = (
             self._look(rule, value, now, step, subject)

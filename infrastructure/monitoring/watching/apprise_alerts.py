@@ -1,7 +1,7 @@
 """Alerts to phones, chats and e-mail: everything that the package apprise supports.
 
-The addresses contain tokens and passwords: they are read from a variable, never written, never
-shown.
+The addresses contain tokens and passwords, so they are read from an environment variable, and never
+written or shown.
 """
 
 import logging
@@ -18,15 +18,16 @@ KINDS: dict[Severity, str] = {"info": "info", "warning": "warning", "critical": 
 
 
 class AppriseAlerts:
-    """A sink that sends each alert that the user should act on to all addresses.
+    """A sink that sends each alert on which the user should act to all addresses.
 
     Args:
-        addresses: in apprise's format, separated by spaces: `ntfy://topic mailto://…`.
-        source: what the alerts are about, such as the run's name.
+        addresses: the addresses in apprise's format, separated by spaces: `ntfy://topic
+            mailto://…`.
+        source: the subject of the alerts, such as the run's name.
 
     Raises:
-        ValueError: apprise does not know such an address; the text does not show it.
-        MissingPackageError: apprise is not installed; the text names the pip command.
+        ValueError: if apprise does not know such an address; the message does not show it.
+        MissingPackageError: if apprise is not installed; the message names the pip command.
     """
 
     name = "apprise"
@@ -54,7 +55,7 @@ class AppriseAlerts:
 
     @property
     def lost(self) -> tuple[int, str]:
-        """The number of alerts that were not delivered, and why the last was not."""
+        """The number of alerts that were not delivered, and the reason for the last one."""
         return self._queue.num_lost, self._queue.why_lost
 
     def _post(self, alert: Alert) -> str:

@@ -11,7 +11,7 @@ RECENT = 256  # number of values for the percentile
 
 @dataclass
 class Statistics:
-    """Count, mean, smallest, largest and newest of all values; the 95th percentile of recent ones.
+    """Count, mean, minimum, maximum and newest of all values, and 95th percentile of recent ones.
 
     Values that are not finite are left out.
     """
@@ -34,7 +34,7 @@ class Statistics:
         self.recent.append(value)
 
     def to_dict(self) -> dict[str, float]:
-        """Return last, mean, min, max and p95; empty before the first number."""
+        """Return last, mean, min, max and p95, or an empty dictionary before the first value."""
         if not self.count:
             return {}
         return {
@@ -47,12 +47,12 @@ class Statistics:
 
 
 def percentile_95(values: list[float]) -> float:
-    """Return the value below which 95 % of the values are, interpolated linearly."""
+    """Return the 95th percentile of the values, interpolated linearly."""
     return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 class Table:
-    """Statistics by name; the names come from the code, so there are few."""
+    """Statistics by name. The names come from the code, so there are few."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Statistics] = {}

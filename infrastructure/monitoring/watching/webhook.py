@@ -1,7 +1,7 @@
 """Alerts to a webhook: Slack, Discord, or any address that accepts JSON.
 
-They are sent by a thread, so that a slow or dead address delays nothing. The address is a secret:
-it is never written and never shown.
+A thread sends them, so that a slow or dead address delays nothing. The address is a secret, which
+is never written or shown.
 """
 
 import email.utils
@@ -27,10 +27,11 @@ LONGEST_WAIT_SECONDS = 30.0
 
 
 def check_address(url: str) -> str:
-    """Return the host of a webhook.
+    """Check the address of a webhook, and return its host.
 
     Raises:
-        ValueError: `url` is not a web address, or cannot be posted to; the text does not show it.
+        ValueError: if `url` is not a web address, or cannot be posted to; the message does not show
+            it.
     """
     try:
         parts = urlsplit(url)
@@ -47,9 +48,10 @@ def check_address(url: str) -> str:
 
 
 class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
-    """A handler that posts again if the same host redirects the request.
+    """A handler that posts the alert again if the same host redirects the request.
 
-    urllib would get that page without the alert. Another host must not receive the alert.
+    urllib itself would only get the page, without the alert. Another host must not receive the
+    alert.
     """
 
     def redirect_request(
@@ -78,12 +80,12 @@ class WebhookAlerts:
     """A sink that posts each alert as JSON.
 
     Args:
-        url: http or https.
-        source: what the alerts are about, such as the run's name.
-        first_wait_seconds: the wait before the second try.
+        url: the address, with http or https.
+        source: the subject of the alerts, such as the run's name.
+        first_wait_seconds: the wait before the second attempt.
 
     Raises:
-        ValueError: `url` is not a web address; the text does not show it.
+        ValueError: if `url` is not a web address; the message does not show it.
     """
 
     name = "webhook"
@@ -105,11 +107,11 @@ class WebhookAlerts:
 
     @property
     def lost(self) -> tuple[int, str]:
-        """The number of alerts that were not delivered, and why the last was not."""
+        """The number of alerts that were not delivered, and the reason for the last one."""
         return self._queue.num_lost, self._queue.why_lost
 
     def _post_patiently(self, alert: Alert) -> str:
-        """Return why the alert was not delivered, or ""."""
+        """Post an alert, with retries. Return "", or the reason why it was not delivered."""
         wait_seconds = self.first_wait_seconds
         for left in reversed(range(NUM_TRIES)):
             try:
@@ -144,7 +146,7 @@ class WebhookAlerts:
 
 
 def _seconds_until(retry_after: str | None, otherwise: float) -> float:
-    """Return the wait that a server asks for, in seconds or as a date."""
+    """Return the wait in seconds that a server requests, as a number of seconds or as a date."""
     if retry_after is None:
         return otherwise
     if retry_after.strip().isdigit():
@@ -157,7 +159,7 @@ def _seconds_until(retry_after: str | None, otherwise: float) -> float:
 
 
 def payload(alert: Alert, host: str, source: str) -> dict[str, object]:
-    """Return what to post: `text` for Slack, `content` for Discord, or the text and all values."""
+    """Return the JSON to post: `text` for Slack, `content` for Discord, else all values."""
     about = f"{source}: " if source else ""
     text = f"{about}{alert.severity} at step {alert.step}: {alert.message}"
     if host.endswith("slack.com"):

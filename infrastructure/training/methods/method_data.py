@@ -527,8 +527,8 @@ def _where_unlike(prompt: str, whole: str) -> str:
     """Describe the first difference between a prompt and the beginning of a text."""
     both = zip(prompt, whole, strict=False)
     start = next((n for n, (a, b) in enumerate(both) if a != b), len(whole))
-    asked, trained = excerpt(prompt[start:], 40), excerpt(whole[start:], 40)
-    return f"{asked!r} at inference, {trained!r} in training"
+    at_inference, in_training = excerpt(prompt[start:], 40), excerpt(whole[start:], 40)
+    return f"{at_inference!r} at inference, {in_training!r} in training"
 
 
 def _content(row: MethodRow) -> int | None:
