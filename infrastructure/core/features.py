@@ -59,9 +59,11 @@ class Feature:
         own_code: address of a function that yields the entry point group and the address of each
             part of a user that a configuration names in the feature's own settings.
         run_files: files that it writes into a run directory, which travel with the run.
+        quantities: what it measures while a run trains → label.
+        notebook: names that `import colab` offers → module.
         on_samples: address of a function of a configuration and a source (text), called when a run
             uses the sample data; it may change settings that the user has not set.
-        names: names that the specifications import from `infrastructure.training` → address.
+        names: names that the specifications import from `infrastructure.training` → module.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Feature:
     report: tuple[str, ...] = ()
     own_code: str | None = None
     run_files: tuple[str, ...] = ()
+    quantities: Mapping[str, str] = field(default_factory=dict)
+    notebook: Mapping[str, str] = field(default_factory=dict)
     on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -151,3 +155,13 @@ def own_loop_extensions() -> set[str]:
     """Return the extensions of features that need Temper's own training loop."""
     group = "temper.extensions"
     return {name for f in features() if f.needs_own_loop for name in f.plugins.get(group, {})}
+
+
+def run_files_of_features() -> list[str]:
+    """Return the files that features write into a run directory."""
+    return [name for feature in features() for name in feature.run_files]
+
+
+def quantities_of_features() -> dict[str, str]:
+    """Return quantity → label, of what features measure."""
+    return {key: label for feature in features() for key, label in feature.quantities.items()}

@@ -19,8 +19,6 @@ from infrastructure.monitoring.records.run_list import FINAL
 
 METRICS_FILE = "metrics.jsonl"
 ERRORS_FILE = "logs/errors/errors.jsonl"
-QUANTUM_FILE = "quantum.json"
-COMPARISON_FILE = "comparison.json"
 STACKWISE_FILE = "stackwise.json"
 CHECKS_FILE = "checks.json"
 PROFILE_FILE = "logs/performance/profile.json"
@@ -29,7 +27,8 @@ SMALL_FILES = (
     *HEAD_FILES,
     "data_report.json",
     "checkpoints/backup.json",
-    *(QUANTUM_FILE, COMPARISON_FILE, STACKWISE_FILE, CHECKS_FILE, PROFILE_FILE),
+    *(STACKWISE_FILE, CHECKS_FILE, PROFILE_FILE),
+    *run_files_of_features(),
 )
 
 MAX_NAME_CHARACTERS = 60
@@ -159,18 +158,6 @@ def model_words(model: str) -> str:
         parts.pop()
     run = MADE_FROM_THE_TIME.fullmatch(parts[-1])
     return OWN_MODEL if model == "embedded" else _short(run[1] if run else parts[-1])
-
-
-def baseline_is_as_good(record: Mapping[str, object]) -> bool:
-    """Return whether a simple method solves a quantum step's problem as well as its answer."""
-    energy, baselines = record.get("energy"), record.get("alternatives")
-    energies = baselines.values() if isinstance(baselines, Mapping) else ()
-    numbers = [number for number in energies if isinstance(number, int | float)]
-    return (
-        isinstance(energy, int | float)
-        and bool(numbers)
-        and min(numbers) <= energy + 1e-6 * abs(energy)
-    )
 
 
 def data_words(data: str) -> str:

@@ -32,10 +32,8 @@ from infrastructure.monitoring.records.machine_history import Meter
 from infrastructure.monitoring.records.run_list import ROUNDED, is_of_a_script
 from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
-    COMPARISON_FILE,
     FINISHED,
     PROFILE_FILE,
-    QUANTUM_FILE,
     STACKWISE_FILE,
     RunFacts,
     config_of,
@@ -175,6 +173,7 @@ class RunView(TypedDict):
         history: the changes during the run, the oldest first, including changes that affect only
             rounding.
         stages, num_sessions: the stages of the last session, and the number of resumes plus one.
+        of_features: file in the run directory → its content, for the sections of features.
         next_steps: what to do, and the command for it, or "" if there is no command.
     """
 
@@ -209,8 +208,7 @@ class RunView(TypedDict):
     data: dict[str, object]
     earlier_data: list[tuple[object, dict[str, object]]]
     history: list[JsonObject]
-    quantum: list[JsonObject]
-    comparison: JsonObject
+    of_features: dict[str, JsonObject]
     stackwise: JsonObject
     checks: list[JsonObject]
     forecast: list[JsonObject]
@@ -291,8 +289,7 @@ def view_of(run: LiveRun) -> RunView:
             for entry, earlier in zip(replaced, datasets[:-1], strict=True)
         ],
         "history": history,
-        "quantum": objects_in(facts.object_in(QUANTUM_FILE).get("records")),
-        "comparison": facts.object_in(COMPARISON_FILE),
+        "of_features": {name: facts.object_in(name) for name in run_files_of_features()},
         "stackwise": facts.object_in(STACKWISE_FILE),
         "checks": objects_in(facts.files.get(CHECKS_FILE)),
         "forecast": objects_in(summary.get("forecast")),
