@@ -85,8 +85,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         for kind, name in NUMBERS.items():  # argparse uses the names of Python's types
-            message = message.replace(f"invalid {kind} value:", f"must be {name}, not")
-        message = message.replace("ignored explicit argument", "it takes no value, not")
+            before, named, value = message.partition(f"invalid {kind} value: ")
+            if named:
+                message = before + phrase("commands.value_must_be", kind=name, value=value)
+        before, named, value = message.partition("ignored explicit argument ")
+        if named:
+            message = before + phrase("commands.takes_no_value", value=value)
         words = self.prog.removeprefix(PROGRAM).strip()
         raise InputError(
             "commands.wrong_arguments",
@@ -223,7 +227,11 @@ def _refuse_value_of_switch(
     for flag, value in pairs:
         if flag in switches and not Path(value).exists():
             off = f"--no-{flag.removeprefix('--')}"
-            ways = phrase("commands.switch_on_or_off", flag=off) if off in switches else "it is on"
+            ways = (
+                phrase("commands.switch_on_or_off", flag=off)
+                if off in switches
+                else phrase("commands.switch_is_on")
+            )
             raise InputError("commands.switch_takes_no_value", flag=flag, value=value, ways=ways)
 
 
