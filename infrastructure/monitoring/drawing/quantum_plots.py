@@ -5,6 +5,7 @@ Colors are the page's CSS classes. Knows nothing about training: it gets energie
 
 from collections.abc import Mapping, Sequence
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number, format_share
 from infrastructure.monitoring.drawing.html import Markup, escape_text, raw_markup
 
@@ -40,7 +41,7 @@ def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: 
             "bar",
             (MARGIN + i * width / NUM_BARS, floor - (floor - ROOM) * count / most),
             (width / NUM_BARS - 1, (floor - ROOM) * count / most),
-            f"{count} of {len(chance)} by chance",
+            phrase("monitoring.num_by_chance", count=count, total=len(chance)),
         )
         for i, count in enumerate(counts)
         if count
@@ -74,7 +75,12 @@ def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
         parts.append(_words(NAMES_WIDTH - 8, top + 11, name, "end"))
         size = (WIDTH - NAMES_WIDTH - MARGIN) / max(1, len(shares))
         for place, share in enumerate(shares):
-            title = f"{format_share(share)} of part {place + 1} of {len(shares)}"
+            title = phrase(
+                "monitoring.share_of_part",
+                share=format_share(share),
+                number=place + 1,
+                total=len(shares),
+            )
             corner = (NAMES_WIDTH + place * size, top)
             parts.append(_rectangle("cell", corner, (size, CELL - 3), title, share))
     return _picture("Chosen share of the training data, part by part", _size(len(shown)), parts)
