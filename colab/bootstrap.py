@@ -92,7 +92,7 @@ def _install(column: Column, with_unsloth: bool) -> set[str]:
     if (FOLDER / UNFINISHED).exists():
         began = (FOLDER / UNFINISHED).stat().st_mtime
         for name in remove_half_installed(Path(sysconfig.get_path("purelib")), since=began):
-            print(f"  removed a half-installed {name}")
+            print(phrase("deployment.half_installed_removed", name=name))
     if importlib.util.find_spec("packaging") is None:
         (line,) = [one for one in requirement_lines()[""] if one.startswith("packaging")]
         _installer().install("packaging", line)
@@ -127,7 +127,7 @@ def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> No
         installer.install(phrase("notebook.unsloth_without_dependencies"), "--no-deps", *todo.alone)
     importlib.invalidate_caches()
     if with_unsloth and (late := needed_by_unsloth()):
-        _install_beside(installer, "what unsloth accepts", late, todo.held)
+        _install_beside(installer, phrase("notebook.unsloth_dependencies"), late, todo.held)
 
 
 def _install_beside(

@@ -34,7 +34,11 @@ class KnownCosts:
         """Return lines on the length of the training, the run, and the place of its checkpoints."""
         config = config.changed([])
         use_sample_data(config)
-        return [f"It trains {_extent(config)}.", *self._run(config), _copies(config)]
+        return [
+            phrase("notebook.it_trains", extent=_extent(config)),
+            *self._run(config),
+            _copies(config),
+        ]
 
     def _run(self, config: DeploymentConfig) -> Iterator[str]:
         try:
@@ -86,11 +90,14 @@ def _extent(config: DeploymentConfig) -> str:
     if training.batch_size == "auto":
         batch = phrase("notebook.fastest_batch_measured")
     else:
-        batch = f"{training.batch_size * training.gradient_accumulation} examples"
+        num_examples = training.batch_size * training.gradient_accumulation
+        batch = phrase("notebook.num_examples", count=num_examples)
     if training.max_steps is not None and training.num_epochs == "auto":
-        return f"{training.max_steps:,} steps of {batch}"
-    at_most = f", but at most {training.max_steps:,}" if training.max_steps is not None else ""
-    return f"{_epochs(config)} in steps of {batch}{at_most}"
+        return phrase("notebook.steps_of_batch", steps=training.max_steps, batch=batch)
+    at_most = ""
+    if training.max_steps is not None:
+        at_most = phrase("notebook.at_most_steps", steps=training.max_steps)
+    return phrase("notebook.epochs_in_steps", epochs=_epochs(config), batch=batch, at_most=at_most)
 
 
 def _epochs(config: DeploymentConfig) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from colab.runtime import Platform, platform
 from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 
 HEIGHT_PIXELS = 720
@@ -44,7 +45,7 @@ def _address(process: HelperProcess) -> dict[str, object]:
                 return dict(json.loads(line))
             messages.append(line.removeprefix("temper: ").strip())
     process.wait()
-    raise ValueError(" ".join(messages) or "the dashboard did not start")
+    raise ValueError(" ".join(messages) or phrase("notebook.dashboard_not_started"))
 
 
 def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
@@ -69,5 +70,5 @@ def _show(address: Mapping[str, object], height_pixels: int) -> None:
             address["port"], path=address["path"], height=str(height_pixels)
         )
         return
-    display = require("IPython.display", "the dashboard in a notebook")
+    display = require("IPython.display", "notebook.dashboard_in_notebook")
     display.display(display.IFrame(address["url"], width="100%", height=height_pixels))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from infrastructure.core.cache_folder import cache_directory
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import file_sha256, sync_directory, write_json
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lock import Lock
@@ -63,8 +64,8 @@ class Shelf:
             self._own.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self._own / "lock")
         except OSError as error:
-            raise ValueError(
-                f"{self.folder} cannot be written to ({error.strerror}): give another folder"
+            raise InputError(
+                "notebook.folder_not_writable", folder=self.folder, error=error.strerror
             ) from error
         if not self._lock.take(wait=False, where_there_are_none=True):
             print(phrase("notebook.waiting_for_same_download", folder=self.folder))
@@ -104,7 +105,7 @@ class Shelf:
         if not path.exists() and not path.is_symlink():
             return
         if record is None or record.name != name or not path.is_file():
-            raise ValueError(f"{path} is something else: move it away, or give another folder")
+            raise InputError("notebook.name_is_taken", path=path)
         self._is_unchanged(path, record)
 
     def put(self, part: Path, name: str, sha256: str, version: str | None) -> Path:
@@ -136,10 +137,7 @@ class Shelf:
             return True
         if record.changed_ns is None:
             return False
-        raise ValueError(
-            f"{path} was changed since it was fetched: give its own path to use it as it is, or"
-            " move it away to fetch it again"
-        )
+        raise InputError("notebook.fetched_file_changed", path=path)
 
     def _write(self, record: Record) -> None:
         write_json(self._record_file, asdict(record))

@@ -6,6 +6,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from colab.remote_files import DriveFile, MountedFile, RemoteFile, WebFile
 from infrastructure.backup.backends.drive import drive_folder
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import public_address
 from infrastructure.training.data.readers.sources import ADDRESS
 
@@ -16,10 +18,7 @@ FILE_LINK = re.compile(r"/file/(?:u/\d+/)?d/([\w-]+)")
 DOCUMENT_LINK = re.compile(r"/(spreadsheets|document)/(?:u/\d+/)?d/([\w-]+)")
 EXPORTS = {"spreadsheets": "csv", "document": "txt"}
 
-KNOWN = (
-    "a path, an http(s) address, the link or id of a file on Google Drive,"
-    " hf://datasets/OWNER/NAME/FILE, or OWNER/NAME of a data set on the Hugging Face Hub"
-)
+KNOWN = "notebook.known_sources"  # the code of what can be fetched
 
 
 def find_remote(source: str, silence_seconds: float) -> RemoteFile | None:
@@ -31,7 +30,9 @@ def find_remote(source: str, silence_seconds: float) -> RemoteFile | None:
     if source.lower().startswith(("http://", "https://")):
         return _web_file(source, silence_seconds)
     if ADDRESS.match(source) and not source.startswith(HUB_FILE):
-        raise ValueError(f"{public_address(source)} cannot be fetched: give {KNOWN}")
+        raise InputError(
+            "notebook.address_not_fetched", address=public_address(source), known=phrase(KNOWN)
+        )
     if DRIVE_ID.fullmatch(source) and not Path(source).exists():
         return DriveFile(source, silence_seconds)
     path = Path(source).expanduser().absolute()
@@ -48,7 +49,7 @@ def _web_file(address: str, silence_seconds: float) -> WebFile:
     except ValueError:  # brackets that are not an IPv6 address
         host = None
     if not host:
-        raise ValueError(f"{public_address(address)} is no web address: check it")
+        raise InputError("notebook.not_a_web_address", address=public_address(address))
     if host not in DRIVE_HOSTS:
         return WebFile(address, silence_seconds)
     query = parse_qs(parts.query)
@@ -57,10 +58,7 @@ def _web_file(address: str, silence_seconds: float) -> WebFile:
     file = FILE_LINK.match(parts.path)
     file_id = file[1] if file else next(iter(query.get("id", [])), "")
     if not DRIVE_ID.fullmatch(file_id):
-        raise ValueError(
-            "this Drive link is not that of one file: give the link of a file ('Copy link' in its"
-            " menu), or mount Drive and give the folder's path"
-        )
+        raise InputError("notebook.drive_link_of_no_file")
     return DriveFile(file_id, silence_seconds, next(iter(query.get("resourcekey", [])), ""))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from colab.runtime import has_browser
 from colab.transfer import require_free_space
 from infrastructure.core.checksums import damaged_files
-from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import atomic_write
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes
@@ -18,10 +18,7 @@ BESIDE = ("report.html", "summary.json", RUN_FILE, "metrics.csv")
 INCOMPRESSIBLE = (".safetensors", ".png")
 # The page holds a whole download in its memory, and one that is too large never starts.
 MOST_FOR_BROWSER_BYTES = 500 * 10**6
-OTHER_WAYS = (
-    "copy it to your Drive, or set backup_place: the model is also copied there when the run"
-    " has ended"
-)
+OTHER_WAYS = "notebook.other_ways_to_download"
 
 
 def download_results(run: str | Path | None = None, output_dir: str | Path = "runs") -> Path:
@@ -41,12 +38,9 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
     directory = find_run_path(None if run is None else str(run), Path(output_dir))
     files = _files(directory)
     if damaged := damaged_files(directory / MODEL):
-        raise DamagedFileError(
-            f"the trained model of {directory.name} is damaged ({', '.join(damaged)}): run the cell"
-            " that trained it again to restore it"
-        )
+        raise DamagedFileError("notebook.trained_model_damaged", run=directory.name, files=damaged)
     size_bytes = sum(file.stat().st_size for file in files)
-    require_free_space("the zip file", directory, size_bytes)
+    require_free_space(phrase("notebook.zip_file"), directory, size_bytes)
     target = directory / f"{directory.name}.zip"
     with atomic_write(target) as part, zipfile.ZipFile(part, "w") as archive:
         for file in files:
@@ -73,10 +67,7 @@ def _files(directory: Path) -> list[Path]:
     """
     model = sorted(path for path in (directory / MODEL).rglob("*") if path.is_file())
     if not model:
-        raise ValueError(
-            f"the run {directory.name} has no trained model yet: let it train to its end, or take"
-            f" a checkpoint with: temper export {directory.name} FOLDER"
-        )
+        raise InputError("notebook.no_trained_model_yet", run=directory.name)
     return model + [path for name in BESIDE if (path := directory / name).is_file()]
 
 
@@ -87,7 +78,7 @@ def _offer(target: Path) -> None:
     size_bytes = target.stat().st_size
     if size_bytes > MOST_FOR_BROWSER_BYTES:
         most = format_bytes(MOST_FOR_BROWSER_BYTES)
-        print(phrase("notebook.too_large_for_browser", limit=most, other_ways=OTHER_WAYS))
+        print(phrase("notebook.too_large_for_browser", limit=most, other_ways=phrase(OTHER_WAYS)))
         return
     try:
         importlib.import_module("google.colab.files").download(str(target))
@@ -96,7 +87,7 @@ def _offer(target: Path) -> None:
             phrase(
                 "notebook.browser_download_failed",
                 error=type(error).__name__,
-                other_ways=OTHER_WAYS,
+                other_ways=phrase(OTHER_WAYS),
             )
         )
         return

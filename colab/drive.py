@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from colab.runtime import Platform, platform
 from infrastructure.backup.backends.drive import OWN_DRIVE, DrivePlace
+from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.waiting import within
@@ -70,7 +71,7 @@ def mount_drive(folder: str = "temper") -> StorageFolder:
     """
     parts = PurePosixPath(folder).parts
     if not parts or ".." in parts or parts[0] == "/":
-        raise ValueError(f"name a folder of your Drive, as in 'temper/tests', not {folder!r}")
+        raise InputError("notebook.not_a_drive_folder", folder=folder)
     here = Path.cwd() / folder
     if platform() is not Platform.COLAB:
         return StorageFolder(here, False, phrase("notebook.no_drive_outside_colab"))
@@ -182,6 +183,6 @@ def _try_out(folder: Path) -> None:
     try:
         probe.write_bytes(written)
         if probe.read_bytes() != written:
-            raise OSError(errno.EIO, "it gives back other bytes than it was given")
+            raise OSError(errno.EIO, phrase("notebook.drive_returns_other_bytes"))
     finally:
         probe.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from colab.data_source import HUB_FILE, KNOWN, find_remote
 from colab.hub_data import fetch_hub_file, save_hub_dataset
 from colab.remote_files import RemoteFile
 from colab.transfer import Patience, Transfer, safe_name
-from infrastructure.core.errors import DataError
+from infrastructure.core.errors import DataError, InputError
 from infrastructure.core.files import file_sha256
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes
@@ -64,7 +64,7 @@ def fetch_dataset(
         return _local(path, wanted)
     if may_be_on_the_hub(text):
         return _hub_dataset(text, wanted, where)
-    raise ValueError(f"there is nothing at {text!r}: give {KNOWN}")
+    raise InputError("notebook.nothing_to_fetch", source=text, known=phrase(KNOWN))
 
 
 def fetch_file(
@@ -89,7 +89,7 @@ def fetch_file(
                 on_progress=on_progress,
             )
             part, version = _bring(transfer, sha256)
-        return _keep(shelf, part, version, sha256, remote.advice)
+        return _keep(shelf, part, version, sha256, phrase(remote.advice))
 
 
 def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
@@ -154,10 +154,7 @@ def _check(path: Path, wanted: str | None, actual: str | None, advice: str) -> N
         DataError: if not; the message says what the file is and what to do.
     """
     if wanted is not None and actual != wanted:
-        raise DataError(
-            f"{path.name} has the SHA-256 {actual}, not the {wanted} that was asked for: it is"
-            " damaged or another file; ask its owner which hash is right"
-        )
+        raise DataError("notebook.hash_differs", file=path.name, actual=actual, expected=wanted)
     if wanted is not None:
         return
     try:
@@ -175,13 +172,13 @@ def _checked_hash(sha256: str | None) -> str | None:
     if sha256 is None:
         return None
     if not SHA256.fullmatch(sha256.lower()):
-        raise ValueError(f"sha256 is 64 hex digits, not {sha256!r}: see `sha256sum FILE`")
+        raise InputError("notebook.not_a_sha256", value=sha256)
     return sha256.lower()
 
 
 def _refuse_hash(sha256: str | None, what: str) -> None:
     if sha256 is not None:
-        raise ValueError(f"sha256 is that of one file, and {what} is none: leave it out")
+        raise InputError("notebook.hash_of_no_file", source=what)
 
 
 def _reported(what: str, path: Path, more: str = "") -> Path:

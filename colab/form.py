@@ -20,8 +20,8 @@ from infrastructure.core.redact import redact
 from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
 
 # A form's forecast covers the training; how long its model takes to answer is not known before.
-ON_TOP = "Answering held-out prompts, before and after the training, comes on top."
-NOT_MEASURED = "How long that takes, and how much memory, is measured before the first step."
+ON_TOP = "notebook.answers_come_on_top"
+NOT_MEASURED = "notebook.cost_measured_later"
 
 
 class ConfigForm:
@@ -112,7 +112,7 @@ class ConfigForm:
 
     def _forecast(self) -> list[str]:
         try:
-            return [*colab.forecast(self.config).lines(), ON_TOP]
+            return [*colab.forecast(self.config).lines(), phrase(ON_TOP)]
         except Exception as error:  # from any library: it is only reported
             return [redact(phrase("notebook.measurement_failed", error=error))]
 
@@ -128,7 +128,7 @@ class ConfigForm:
         """Return the known costs, and the measured ones if these are of the same settings."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
-            return [*lines, NOT_MEASURED]
+            return [*lines, phrase(NOT_MEASURED)]
         settings, measured = self._measured
         now = _what_costs(self._state.config)
         others = [key for key in now | settings if now.get(key) != settings.get(key)]

@@ -13,8 +13,8 @@ from infrastructure.config.merging.presets import PRESETS
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 
-NO_CHOICE = "as the cell says"
-NOTHING = "Nothing here has an effect with the other settings as they are."
+NO_CHOICE = "notebook.as_in_cell"
+NOTHING = "notebook.no_setting_has_effect"
 RIGHT = "color:#188038"
 
 
@@ -47,7 +47,10 @@ class FormView:
         self._make = Maker()
         self.rows = {key: FieldRow(spec, actions.enter, self._make) for key, spec in FIELDS.items()}
         self.presets = widgets.Dropdown(
-            options=[(NO_CHOICE, ""), *((f"{n}: {p.purpose}", n) for n, p in PRESETS.items())],
+            options=[
+                (phrase(NO_CHOICE), ""),
+                *((f"{n}: {p.purpose}", n) for n, p in PRESETS.items()),
+            ],
             layout=widgets.Layout(width="40em", max_width="100%"),
         )
         self.presets.observe(self._on_preset, names="value")
@@ -63,7 +66,7 @@ class FormView:
         self._secrets = widgets.HTML(_quiet(html.escape(f"secrets: {'; '.join(secrets)}")))
         self._basic = widgets.VBox()
         self._groups = {group: (widgets.VBox(), keys) for group, keys in groups().items()}
-        self._nothing = widgets.HTML(_quiet(NOTHING))
+        self._nothing = widgets.HTML(_quiet(phrase(NOTHING)))
         self.box = widgets.VBox(self._parts(widgets))
 
     def _parts(self, widgets: Any) -> list[Any]:
@@ -139,10 +142,10 @@ def _status(state: FormState) -> str:
     problems = state.problems()
     if problems:
         listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
-        text = f'<b style="{WRONG}">A run cannot start like this:</b><ul>{listed}</ul>'
+        text = f'<b style="{WRONG}">{phrase("notebook.run_cannot_start")}</b><ul>{listed}</ul>'
         return f'<div style="{DENSE}">{text}</div>'
     notes = "".join(f"<br>{_quiet(html.escape(redact(n)))}" for n in state.config.notes())
-    return f'<b style="{RIGHT}">A run can start with these settings.</b>{notes}'
+    return f'<b style="{RIGHT}">{phrase("notebook.run_can_start")}</b>{notes}'
 
 
 def _line(state: FormState) -> str:
@@ -152,4 +155,4 @@ def _line(state: FormState) -> str:
         return ""
     settings = ", ".join(f'"{key}": {redact(repr(value))}' for key, value in changes.items())
     code = html.escape(f"configure(..., **{{{settings}}})")
-    return _quiet(f"Changed here; to keep it, write in the notebook's cell <code>{code}</code>")
+    return _quiet(f"{phrase('notebook.keep_changes')} <code>{code}</code>")

@@ -6,14 +6,12 @@ from pathlib import Path
 import httpx
 
 from colab.transfer import require_free_space
-from infrastructure.core.errors import DataError
+from infrastructure.core.errors import DataError, InputError
 from infrastructure.core.files import file_sha256, whole_directory
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact
 from infrastructure.training.data.readers.table_formats import load_huggingface
-
-ADVICE = "check the name; for what is not public, set HF_TOKEN to a token that may read it"
 
 
 def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> Path:
@@ -34,7 +32,7 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
     hub, errors = require("huggingface_hub", why), require("huggingface_hub.errors", why)
     uri = require("huggingface_hub.utils", why).parse_hf_uri(address)
     if not uri.path_in_repo or ".." in uri.path_in_repo.split("/"):
-        raise ValueError(f"{address} names no file: write hf://datasets/OWNER/NAME/FILE")
+        raise InputError("notebook.hub_address_without_file", address=address)
     file = {"repo_id": uri.id, "filename": uri.path_in_repo, "repo_type": uri.type}
     try:
         url = hub.hf_hub_url(**file, revision=uri.revision, endpoint=endpoint)
@@ -46,13 +44,10 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
         )
     except (OSError, httpx.HTTPError, errors.EntryNotFoundError) as error:
         reason = redact(str(error)).strip().splitlines()[0]
-        raise DataError(f"{address} did not come: {reason} To do: {ADVICE}") from error
+        raise DataError("notebook.hub_file_not_fetched", address=address, error=reason) from error
     if named.etag not in (file_sha256(path), _git_hash(path)):
         path.unlink()
-        raise DataError(
-            f"{address} did not come whole: its bytes are not those that the Hub names; fetch it"
-            " again"
-        )
+        raise DataError("notebook.hub_file_damaged", address=address)
     return path
 
 

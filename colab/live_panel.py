@@ -35,7 +35,7 @@ class CellOutput:
         """Show `html`, or `text` if HTML cannot be shown."""
         bundle = {"text/html": html, "text/plain": text}
         if self._handle is None:
-            display = require("IPython.display", "the live panel").display
+            display = require("IPython.display", "notebook.live_panel").display
             self._handle = display(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)

@@ -99,7 +99,7 @@ def requirement_lines(root: Path = ROOT) -> dict[str, list[str]]:
     try:
         declared = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        raise InstallError("temper is not installed as a package: pip install it first") from None
+        raise InstallError("notebook.temper_not_installed") from None
     by_extra: dict[str, list[str]] = {"": []}
     for line in declared:
         requirement, _, marker = line.partition(";")

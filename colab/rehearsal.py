@@ -15,6 +15,7 @@ from infrastructure.backup.replication.status import BackupStatus, read_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.deployment import detached
 from infrastructure.monitoring.records.run_owner import read_trainer
@@ -44,7 +45,7 @@ def rehearse_disconnect(
         TimeoutError: if the step was not backed up in time, or the training ended before that.
     """
     if config.backup.place is None:
-        raise ValueError("backup.place is not set: without the machine nothing would be left")
+        raise InputError("notebook.rehearsal_without_backup")
     config = config.changed([])
     use_sample_data(config)
     run = newest_of_this_purpose(config, [])
@@ -67,7 +68,7 @@ def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_second
     pid = _pid_of(run.path)
     safe = _wait(run, at_step, timeout_seconds)
     if pid is None or _pid_of(run.path) != pid:
-        raise TimeoutError(f"run {run.run_id} ended before its machine could be taken away")
+        raise TimeoutError(phrase("notebook.rehearsal_run_ended", run=run.run_id))
     _kill_with_helpers(pid)
     lost = output_dir / LOST_FOLDER / run.run_id
     lost.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,9 @@ def _wait(run: RunDirectory, at_step: int, timeout_seconds: float) -> BackupStat
         if (status.confirmed_step or 0) >= at_step or _pid_of(run.path) is None:
             return status
         if now - started > timeout_seconds:
-            raise TimeoutError(f"step {at_step} was not safe within {timeout_seconds:.0f} s")
+            raise TimeoutError(
+                phrase("notebook.step_not_confirmed", step=at_step, seconds=timeout_seconds)
+            )
         if now - reported_at >= REPORT_SECONDS and status.confirmed_step is not None:
             reported_at = now
             print(status.possible_loss(time.time()).text)

@@ -64,11 +64,11 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
         ValueError: if the run's record cannot be read, or names no backup destination.
     """
     if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):
-        raise StorageError(f"run {run.run_id} is being trained")
+        raise StorageError("notebook.run_is_training", run=run.run_id)
     recorded = run.read_settings()
     options = _options_of(run).copy_with(finish_seconds=seconds)
     if options.place is None:
-        raise StorageError(f"run {run.run_id} has no place for backups: it lies here only")
+        raise StorageError("notebook.run_without_backup", run=run.run_id)
     backup = RunBackup(
         run.checkpoints, options, run_id=run.run_id, retention=retention_of(recorded.training)
     )
@@ -80,15 +80,10 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
                 "notebook.unfinished_run_confirmed", step=step, run=run.run_id, place=options.place
             )
         if damaged := damaged_files(run.final):
-            raise StorageError(
-                f"the trained model of run {run.run_id} is damaged ({', '.join(damaged)}): run the"
-                " cell that trained it again to restore it"
-            )
+            raise StorageError("notebook.trained_model_damaged", run=run.run_id, files=damaged)
         end = complete(backup, run.path, seconds)
         if end.problem is not None:
-            raise StorageError(
-                f"the model of run {run.run_id} is not known to be safe: {end.problem}"
-            )
+            raise StorageError("notebook.model_not_confirmed", run=run.run_id, reason=end.problem)
     return phrase(
         "notebook.finished_run_confirmed",
         run=run.run_id,
@@ -101,15 +96,13 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
 def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int | None:
     newest = backup.store.newest_healthy()
     if newest is None:
-        raise StorageError(f"run {run.run_id} has no checkpoint yet")
+        raise StorageError("notebook.run_without_checkpoint", run=run.run_id)
     status = backup.finish(seconds)
     if status.confirmed_name != newest:
         why = status.error or phrase(
             "notebook.backup_not_confirmed_within", duration=age_words(seconds)
         )
-        raise StorageError(
-            f"the last checkpoint of run {run.run_id} is not known to be safe: {why}"
-        )
+        raise StorageError("notebook.checkpoint_not_confirmed", run=run.run_id, reason=why)
     return status.confirmed_step
 
 

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import httpx
 
 from infrastructure.backup.backends.drive import ADVICE, drive_folder
-from infrastructure.core.errors import DataError
+from infrastructure.core.errors import DataError, InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.redact import public_address, redact
@@ -36,14 +36,9 @@ MOST_PAGES = 3  # that Drive shows before a file
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 AGAIN = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
-PAGE_ADVICE = (
-    "give the address of the file itself (on GitHub /raw/ instead of /blob/, on the Hugging Face"
-    " Hub /resolve/), or download it in your browser and give its path"
-)
-DRIVE_ADVICE = (
-    "share the file with 'Anyone with the link'; where too many have fetched it, wait up to 24 h,"
-    " or make a copy in your own Drive, mount that and give the copy's path"
-)
+# Codes of advice.
+PAGE_ADVICE = "notebook.give_file_address"
+DRIVE_ADVICE = "notebook.share_drive_file"
 
 
 class FileChangedError(ConnectionError):
@@ -143,7 +138,7 @@ class WebFile(RemoteFile):
             ):
                 yield client
         except httpx.InvalidURL as error:
-            raise ValueError(f"{self.shown} is no web address: check it") from error
+            raise InputError("notebook.not_a_web_address", address=self.shown) from error
         except httpx.HTTPError as error:
             raise ConnectionError(redact(str(error)) or type(error).__name__) from error
 
@@ -167,15 +162,17 @@ class WebFile(RemoteFile):
         if status == HTTPStatus.OK or status == HTTPStatus.PARTIAL_CONTENT:
             return
         name = HTTPStatus(status).phrase if status in [*HTTPStatus] else "?"
-        problem = f"{self.shown}: the server answers {status} ({name})"
+        problem = phrase("notebook.server_refuses", file=self.shown, status=int(status), name=name)
         if status in AGAIN or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise ConnectionError(problem)
-        raise DataError(f"{problem}: {self._advice_for(status)}")
+        raise DataError(
+            "notebook.download_refused", problem=problem, advice=self._advice_for(status)
+        )
 
     def _advice_for(self, status: int) -> str:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return phrase("notebook.download_needs_login")
-        return "check the address"
+        return phrase("notebook.check_address")
 
 
 class DriveFile(WebFile):
@@ -200,7 +197,8 @@ class DriveFile(WebFile):
         key = f"&resourcekey={resource_key}" if resource_key else ""
         super().__init__(f"{drive}/uc?export=download&id={file_id}{key}", silence_seconds)
         self.identity = f"drive {file_id}"
-        self.shown = f"the Drive file {file_id[:6]}…"  # who knows the rest can read the file
+        # Anyone who knows the whole ID can read the file.
+        self.shown = phrase("notebook.drive_file", beginning=file_id[:6])
 
     @contextmanager
     def open(self, start: int, version: str | None) -> Iterator[Opened]:
@@ -220,7 +218,9 @@ class DriveFile(WebFile):
                 yield response
                 return
         if not most_pages:
-            raise DataError(f"{self.shown}: Drive shows page after page: {self.advice}")
+            raise DataError(
+                "notebook.drive_shows_pages", file=self.shown, advice=phrase(self.advice)
+            )
         with self._request(client, address, 0, None) as page:  # all of it, not from `start` on
             page.read()
         behind = self._next_address(page.text)
@@ -228,20 +228,24 @@ class DriveFile(WebFile):
             yield response
 
     def _next_address(self, page: str) -> str:
-        gdown = require("gdown.download", "files shared on Google Drive")
+        gdown = require("gdown.download", "notebook.shared_drive_files")
         try:
             return str(gdown.get_url_from_gdrive_confirmation(page))
         except gdown.FileURLRetrievalError as error:
-            raise DataError(f"{self.shown}: Drive refuses: {error} To do: {self.advice}") from error
+            raise DataError(
+                "notebook.drive_refuses", file=self.shown, error=error, advice=phrase(self.advice)
+            ) from error
 
     def _advice_for(self, status: int) -> str:
         if status == HTTPStatus.NOT_FOUND:
-            return "check the link; " + self.advice
-        return self.advice
+            return phrase("notebook.check_link", advice=phrase(self.advice))
+        return phrase(self.advice)
 
     def _check(self, status: int) -> None:
         if status == HTTPStatus.TOO_MANY_REQUESTS:  # lasts for hours
-            raise DataError(f"{self.shown}: too many have fetched it: {self.advice}")
+            raise DataError(
+                "notebook.drive_file_overused", file=self.shown, advice=phrase(self.advice)
+            )
         super()._check(status)
 
 
@@ -252,7 +256,7 @@ class MountedFile(RemoteFile):
         silence_seconds: the longest time that the mount may take to respond.
     """
 
-    advice = "look at it on drive.google.com"
+    advice = "notebook.look_on_drive"
 
     def __init__(self, path: Path, silence_seconds: float) -> None:
         self.path = path
@@ -290,17 +294,14 @@ class MountedFile(RemoteFile):
             while chunk := self._query(lambda: file.read(CHUNK_BYTES)):
                 yield chunk
         if self._version() != version:
-            raise FileChangedError("it was changed while it was read")
+            raise FileChangedError(phrase("notebook.file_changed_during_read"))
 
     def _query(self, question: Callable[[], Answer]) -> Answer:
         """Return the result of a file operation within a time limit, as a dead mount would hang."""
         try:
             return within(self.silence_seconds, question)
         except FileNotFoundError as error:
-            raise DataError(
-                f"{self.path} is not there: check its name, and mount Drive first:"
-                " colab.mount_drive()"
-            ) from error
+            raise DataError("notebook.drive_path_missing", path=self.path) from error
         except OSError as error:
             folder = drive_folder(self.path) or self.path.parent
             advice = ADVICE.get(error.errno or 0, "mount Drive again").format(mount=folder.parent)

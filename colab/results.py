@@ -12,6 +12,7 @@ from colab.training import as_cell
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.spelling import speaking
 from infrastructure.core.console import waiting_beside
+from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
@@ -89,7 +90,7 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
     """
     path = Path(run) / REPORT_FILE
     if not path.is_file():
-        raise ValueError(f"{path} is not there: a training writes it at its end, or when it stops")
+        raise InputError("notebook.no_report_yet", path=path)
     if not in_notebook_kernel():
         print(f"The report: {path}")
         return
@@ -110,7 +111,7 @@ def show_quantum_steps(run: str | Path) -> list[Record]:
     """
     records = read_records(Path(run))
     if not records:
-        raise ValueError(f"{run} has made no quantum step: training.enabled_extensions names it")
+        raise InputError("notebook.no_quantum_step", run=run)
     if in_notebook_kernel():
         _display_page("quantum-steps", page("Quantum steps", quantum_steps(read_view(Path(run)))))
     else:
@@ -119,7 +120,7 @@ def show_quantum_steps(run: str | Path) -> list[Record]:
             print(f"step {record.get('step')} · {record.get('outcome')}: {text}".removesuffix(": "))
         report = Path(run) / REPORT_FILE
         if report.is_file():
-            print(f"The quantum steps: {report}")
+            print(phrase("notebook.quantum_steps_in", report=report))
     return records
 
 
@@ -138,7 +139,7 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
     view = read_view(Path(run))
     _, phases = stacks_of(view)
     if not phases:
-        raise ValueError(f"{run} has no stacks: training.strategy or training.mode makes them")
+        raise InputError("notebook.no_stacks", run=run)
     if in_notebook_kernel():
         _display_page("stacks", page("Stack by stack", stack_section(view)))
     else:
@@ -238,7 +239,7 @@ def export(
     name = "-".join([f"step-{step_of(checkpoint)}", *special])
     folder = run_directory.path / EXPORTED / name
     if folder.is_dir():
-        print(f"{folder} is there already")
+        print(phrase("notebook.already_exported", folder=folder))
         return folder
     facts = export_model(run_directory, checkpoint, folder, request)
     print(
@@ -261,5 +262,5 @@ def _display_page(title: str, content: str, height_pixels: int = HEIGHT_PIXELS) 
 
 
 def _display_html(text: str, css_class: str) -> None:
-    display = require("IPython.display", "showing it in a notebook")
+    display = require("IPython.display", "notebook.showing_in_notebook")
     display.display(display.HTML(f'<div class="{css_class}">{text}</div>'))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from colab.runtime import has_browser
-from infrastructure.core.errors import MissingSecretError
+from infrastructure.core.errors import InputError, MissingSecretError
 from infrastructure.core.messages import phrase
 
 HF_TOKEN = "HF_TOKEN"
@@ -58,10 +58,7 @@ def get_secret(name: str) -> str:
     secret = find_secret(name)
     if secret.place == MISSING:
         why = f" ({secret.why})" if secret.why else ""
-        raise MissingSecretError(
-            f"{name} is nowhere{why}: add it under the key at the left edge of Colab and give this"
-            f" notebook access, or set the variable {name} before the notebook starts"
-        )
+        raise MissingSecretError("notebook.secret_not_found", name=name, reason=why)
     return secret.value
 
 
@@ -84,7 +81,7 @@ def find_secret(name: str) -> SecretLookup:
         ValueError: if `name` is not a valid name of a secret.
     """
     if not name or any(letter.isspace() or letter == "=" for letter in name):
-        raise ValueError(f"a secret has a name such as HF_TOKEN, not {name!r}")
+        raise InputError("notebook.not_a_secret_name", name=name)
     if value := os.environ.get(name, "").strip():
         return SecretLookup(name, ENVIRONMENT, value=value)
     if name == HF_TOKEN and (value := _of_token_file()):

@@ -25,10 +25,10 @@ NO_PLACE = ("none", "null")  # as the configuration reads them
 RUNS = "runs"
 LOCAL_DISK = Path("/content")  # Colab's
 KEPT = {
-    Platform.COLAB: "NOTHING OUTLIVES THIS SESSION: runs lie on this machine only",
-    Platform.KAGGLE: "runs lie in Kaggle's working folder, which is kept if you save the notebook",
-    Platform.NOTEBOOK: "runs lie on this machine's disk",
-    Platform.TERMINAL: "runs lie on this machine's disk",
+    Platform.COLAB: "notebook.runs_end_with_session",
+    Platform.KAGGLE: "notebook.runs_in_kaggle_folder",
+    Platform.NOTEBOOK: "notebook.runs_on_disk",
+    Platform.TERMINAL: "notebook.runs_on_disk",
 }
 
 
@@ -84,7 +84,7 @@ class Session:
             ]
         if self.place.is_drive:
             return [phrase("notebook.backed_up_to_drive", place=self.place.path)]
-        return [f"kept: {KEPT[self.platform]}", f"      {self.place.reason}"]
+        return [f"kept: {phrase(KEPT[self.platform])}", f"      {self.place.reason}"]
 
 
 def begin(project: str = "temper", use_drive: bool = True) -> Session:

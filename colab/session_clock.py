@@ -15,6 +15,8 @@ from colab.runtime import Platform, platform
 from infrastructure.backup.replication.status import age_words
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 
 VARIABLE = "TEMPER_SESSION_HOURS"
 HOUR_SECONDS = 3600.0
@@ -74,8 +76,12 @@ class SessionClock:
 
     def __str__(self) -> str:
         left = self.left_seconds
-        end = "no known end" if left is None else f"about {age_words(left)} left"
-        return f"session: {age_words(self.used_seconds)} used, {end}"
+        end = (
+            phrase("notebook.session_without_end")
+            if left is None
+            else phrase("notebook.session_time_left", duration=age_words(left))
+        )
+        return phrase("notebook.session_time", used=age_words(self.used_seconds), end=end)
 
 
 def clock_of_session() -> SessionClock:
@@ -115,5 +121,5 @@ def _given_hours() -> float | None:
     except ValueError:
         hours = 0.0
     if not 0 < hours < float("inf"):
-        raise ValueError(f"{VARIABLE} is a number of hours, such as 12 or 0.5, not {text!r}")
+        raise InputError("notebook.session_hours_invalid", variable=VARIABLE, value=text)
     return hours

@@ -41,14 +41,14 @@ from infrastructure.training.metrics.progress import Note, ProgressDisplay, make
 if TYPE_CHECKING:
     from infrastructure.deployment.deploy_training import TrainingDeployment
 
-IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
-LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."
+IN_THE_CELL = "notebook.interrupt_stops_training"
+LOOKING_ON = "notebook.interrupt_stops_watching"
 
 
 def as_cell(key: str, value: str = "") -> str:
     """Spell a setting as in Python, and Ctrl-C as in a notebook."""
     if key == INTERRUPT and in_notebook_kernel():
-        return "interrupting the cell (■)"
+        return phrase("notebook.interrupting_cell")
     return as_keyword(key, value)
 
 
@@ -156,7 +156,7 @@ class _Cell:
 
     def begun(self, run_path: Path) -> None:
         if in_notebook_kernel():
-            self.panel = LivePanel(run_path, IN_THE_CELL)
+            self.panel = LivePanel(run_path, phrase(IN_THE_CELL))
             self.panel.look()
 
     def make_progress(self, total_steps: int, step: int, note: Note) -> ProgressDisplay:
@@ -228,7 +228,7 @@ def _show_until_end(run_path: Path) -> None:
     if not in_notebook_kernel():
         watch(run_path, is_patient=False)
         return
-    panel = LivePanel(run_path, LOOKING_ON)
+    panel = LivePanel(run_path, phrase(LOOKING_ON))
     try:
         panel.look()
         while not panel.has_ended:
@@ -267,14 +267,15 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
     output = run_path / OUTPUT_FILE
     hint = phrase("notebook.full_output_file", output=output) if output.exists() else ""
     if state == "failed":
-        raise RunFailedError(f"run {run_path.name} failed: {summary.get('error')}{hint}")
-    if state == "interrupted":
         raise RunFailedError(
-            f"run {run_path.name} was interrupted: its process is gone{hint};"
-            " run this cell again to resume from its last checkpoint"
+            "notebook.run_failed", run=run_path.name, error=summary.get("error"), output=hint
         )
+    if state == "interrupted":
+        raise RunFailedError("notebook.run_interrupted", run=run_path.name, output=hint)
     if state == "stopped":
-        print(f"Stopped at step {summary.get('steps')}: {summary.get('reason')}")
+        print(
+            phrase("notebook.run_stopped", step=summary.get("steps"), reason=summary.get("reason"))
+        )
     elif state == "finished":
         return _completed(run_path, summary, was_finished)
     return summary

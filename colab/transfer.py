@@ -104,7 +104,12 @@ class Transfer:
                 num_failed, counted_bytes = 0, held
             num_failed += 1
             if num_failed >= self.patience.num_attempts:
-                raise DataError(f"{self.remote.shown} did not come: {reason}; {self._kept()}")
+                raise DataError(
+                    "notebook.download_failed",
+                    file=self.remote.shown,
+                    error=reason,
+                    kept=self._kept(),
+                )
             wait = self.patience.first_wait_seconds * 2 ** (num_failed - 1)
             self._require_time(wait)
             time.sleep(wait)
@@ -126,26 +131,22 @@ class Transfer:
             return self._part(state["name"]), state["version"]
         with self.remote.open(held, state["version"] if state else None) as opened:
             if opened.start not in (0, held):
-                raise ConnectionError("another part of the file came than was asked for")
+                raise ConnectionError(phrase("notebook.other_part_sent"))
             if state and opened.start and opened.size_bytes != state["size_bytes"]:
-                raise FileChangedError("it has another length than when the transfer began")
+                raise FileChangedError(phrase("notebook.file_length_changed"))
             part = self._begin(opened)
             self._write(part, opened)
         size_bytes = part.stat().st_size
         if opened.size_bytes not in (None, size_bytes):
             raise ConnectionError(
-                f"it broke off after {size_bytes:,} of {opened.size_bytes:,} bytes"
+                phrase("notebook.transfer_cut", done=size_bytes, total=opened.size_bytes)
             )
         return part, opened.version
 
     def _begin(self, opened: Opened) -> Path:
         """Return the part file for the bytes of `opened`, and record to which file it belongs."""
         if not opened.end_is_known and not self.is_checked:
-            raise DataError(
-                f"{self.remote.shown}: the server does not say how long the file is, so nobody can"
-                " tell whether it comes whole: give its sha256, or download it in your browser and"
-                " give its path"
-            )
+            raise DataError("notebook.file_length_unknown", file=self.remote.shown)
         name = safe_name(opened.name)
         self.accept(name)
         self.was_resumed = opened.start > 0
@@ -178,8 +179,10 @@ class Transfer:
     def _require_time(self, more_seconds: float = 0.0) -> None:
         if time.monotonic() + more_seconds > self._until:
             raise DataError(
-                f"{self.remote.shown} did not come within {format_duration(self.timeout_seconds)};"
-                f" {self._kept()}"
+                "notebook.download_too_slow",
+                file=self.remote.shown,
+                duration=format_duration(self.timeout_seconds),
+                kept=self._kept(),
             )
 
     def _kept(self) -> str:
@@ -220,7 +223,13 @@ class _Pace:
         if seconds < self._patience.pace_seconds:
             return
         if came < self._patience.least_bytes:
-            raise ConnectionError(f"only {format_bytes(came)} came in {format_duration(seconds)}")
+            raise ConnectionError(
+                phrase(
+                    "notebook.transfer_slow",
+                    size=format_bytes(came),
+                    duration=format_duration(seconds),
+                )
+            )
         self._began, self._bytes = time.monotonic(), done_bytes
 
 
@@ -233,8 +242,11 @@ def require_free_space(what: str, folder: Path, more_bytes: int) -> None:
     free, needed = disk_free_bytes(folder), max(0, more_bytes) + SPARE_BYTES
     if free is not None and free < needed:
         raise StorageError(
-            f"{what} needs {format_bytes(needed)} in {folder}, where {format_bytes(free)} are free:"
-            " make room, or give another folder"
+            "notebook.not_enough_space",
+            file=what,
+            needed=format_bytes(needed),
+            folder=folder,
+            free=format_bytes(free),
         )
 
 
@@ -268,6 +280,4 @@ def _disk_errors(part: Path) -> Iterator[None]:
     except ConnectionError:
         raise
     except OSError as error:
-        raise StorageError(
-            f"{part} cannot be written: {error.strerror}; make room there"
-        ) from error
+        raise StorageError("notebook.part_not_written", path=part, error=error.strerror) from error

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if not all(question.strip() for question in options.questions):
         raise ValueError(phrase("commands.no_question_asked"))
     config = configure(options)
-    with waiting_beside("loading the model"):
+    with waiting_beside(phrase("deployment.loading_model")):
         model = resolve_model(options.model, Path(config.output_dir))
     check_device(config)
     with naming_runs(Path(config.output_dir)):
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     first = next(typed, None) if is_piped else None  # before the model is loaded
     if is_piped and first is None:
         raise ValueError(phrase("commands.no_question_asked"))
-    with waiting_beside("loading the model"):
+    with waiting_beside(phrase("deployment.loading_model")):
         from infrastructure.deployment.model_repair import repair_model
         from infrastructure.evaluation.prompting import Answerer
         from infrastructure.evaluation.run_settings import has_context

@@ -191,7 +191,7 @@ def _list_runs(
     why = "" if rows else why_empty(place)
     lines = [render_table(["run", "newest", "saved"], rows)]
     if not rows:
-        lines = [f"No run at {place.url}{why}"]
+        lines = [phrase("commands.no_run_at_destination", url=place.url, reason=why)]
     elif heading:
         lines.insert(0, heading)
     show(options.json, {"place": place.url, "runs": facts}, *lines)
@@ -230,13 +230,16 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         why = "" if missing is None else f" ({missing})"
         raise InputError("commands.nothing_to_verify", run_id=run_id, reason=why)
     damaged = [row for row in rows if row["problem"]]
-    lines = [f"{_name(row)} {row['where']}: {row['problem'] or 'whole'}" for row in rows]
+    lines = [
+        f"{_name(row)} {row['where']}: {row['problem'] or phrase('commands.version_intact')}"
+        for row in rows
+    ]
     show(
         options.json,
         {"run": run_id, "versions": rows, "damaged": len(damaged), "missing": missing},
         f"Run {run_id}",
         *lines,
-        f"{len(rows) - len(damaged)} of {len(rows)} are whole",
+        phrase("commands.num_intact", num_intact=len(rows) - len(damaged), total=len(rows)),
         *([] if missing is None else [f"Caution: {missing}{_others_at(options, place)}"]),
     )
     return ExitCode.FAILED if damaged or missing is not None else ExitCode.DONE
@@ -285,7 +288,8 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     facts["go_on"] = None if is_finished else command
     line = phrase("commands.run_restored", run_id=run.run_id, step=number)
     end = phrase("commands.restored_run_is_finished", path=path / FINAL)
-    show(options.json, facts, line + (end if is_finished else f"; resume it with: {command}"))
+    resuming = phrase("commands.restored_run_command", command=command)
+    show(options.json, facts, line + (end if is_finished else resuming))
     return ExitCode.DONE
 
 
@@ -336,7 +340,11 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     except ValueError:
         if config.backup.place is None:
             raise
-        heading = f"Not in {config.output_dir}; {redact_urls(config.backup.place)} holds:"
+        heading = phrase(
+            "commands.runs_at_destination",
+            output_dir=config.output_dir,
+            url=redact_urls(config.backup.place),
+        )
         return _list_runs(options, config.backup.place, options.run, heading)
     if backup.options.place is None:
         is_elsewhere = "output_dir" in _given(config)
@@ -409,17 +417,18 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
         return None
     if run.is_finished():
         return phrase("commands.run_finished")
-    how = {
-        RunStatus.STOPPED: "was stopped",
-        RunStatus.FAILED: phrase("commands.run_ended_with_error"),
-    }
     command = phrase("commands.command_or_train_resume", run=shlex.quote(from_here(run.path)))
-    go_on = "its own script" if run.is_of_a_trainer() else command
-    at = "" if newest_step is None else f" from step {newest_step}"
+    go_on = phrase("commands.its_own_script") if run.is_of_a_trainer() else command
+    at = "" if newest_step is None else phrase("commands.from_step", step=newest_step)
     if is_back or trainer is None:
         return phrase("commands.restored_run_not_resumed", command=go_on, start=at)
     by_person = was_stopped(run.path, trainer)
-    ended = how.get(run.status(), "was stopped" if by_person else "was killed")
+    how = {
+        RunStatus.STOPPED: "commands.run_was_stopped",
+        RunStatus.FAILED: "commands.run_ended_with_error",
+    }
+    usual = "commands.run_was_stopped" if by_person else "commands.run_was_killed"
+    ended = phrase(how.get(run.status(), usual))
     return phrase("commands.run_ended_early", ended=ended, command=go_on, start=at)
 
 

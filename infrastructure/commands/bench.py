@@ -88,15 +88,18 @@ def _refuse_wrong(options: argparse.Namespace) -> None:
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     before = facts["before_seconds"]
-    seconds = {"as it is": before, **facts["seconds_of_method"]}
+    seconds = {phrase("commands.model_unchanged"): before, **facts["seconds_of_method"]}
     rows = [
         [name, f"{1000 * step_seconds:.2f} ms", f"{before / step_seconds:.2f} x"]
         for name, step_seconds in seconds.items()
     ]
     title = f"{facts['model']}, {facts['num_rows']} x {facts['length']} tokens"
-    refused = [f"{name} is not possible: {why}" for name, why in facts["failures"].items()]
-    best = "as it is" if facts["method"] == "eager" else facts["method"]
+    refused = [
+        phrase("commands.method_not_possible", method=name, reason=why)
+        for name, why in facts["failures"].items()
+    ]
+    best = phrase("commands.model_unchanged") if facts["method"] == "eager" else facts["method"]
     speedup = before / facts["after_seconds"]
     verdict = phrase("commands.fastest_method", method=best, speedup=speedup)
-    written = [f"written: {facts['saved']}"] if facts["saved"] else []
+    written = [phrase("commands.program_written", path=facts["saved"])] if facts["saved"] else []
     return [render_table([title, "latency", "speed"], rows), *refused, verdict, *written]

@@ -94,8 +94,10 @@ def verify_checkpoints(
     rows = verify_versions(chosen)
     num_damaged = sum(row["problem"] is not None for row in rows)
     facts = {"run": run.run_id, "checkpoints": rows, "damaged": num_damaged}
-    lines = [f"{_name(row)}: {row['problem'] or 'whole'}" for row in rows]
-    show(as_json, facts, *lines, f"{len(rows) - num_damaged} of {len(rows)} are whole")
+    lines = [f"{_name(row)}: {row['problem'] or phrase('commands.version_intact')}" for row in rows]
+    num_intact = len(rows) - num_damaged
+    verdict = phrase("commands.num_intact", num_intact=num_intact, total=len(rows))
+    show(as_json, facts, *lines, verdict)
     return ExitCode.FAILED if num_damaged else ExitCode.DONE
 
 

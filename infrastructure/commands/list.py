@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
     rows = [(row, _written_at(folder / row.name)) for row in RunRows(folder).read()]
     runs = [{**asdict(row), "written_at": moment} for row, moment in rows]
     is_missing = config.source("output_dir").layer is Layer.FLAG and not folder.is_dir()
-    there = f"No run in {folder}{phrase('commands.which_is_not_a_folder') * is_missing}"
-    text = phrase("commands.no_run_to_list", no_run=there)
+    not_a_folder = phrase("commands.which_is_not_a_folder") if is_missing else ""
+    text = phrase("commands.no_run_to_list", folder=folder, not_a_folder=not_a_folder)
     if rows:
         text = render_table(HEADINGS, [_cells(row, moment) for row, moment in rows])
     show(options.json, spell_numbers({"folder": str(folder), "runs": runs}), text)
@@ -60,9 +60,9 @@ def _written_at(path: Path) -> float | None:
 
 
 def _changed_words(steps: Sequence[int]) -> str:
-    """Return `, changed after step 3`, or an empty string if the settings did not change."""
+    """Return after which steps the settings changed; empty if they did not."""
     numbers = ", ".join(f"{step:,}" for step in dict.fromkeys(steps))
-    return f", changed after step {numbers}" if steps else ""
+    return phrase("commands.changed_after_step", steps=numbers) if steps else ""
 
 
 def _cells(row: RunRow, moment: float | None) -> list[str]:

@@ -85,8 +85,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         for kind, name in NUMBERS.items():  # argparse uses the names of Python's types
-            message = message.replace(f"invalid {kind} value:", f"must be {name}, not")
-        message = message.replace("ignored explicit argument", "it takes no value, not")
+            before, named, value = message.partition(f"invalid {kind} value: ")
+            if named:
+                message = before + phrase("commands.value_must_be", kind=name, value=value)
+        before, named, value = message.partition("ignored explicit argument ")
+        if named:
+            message = before + phrase("commands.takes_no_value", value=value)
         words = self.prog.removeprefix(PROGRAM).strip()
         raise InputError(
             "commands.wrong_arguments",

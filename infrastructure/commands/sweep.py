@@ -95,7 +95,10 @@ def run(options: argparse.Namespace) -> int:
     }
     lines = [table(results, best, dimensions, goal)] if results else []
     if best is not None:
-        lines += [phrase("commands.best_trial", run=best.run), f"To train it again: {command}"]
+        lines += [
+            phrase("commands.best_trial", run=best.run),
+            phrase("commands.train_best_again", command=command),
+        ]
     show(options.json, facts, *lines)
     if not is_over:
         return ExitCode.INTERRUPTED

@@ -58,7 +58,7 @@ def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None
     except UnconfirmedDataError as error:
         if not config.new_run and newest_of_this_purpose(config, accept) is not None:
             return
-        if not confirmed(f"{error.doubt}. Train on it?"):
+        if not confirmed(phrase("commands.confirm_small_data", doubt=error.doubt)):
             raise
         config.data.accept_small_data = True
 

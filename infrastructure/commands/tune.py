@@ -41,5 +41,9 @@ def run(options: argparse.Namespace) -> int:
         fastest = find_fastest(config, options.learning_rate_test, report)
     given = shlex.join(training_words(options, without=fastest["settings"]))
     command = f"{given} {fastest['flags']}"
-    show(options.json, {**fastest, "command": command}, f"The fastest settings: {command}")
+    show(
+        options.json,
+        {**fastest, "command": command},
+        phrase("commands.fastest_training", command=command),
+    )
     return ExitCode.DONE

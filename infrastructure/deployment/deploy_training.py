@@ -286,7 +286,9 @@ class TrainingDeployment:
             options = place_options(self.config)
             if options.place is None:
                 raise
-            self.report(f"note: {error}; looking at {options.place}")
+            self.report(
+                phrase("deployment.looking_for_intact_version", error=error, place=options.place)
+            )
             _, checkpoint = restore_run(run.run_id, options, run.path.parent)
             return checkpoint
 
@@ -499,7 +501,7 @@ class TrainingDeployment:
             raise
 
     def _measured(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
-        count = Count("measuring the model", "answers")
+        count = Count(phrase("evaluation.evaluating_model"), "answers")
         with self._stage("measure", count.words):
             before = measure(trainer, count)
         write_record(run.before_file, before.to_dict())
@@ -548,7 +550,7 @@ class TrainingDeployment:
             self.by_product = choose_by_product(trainer)
             if self.by_product is not None:
                 self.report.detail(self.by_product.line())
-        with self._stage("model", "loading the model"):
+        with self._stage("model", phrase("deployment.loading_model")):
             trainer.initialize_model()
         if trainer.backend_sentence:  # not before it is known that the model can be loaded so
             self.report(trainer.backend_sentence)

@@ -246,7 +246,9 @@ def follow(
         lines.append(line)
     if training.run_path is None:
         end = " ".join(line.removeprefix("temper: ") for line in lines[-MAX_LINES_OF_FAILURE:])
-        raise RunFailedError("deployment.ended_before_training", reason=end or "it printed nothing")
+        raise RunFailedError(
+            "deployment.ended_before_training", reason=end or phrase("deployment.printed_nothing")
+        )
     return training.run_path
 
 
@@ -367,13 +369,13 @@ def last_line(training: DetachedTraining) -> str:
             continue
         if words := [line.strip() for line in lines if line.strip()]:
             return redact(words[-1].removeprefix("temper: "))
-    return "it said nothing"
+    return phrase("deployment.printed_nothing")
 
 
 def how_to_look_on(run_path: Path) -> list[str]:
     """Return the commands with which the user can watch or stop a detached run."""
     return [
         phrase("deployment.watch_command", path=run_path),
-        f"  stop      temper stop {run_path}",
-        f"  output    {run_path / OUTPUT_FILE}",
+        phrase("deployment.stop_command", path=run_path),
+        phrase("deployment.output_file", path=run_path / OUTPUT_FILE),
     ]

@@ -26,6 +26,7 @@ from typing import Literal, NoReturn
 
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.installers import (
     Installer,
@@ -63,8 +64,10 @@ class Part:
     def title(self) -> str:
         names = " + ".join(file.name for file in self.files)
         if self.left_out:
-            return f"{names}, without PyTorch and what needs it"
-        return names if self.with_dependencies else f"{names}, without their dependencies"
+            return phrase("deployment.part_without_torch", files=names)
+        if self.with_dependencies:
+            return names
+        return phrase("deployment.part_without_dependencies", files=names)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(f"temper: {error}")
         return 1
     except KeyboardInterrupt:
-        report("temper: interrupted; run the same command again to continue")
+        report(phrase("deployment.installation_interrupted"))
         return 130
     return 0
 
@@ -233,14 +236,14 @@ def install(plan: Plan) -> None:
     fresh = not is_usable(plan.folder, record)
     todo = list(plan.parts) if fresh else pending(plan, record)
     _check_disk(plan, todo)
-    report(f"temper: preparing {plan.folder}; what is said meanwhile is in install.log there")
+    report(phrase("deployment.installation_starts", folder=plan.folder, log="install.log"))
     if fresh:
-        with step(f"virtual environment, Python {sys.version.split()[0]}"):
+        with step(phrase("deployment.virtual_environment", python=sys.version.split()[0])):
             make_virtual_environment(plan.folder)
         record = {"location": str(plan.folder)}
     for packages in sorted(plan.folder.glob("lib/python*/site-packages")):
         for name in remove_half_installed(packages):
-            report(f"  removed a half-installed {name}")
+            report(phrase("deployment.half_installed_removed", name=name))
     installer = installer_for(python_of(plan.folder), plan.folder / "install.log")
     for part in todo:
         record.pop(part.name, None)
@@ -250,12 +253,10 @@ def install(plan: Plan) -> None:
         write_json(plan.folder / RECORD_NAME, record)
     if plan.torch_build == "cpu":
         remove_triton(plan.folder, installer)
-    report(
-        f"  ready after {time.monotonic() - started:.0f} s; the next time there is nothing to do"
-    )
+    report(phrase("deployment.environment_ready", seconds=time.monotonic() - started))
     command = plan.folder / "bin" / "temper"
     if command.is_file() and shutil.which("temper") is None:
-        report(f"  where temper is to be typed, type {os.path.relpath(command)}")
+        report(phrase("deployment.command_not_on_path", command=os.path.relpath(command)))
 
 
 def is_usable(folder: Path, record: dict[str, str]) -> bool:
@@ -347,7 +348,8 @@ def install_part(plan: Plan, part: Part, installer: Installer) -> None:
         install_torch(installer, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
         remove_earlier_name(plan.folder, installer)
-        installer.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
+        title = phrase("deployment.temper_editable")
+        installer.install(title, "--no-deps", "--editable", str(plan.root))
     else:
         files = [word for file in to_install(plan, part) for word in ("-r", str(file))]
         mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
@@ -357,7 +359,7 @@ def install_part(plan: Plan, part: Part, installer: Installer) -> None:
 def remove_earlier_name(folder: Path, installer: Installer) -> None:
     """Remove the project's earlier package `temper` (up to 0.1.0), whose command would conflict."""
     if any(folder.glob("lib/python*/site-packages/temper-0.1.*.dist-info")):
-        installer.uninstall("temper 0.1, as it was called before", "temper")
+        installer.uninstall(phrase("deployment.removing_earlier_temper"), "temper")
 
 
 def remove_triton(folder: Path, installer: Installer) -> None:
@@ -366,8 +368,7 @@ def remove_triton(folder: Path, installer: Installer) -> None:
     Without a GPU, the kernels of TRL and unsloth fail with it.
     """
     if any(folder.glob("lib/python*/site-packages/triton-*.dist-info")):
-        title = "without triton, at which kernels fail where there is no GPU"
-        installer.uninstall(title, "triton")
+        installer.uninstall(phrase("deployment.removing_triton"), "triton")
 
 
 def to_install(plan: Plan, part: Part) -> Sequence[Path]:
@@ -397,18 +398,19 @@ def install_torch(installer: Installer, version: str, build: TorchBuild) -> None
     """
     if build == "cuda":
         installer.install(
-            f"PyTorch {version}, CUDA build: an NVIDIA driver is here", f"torch==={version}"
+            phrase("deployment.pytorch_cuda_build", version=version), f"torch==={version}"
         )
         return
-    cpu, title = f"torch=={version}+cpu", f"PyTorch {version}, CPU build: no NVIDIA driver here"
+    cpu, title = f"torch=={version}+cpu", phrase("deployment.pytorch_cpu_build", version=version)
     if installer.offers(cpu):
         installer.install(title, cpu)
     elif sys.platform == "linux" and installer.offers(cpu, "--index-url", PYTORCH_CPU_INDEX):
         source = ("--index-url", PYTORCH_CPU_INDEX)
-        installer.install(f"{title}; from {PYTORCH_CPU_INDEX}", "--no-deps", *source, cpu)
+        title = phrase("deployment.pytorch_from_index", title=title, index=PYTORCH_CPU_INDEX)
+        installer.install(title, "--no-deps", *source, cpu)
     else:
-        size = " (on Linux with CUDA, several GB)" if sys.platform == "linux" else ""
-        title = f"PyTorch {version}, the default index's build{size}: no CPU build to be had"
+        size = phrase("deployment.pytorch_size_with_cuda") if sys.platform == "linux" else ""
+        title = phrase("deployment.pytorch_default_build", version=version, size=size)
         installer.install(title, f"torch=={version}")
 
 
@@ -440,7 +442,7 @@ def only_one_installer() -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("temper: waiting for another installation to end")
+            report(phrase("deployment.waiting_for_installation"))
             fcntl.flock(file, fcntl.LOCK_EX)
         os.set_inheritable(file.fileno(), True)
         yield

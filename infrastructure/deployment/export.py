@@ -97,7 +97,7 @@ def export_model(
     refuse_what_is_there(folder)
     converter = check_possible(run, folder, request)
     rounding = rounding_of(run, request)
-    report("Loading the model")
+    report(phrase("deployment.export_loading_model"))
     is_merged = request.is_merged and bool(recorded_model(run).get("lora"))
     trained = _load(run, checkpoint, is_rounded=rounding is not None, is_merged=is_merged)
     model = trained.loaded.model

@@ -86,6 +86,14 @@ class Reference:
         return cls(prompts, logits, tolerance, expected)
 
 
+# Whether the export encodes prompts as the trained model does; None: it has no tokenizer.
+PROMPTS = {
+    True: "deployment.export_prompts_same",
+    False: "deployment.export_prompts_other",
+    None: "deployment.export_without_tokenizer",
+}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The result of comparing an export with the trained model.
@@ -118,17 +126,20 @@ class Comparison:
 
     def words(self) -> str:
         """Return the result as text for the user."""
-        prompt = {True: "the same prompts", False: "other prompts", None: "no tokenizer"}
-        same = (
-            "" if self.same_answers is None else f", {self.same_answers} of {NUM_QUESTIONS} answers"
-        )
+        same = ""
+        if self.same_answers is not None:
+            same = phrase(
+                "deployment.export_same_answers",
+                num_same=self.same_answers,
+                num_answers=NUM_QUESTIONS,
+            )
         return phrase(
             "deployment.export_read_back",
             reader=self.by,
             distance=self.distance,
             percent=100 * self.same_choice,
             answers=same,
-            prompts=prompt[self.same_prompt],
+            prompts=phrase(PROMPTS[self.same_prompt]),
         )
 
 

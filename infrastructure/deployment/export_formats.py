@@ -186,7 +186,7 @@ def _write_onnx(work: Work, folder: Path) -> None:
             external_data=True,
             verbose=False,
         )
-    runtime: Any = require("onnxruntime", "reading an ONNX file back")
+    runtime: Any = require("onnxruntime", "deployment.reading_onnx")
     with _in_its_words("onnxruntime"):
         session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
@@ -207,8 +207,8 @@ def _write_gguf(work: Work, folder: Path) -> None:
     with _whole_model(work, folder) as whole:
         _add_first_token(whole, begins)
         work.converter.convert(whole, file, work.request.bits)
-    transformers: Any = require("transformers", "reading a GGUF file back")
-    with _in_its_words("transformers' reader of GGUF"), without_progress_bars():
+    transformers: Any = require("transformers", "deployment.reading_gguf")
+    with _in_its_words(phrase("deployment.gguf_reader")), without_progress_bars():
         again = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name)
     work.compare("transformers (gguf_file)", logits_of(again.eval()))
     if is_installed("llama_cpp"):
@@ -228,7 +228,7 @@ def _add_first_token(whole: Path, begins: bool) -> None:
 
 
 def _compare_in_llama_cpp(work: Work, file: Path) -> None:
-    llama_cpp: Any = require("llama_cpp", "reading a GGUF file back")
+    llama_cpp: Any = require("llama_cpp", "deployment.reading_gguf")
     with _in_its_words("llama.cpp"):
         model = llama_cpp.Llama(str(file), n_ctx=MAX_TOKENS, logits_all=True, verbose=False)
 
@@ -267,7 +267,7 @@ def _write_modelfile(work: Work, folder: Path) -> None:
         work.notes.append(phrase("deployment.no_modelfile_for_template"))
         return
     write_text(folder / MODELFILE, modelfile(pieces, GGUF_FILE, work.ends))
-    work.notes.append(f"for Ollama: ollama create NAME -f {MODELFILE} (not seen: Ollama itself)")
+    work.notes.append(phrase("deployment.ollama_command", file=MODELFILE))
 
 
 def _save_beside(work: Work, folder: Path) -> None:
@@ -281,7 +281,7 @@ def _prompts_in(folder: Path, model: Any) -> list[torch.Tensor] | None:
     """Return the questions, encoded by the tokenizer in a folder, or None if it has none."""
     if not (folder / "tokenizer_config.json").is_file():
         return None
-    transformers: Any = require("transformers", "reading a tokenizer back")
+    transformers: Any = require("transformers", "deployment.reading_tokenizer")
     return prompts_of(model, transformers.AutoTokenizer.from_pretrained(folder))
 
 

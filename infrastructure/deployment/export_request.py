@@ -154,7 +154,7 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
         raise InputError("deployment.export_vision_model", run_id=run.run_id)
     if request.is_small:
         package = "bitsandbytes" if rounding_of(run, request) is None else "torchao"
-        refuse_missing(package, f"a model of {request.bits} bits")
+        refuse_missing(package, phrase("deployment.model_of_bits", bits=request.bits))
     converter = None
     if request.form is Form.GGUF:
         converter = find_converter(request.converter)

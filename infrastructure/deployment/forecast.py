@@ -165,9 +165,11 @@ class Forecast:
             problems.append(
                 phrase(
                     "deployment.micro_batch_does_not_fit",
-                    consequence="which is computed in smaller pieces"
-                    if self.has_smaller_pieces
-                    else phrase("deployment.run_will_stop_there"),
+                    consequence=phrase(
+                        "deployment.micro_batch_is_split"
+                        if self.has_smaller_pieces
+                        else "deployment.run_will_stop_there"
+                    ),
                 )
             )
         needed = max(self.disk_bytes, self.most_disk_bytes)

@@ -21,10 +21,6 @@ QUANTIZER = "llama-quantize"
 FOLDER_VARIABLE = "LLAMA_CPP_DIR"
 USUAL_FOLDERS = ("llama.cpp", "~/llama.cpp", "~/.unsloth/llama.cpp", "/opt/llama.cpp")
 BUILD_FOLDERS = (".", "build/bin", "bin")
-HOW_TO_GET_IT = (
-    f"git clone --depth 1 https://github.com/ggml-org/llama.cpp brings it; --converter"
-    f" FOLDER/{SCRIPT} names it"
-)
 OUT_TYPES = {None: "auto", 16: "f16", 8: "q8_0", 4: "f16"}
 FOUR_BITS = "Q4_K_M"
 
@@ -105,7 +101,7 @@ def find_converter(named: Path | None = None) -> Converter:
                 "deployment.named_converter_missing",
                 path=named,
                 script=SCRIPT,
-                how_to_get_it=HOW_TO_GET_IT,
+                how_to_get_it=phrase("deployment.how_to_get_converter", script=SCRIPT),
             )
         return Converter(script.resolve(), _quantizer(script))
     for script in _usual_scripts():
@@ -116,7 +112,7 @@ def find_converter(named: Path | None = None) -> Converter:
         script=SCRIPT,
         folder_variable=FOLDER_VARIABLE,
         folders=", ".join(USUAL_FOLDERS),
-        how_to_get_it=HOW_TO_GET_IT,
+        how_to_get_it=phrase("deployment.how_to_get_converter", script=SCRIPT),
     )
 
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from infrastructure.core.errors import Problem
+from infrastructure.core.messages import phrase
 
 NUM_ERROR_LINES = 12
 PROBE_LIMITS = ("--timeout", "8", "--retries", "1")  # an unreachable index costs only seconds
@@ -270,7 +271,7 @@ class UvElsePip:
         try:
             self.uv.install(title, *arguments)
         except InstallError:
-            report(f"  uv could not do that ({self.uv.log} says why); now with pip")
+            report(phrase("deployment.uv_failed", log=self.uv.log))
             self.pip.install(title, *arguments)
 
     def uninstall(self, title: str, package: str) -> None:

@@ -112,7 +112,7 @@ class MethodTraining:
             self.report(by_product.line())
             callback.run.decided = by_product.decided()
         with traceback_kept_in(run.path / TRACEBACK_FILE):
-            with self.report.waiting("loading the model"):
+            with self.report.waiting(phrase("deployment.loading_model")):
                 trainer = training.make_trainer(is_new=resumed is None, say=self.report)
             training.data.quarantine.write(run.quarantine_file)
             if len(contents := training.data.contents()):  # else the file name has to do

@@ -199,7 +199,7 @@ def _write_missing_report(run: RunDirectory, report: Callable[[str], None]) -> N
     try:
         write_report(run.path)
     except Exception as error:  # the report is only for viewing
-        log.warning("%s was not written: %r", REPORT_FILE, error)
+        log.warning(phrase("deployment.file_not_written", file=REPORT_FILE, error=repr(error)))
         return
     report(phrase("deployment.report_rewritten", file=REPORT_FILE))
     new: dict[str, str | None] = {**seal_of(run.path)}

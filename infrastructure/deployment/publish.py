@@ -259,8 +259,10 @@ class ModelRepository:
         except OSError as error:
             is_silent = error.errno in (errno.ENOTCONN, errno.ETIMEDOUT)
             raise (NoAnswerError if is_silent else StorageError)(
-                f"{self.name} was not published: {redact(error.strerror or str(error))}"
-                f" ({self.place.advice(error)})"
+                "deployment.not_published",
+                name=self.name,
+                error=redact(error.strerror or str(error)),
+                advice=self.place.advice(error),
             ) from error
 
 
@@ -388,7 +390,11 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
     """Return a text on which weights the run trained."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
-    trained = f"a LoRA of rank {lora.get('r')}" if lora else "all weights"
+    trained = (
+        phrase("deployment.card_trained_lora", rank=lora.get("r"))
+        if lora
+        else phrase("deployment.trains_all")
+    )
     if (kind := config.model.quantization_aware) is not None:
         trained += phrase("deployment.card_rounded", kind=kind)
     if not added:
@@ -408,8 +414,12 @@ def _is_rounded(folder: Path) -> bool:
 
 def _rows_words(data: Mapping[str, object]) -> str:
     if "num_train" not in data:  # a Trainer's run
-        return f"{_number(data, 'num_examples')} learnt"
-    return f"{_number(data, 'num_train')} learnt, {_number(data, 'num_evaluation')} held out"
+        return phrase("deployment.card_rows_of_trainer", num_train=_number(data, "num_examples"))
+    return phrase(
+        "deployment.card_rows",
+        num_train=_number(data, "num_train"),
+        num_held_out=_number(data, "num_evaluation"),
+    )
 
 
 def _summary(run: RunDirectory) -> JsonObject:
@@ -426,7 +436,7 @@ def _base_words(model: JsonObject) -> str:
             "deployment.card_base_from_scratch", architecture=model.get("architecture"), size=size
         )
     if (hub := _base_on_hub(model)) is not None:
-        return f"[{hub}](https://huggingface.co/{hub}), revision `{model.get('revision')}`"
+        return phrase("deployment.card_base_on_hub", hub=hub, revision=model.get("revision"))
     return phrase("deployment.card_base_local_folder", name=Path(str(model.get("name"))).name)
 
 
@@ -436,7 +446,7 @@ def _base_on_hub(model: JsonObject) -> str | None:
 
 def _number(record: Mapping[str, object], key: str) -> str:
     value = record.get(key)
-    return f"{value:,}" if isinstance(value, int) else "an unknown number"
+    return f"{value:,}" if isinstance(value, int) else phrase("deployment.card_unknown_number")
 
 
 def _versions(packages: dict[str, str]) -> str:

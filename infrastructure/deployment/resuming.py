@@ -158,7 +158,15 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
     keys = [*differing_keys(before, now)]
     if not keys:
         return
-    changed = ", ".join(f"{shown_name(k)} was {before.get(k)} and is {now.get(k)}" for k in keys)
+    changed = ", ".join(
+        phrase(
+            "deployment.setting_was_and_is",
+            setting=shown_name(key),
+            before=before.get(key),
+            now=now.get(key),
+        )
+        for key in keys
+    )
     raise CheckpointError(
         "deployment.finished_run_settings_changed",
         run_id=run.run_id,

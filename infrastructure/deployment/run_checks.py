@@ -84,4 +84,5 @@ def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -
     try:
         write_json(run_directory / CHECKS_FILE, [*read_rounds(run_directory), one][-MAX_ROUNDS:])
     except OSError as error:
-        log.warning("%s was not written: %s", run_directory / CHECKS_FILE, error)
+        file = run_directory / CHECKS_FILE
+        log.warning(phrase("deployment.file_not_written", file=file, error=error))

@@ -444,7 +444,8 @@ class Sweep:
         left = min(num_trials, self._num_combinations()) - len(results)
         if trained and left > 0:
             mean = sum(trained) / len(trained)
-            line += f"; {left:g} more take about {format_duration(mean * left)}"
+            time_left = format_duration(mean * left)
+            line += phrase("deployment.sweep_time_left", left=left, time=time_left)
         report(line)
         if len(results) >= MOST_FAILURES and all(one.state == "fail" for one in results):
             raise InputError(

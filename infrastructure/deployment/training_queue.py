@@ -338,7 +338,7 @@ def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
     if code == ExitCode.NOT_CONFIRMED:
         return JobState.FINISHED, phrase("deployment.job_backup_not_confirmed")
     if code in (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-        return JobState.STOPPED, _reason_of(place) or "before it began"
+        return JobState.STOPPED, _reason_of(place) or phrase("deployment.job_stopped_early")
     return JobState.FAILED, detached.last_line(place)
 
 

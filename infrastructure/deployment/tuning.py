@@ -130,7 +130,7 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
             key=Named(BATCH_SIZE),
             micro_batch=choice.size,
             global_batch=whole,
-            reason=choice.reason or f"{whole} make the whole step",
+            reason=choice.reason or phrase("deployment.whole_step_at_once", size=whole),
         )
     )
     for line in choice.lines():
@@ -181,7 +181,9 @@ def _with_pipeline(
     """Return the changes of precision, compilation, checkpointing and data loading that pay off."""
     plan = trainer.batch_plan()
     num_tokens = _num_tokens(trainer)
-    basis = "with this batch" if results["settings"] else "as configured"
+    basis = phrase(
+        "deployment.tuning_with_batch" if results["settings"] else "deployment.tuning_as_configured"
+    )
     basis += phrase(
         "deployment.tuning_batch_basis",
         micro_batch_size=plan.micro_batch_size,

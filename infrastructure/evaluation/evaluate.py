@@ -86,7 +86,7 @@ class Evaluation(HeldOut):
 
 def measured_answers() -> Count:
     """Create the progress counter of a measurement."""
-    return Count("measuring the model", "answers")
+    return Count(phrase("evaluation.evaluating_model"), "answers")
 
 
 def evaluate_model(config: DeploymentConfig) -> list[str]:

@@ -114,7 +114,7 @@ def about_picture(question: str) -> Turn:
 
 def fixed_picture() -> "Image":
     """Return an image with stripes of all colors."""
-    images = require("PIL.Image", "comparing what a model sees")
+    images = require("PIL.Image", "evaluation.comparing_images")
     stripes = torch.arange(PICTURE_SIDE**2 * 3, dtype=torch.int64) * 7 % 256
     pixels = stripes.to(torch.uint8).reshape(PICTURE_SIDE, PICTURE_SIDE, 3)
     image: Image = images.fromarray(pixels.numpy())
@@ -420,7 +420,7 @@ class Loading:
 
     def read(self, folder: Path) -> tuple[Any, "PreTrainedTokenizerBase"]:
         """Load the model in a folder and its tokenizer."""
-        transformers = require("transformers", "reading a saved model")
+        transformers = require("transformers", "evaluation.reading_saved_model")
         is_lora = (folder / "adapter_config.json").is_file()
         place, options = str(folder), self.options
         if is_lora:
@@ -431,7 +431,7 @@ class Loading:
             model = getattr(transformers, self.auto_class).from_pretrained(place, **options)
             keep_trainable_layout(model)
             if is_lora:
-                peft = require("peft", "reading a saved LoRA")
+                peft = require("peft", "evaluation.reading_saved_lora")
                 model = peft.PeftModel.from_pretrained(model, str(folder))
                 if (folder / GENERATION_FILE).is_file():
                     ends = transformers.GenerationConfig.from_pretrained(folder)
@@ -440,7 +440,7 @@ class Loading:
 
     def read_processor(self, folder: Path) -> Any:
         """Load the processor in a folder."""
-        transformers = require("transformers", "reading a saved model")
+        transformers = require("transformers", "evaluation.reading_saved_model")
         trusted = {"trust_remote_code": self.options["trust_remote_code"]}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

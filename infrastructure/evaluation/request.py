@@ -15,10 +15,10 @@ from infrastructure.evaluation.text_scores import refuse_missing_package
 
 HARNESS = "lm_eval"
 UNUSED = {
-    "data.eval_path": "the model is measured on DATA",
-    "data.validation_split": "nothing is held out of DATA",
-    "model.lora_config": "MODEL brings its own LoRA",
-    "model.embedded": "MODEL has its shape",
+    "data.eval_path": "evaluation.data_is_evaluated",
+    "data.validation_split": "evaluation.nothing_held_out",
+    "model.lora_config": "evaluation.model_has_own_lora",
+    "model.embedded": "evaluation.model_has_own_shape",
 }
 # Settings below `training.` that only affect how a model learns, is saved or is monitored.
 OF_LEARNING = (
@@ -38,7 +38,8 @@ OF_LEARNING = (
 
 def unused_because(key: str) -> str | None:
     """Return the reason why a measurement does not use the setting; None if it does."""
-    return next((r for part, r in UNUSED.items() if f"{key}.".startswith(f"{part}.")), None)
+    codes = (code for part, code in UNUSED.items() if f"{key}.".startswith(f"{part}."))
+    return next(map(phrase, codes), None)
 
 
 def refuse_flags_without_effect(config: DeploymentConfig) -> None:
@@ -51,7 +52,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
     for key, source in config.sources().items():
         section, _, name = key.partition(".")
         is_of_learning = section == "training" and name in OF_LEARNING
-        reason = "nothing is trained" if is_of_learning else unused_because(key)
+        reason = phrase("evaluation.nothing_trained") if is_of_learning else unused_because(key)
         if source.layer in (Layer.FLAG, Layer.KEYWORD) and reason is not None:
             sentences.append(phrase("evaluation.flag_no_effect", key=Setting(key), reason=reason))
     if sentences:
@@ -115,4 +116,4 @@ class TaskRequest:
             raise InputError("evaluation.task_limit_too_small", limit=self.limit)
         if self.num_fewshot is not None and self.num_fewshot < 0:
             raise InputError("evaluation.num_fewshot_negative", num_fewshot=self.num_fewshot)
-        refuse_missing(HARNESS, "measuring on tasks")
+        refuse_missing(HARNESS, "evaluation.evaluating_on_tasks")

@@ -19,6 +19,7 @@ from infrastructure.config.measures import (
     ROUGE2,
     Of,
 )
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, refuse_missing
 
 FINAL_ANSWER_SIGN = "####"  # GSM8K's marker: the final result follows it
@@ -117,7 +118,7 @@ def refuse_missing_package(names: Collection[str]) -> None:
         MissingPackageError: torchmetrics is missing; the message has the command that installs it.
     """
     if needing := [name for name in names if name in OF_TORCHMETRICS]:
-        refuse_missing("torchmetrics", f"the measure {', '.join(needing)}")
+        refuse_missing("torchmetrics", phrase("evaluation.computing_metrics", names=needing))
 
 
 def usual_measures(*, has_final_answers: bool, has_pairs: bool = True) -> list[str]:

@@ -30,7 +30,7 @@ class MonitorCollector:
         self.monitor, self.run = monitor, run
 
     def collect(self) -> Iterator[Any]:
-        core = require("prometheus_client.core", "the Prometheus endpoint")
+        core = require("prometheus_client.core", "monitoring.prometheus_endpoint")
         sample, metrics = self.monitor.latest()
         numbers = {"step": self.monitor.step, **sample}
         numbers |= metrics.values() if metrics is not None else {}
@@ -79,7 +79,7 @@ class PrometheusEndpoint:
     """
 
     def __init__(self, monitor: TrainingMonitor, run: str, address: str) -> None:
-        client = require("prometheus_client", "the Prometheus endpoint")
+        client = require("prometheus_client", "monitoring.prometheus_endpoint")
         registry = client.CollectorRegistry()
         registry.register(MonitorCollector(monitor, run))
         host, _, port = address.rpartition(":")

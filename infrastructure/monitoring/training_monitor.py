@@ -176,11 +176,13 @@ class TrainingMonitor:
             return
         self.sample()
         for sink in self.sinks:
-            self._best_effort.attempt(f"the alert sink {sink.name}", sink.close)
+            self._best_effort.attempt(phrase("monitoring.alert_sink", name=sink.name), sink.close)
         self._report_lost(is_end=True)
         if self.directory is not None:
             path, summary = self.directory / SUMMARY_FILE, self.get_performance_summary()
-            self._best_effort.attempt(f"writing {path.name}", lambda: write_json(path, summary))
+            self._best_effort.attempt(
+                phrase("monitoring.writing_file", file=path.name), lambda: write_json(path, summary)
+            )
         for file in self._files.values():
             self._best_effort.attempt(f"closing {file.path.name}", file.close)
         if self._gpus is not None:
@@ -260,23 +262,29 @@ class TrainingMonitor:
 
     def _watch(self) -> None:
         """Run in the thread: sample at every interval, and deliver alerts as soon as they exist."""
-        self._best_effort.attempt("reading the machine", self._read_machine)  # rates begin here
+        self._best_effort.attempt(
+            phrase("monitoring.machine_readings"), self._read_machine
+        )  # rates begin here
         due = time.monotonic() + min(self.interval_seconds, FIRST_SECONDS)
         while not self._is_stopping:
             if time.monotonic() >= due:
                 due = time.monotonic() + self.interval_seconds
-                self._best_effort.attempt("the monitor", self.sample)
+                self._best_effort.attempt(phrase("monitoring.the_monitor"), self.sample)
             self._deliver()
             self._wake.wait(max(0.0, due - time.monotonic()))
             self._wake.clear()
 
     def _look(self) -> Record:
         sample: Record = {}
-        machine = self._best_effort.attempt("reading the machine", self._read_machine)
+        machine = self._best_effort.attempt(
+            phrase("monitoring.machine_readings"), self._read_machine
+        )
         sample |= machine or {}
-        sample["gpus"] = self._best_effort.attempt("reading the GPUs", self._read_gpus) or []
+        sample["gpus"] = (
+            self._best_effort.attempt(phrase("monitoring.gpu_readings"), self._read_gpus) or []
+        )
         for name, probe in self.probes.items():
-            sample[name] = self._best_effort.attempt(f"the probe {name}", probe)
+            sample[name] = self._best_effort.attempt(phrase("monitoring.probe", name=name), probe)
         return sample
 
     def _read_machine(self) -> Record:
@@ -314,7 +322,9 @@ class TrainingMonitor:
             alert = self._waiting.popleft()
             self._write("alerts", alert.record())
             for sink in self.sinks if alert.state == "raised" else []:
-                self._best_effort.attempt(f"the alert sink {sink.name}", partial(sink.send, alert))
+                self._best_effort.attempt(
+                    phrase("monitoring.alert_sink", name=sink.name), partial(sink.send, alert)
+                )
         self._report_lost()
 
     def _report_lost(self, *, is_end: bool = False) -> None:
@@ -341,13 +351,13 @@ class TrainingMonitor:
                 severity="warning",
                 value=num_lost,
                 limit=0,
-                message=f"{text} holds them all",
+                message=text,
             )
             self._write("alerts", alert.record())
             for other in self.sinks:
                 if not hasattr(other, "lost"):
                     self._best_effort.attempt(
-                        f"the alert sink {other.name}", partial(other.send, alert)
+                        phrase("monitoring.alert_sink", name=other.name), partial(other.send, alert)
                     )
 
     def _write_performance(self) -> None:
@@ -361,7 +371,8 @@ class TrainingMonitor:
         file = self._files.get(name)
         if file is not None:
             self._best_effort.attempt(
-                f"writing {file.path.name}", lambda: file.append(encode_record(record))
+                phrase("monitoring.writing_file", file=file.path.name),
+                lambda: file.append(encode_record(record)),
             )
 
 

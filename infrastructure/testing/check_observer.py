@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from infrastructure.core.messages import phrase
 from infrastructure.testing.parameter_checks import check_learning, check_steps
 from infrastructure.testing.preflight import UNIT, run_checks
 from infrastructure.testing.results import CheckResult, sentence
@@ -55,6 +56,8 @@ class CheckObserver(Observer):
         unit = run_checks(UNIT, self._subject)
         results = [*unit, *run_checks(REAL_STEPS, self._subject, "integration")]
         if failed := [result for result in results if result.status == "fail"]:
-            log.warning("checks at step %d: %s", state.step, sentence(failed))
+            log.warning(
+                phrase("testing.checks_failed_at_step", step=state.step, failed=sentence(failed))
+            )
         self._take(state.step, results)
         self._due_at = self._clock() + self._interval_seconds

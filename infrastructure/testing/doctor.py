@@ -30,21 +30,21 @@ LOW_DISK_BYTES, MINIMUM_DISK_BYTES = 5 * GIB, GIB // 4
 
 # What optional packages are needed for.
 NEEDED_FOR = {
-    "bitsandbytes": "4-bit and 8-bit quantization, the 8-bit and paged optimizers",
-    "fsspec": "backups at an address (s3://, gs://, sftp://)",
-    "gputil": "GPU facts where nvidia-ml-py cannot read them",
-    "ipywidgets": "forms and live views in notebooks",
-    "pandas": "notebooks: Colab's own packages ask for it",
-    "protobuf": "notebooks: Colab's own packages ask for it",
-    "setuptools": "gputil on Python 3.12 and later",
-    "torchao": "fp8 arithmetic",
-    "trl": "the unsloth back end and the bridge to TRL's trainers",
+    "bitsandbytes": "testing.purpose_quantization",
+    "fsspec": "testing.purpose_remote_backups",
+    "gputil": "testing.purpose_gpu_facts",
+    "ipywidgets": "testing.purpose_notebook_forms",
+    "pandas": "testing.purpose_colab_packages",
+    "protobuf": "testing.purpose_colab_packages",
+    "setuptools": "testing.purpose_gputil",
+    "torchao": "testing.purpose_fp8",
+    "trl": "testing.purpose_trl",
 }
 # Declared as required, so that users' files can be read at once; nothing else needs them.
 READERS = {
-    "gdown": "data on Google Drive (colab.fetch_dataset)",
-    "h5py": "HDF5 files",
-    "openpyxl": "Excel files",
+    "gdown": "testing.purpose_drive_data",
+    "h5py": "testing.purpose_hdf5",
+    "openpyxl": "testing.purpose_excel",
 }
 # Only GPU facts need these.
 FOR_GPUS = {"gputil", "setuptools"}
@@ -102,7 +102,7 @@ def verdict(findings: list[Diagnosis]) -> str:
         return phrase("testing.not_ready_to_train", problems=_counted(num_failed, "problem"))
     if num_warned:
         return phrase("testing.ready_with_warnings", warnings=_counted(num_warned, "warning"))
-    return "Ready to train."
+    return phrase("testing.ready_to_train")
 
 
 def _counted(number: int, noun: str) -> str:
@@ -118,15 +118,13 @@ def exit_code(findings: list[Diagnosis]) -> ExitCode:
 def check_python(hardware: Hardware) -> Iterator[Diagnosis]:
     """Check the interpreter's version against the tested ones."""
     version = tuple(map(int, hardware.python.split(".")[:2]))
-    tested = f"tested are {_dotted(OLDEST_PYTHON)} to {_dotted(NEWEST_TESTED_PYTHON)}"
+    tested = {"oldest": _dotted(OLDEST_PYTHON), "newest": _dotted(NEWEST_TESTED_PYTHON)}
     if version < OLDEST_PYTHON:
-        yield Diagnosis("fail", "Python", f"{hardware.python} is too old: {tested}")
+        text = phrase("testing.python_too_old", python=hardware.python, **tested)
+        yield Diagnosis("fail", "Python", text)
     elif version > NEWEST_TESTED_PYTHON:
-        yield Diagnosis(
-            "warn",
-            "Python",
-            phrase("testing.python_too_new", python=hardware.python, tested=tested),
-        )
+        text = phrase("testing.python_too_new", python=hardware.python, **tested)
+        yield Diagnosis("warn", "Python", text)
     else:
         yield Diagnosis("ok", "Python", f"{hardware.python}, {hardware.platform}")
 
@@ -154,7 +152,7 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
         subject, _, text = line.partition(": ")
         level = levels.get(subject, "ok")
         if subject == "disk" and hardware.disk_free_bytes is not None:
-            text = f"{format_bytes(hardware.disk_free_bytes)} free"
+            text = phrase("testing.disk_free", size=format_bytes(hardware.disk_free_bytes))
         yield Diagnosis(level, subject, text, "" if level == "ok" else remedies[subject])
 
 
@@ -185,7 +183,7 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
         version = installation.version(requirement.name)
         remedy = _pip_line(tested.get(requirement.name, requirement))
         if version is None and requirement.name in READERS:
-            purpose = READERS[requirement.name]
+            purpose = phrase(READERS[requirement.name])
             text = phrase("testing.optional_package_unusable", purpose=purpose)
             yield Diagnosis("warn", requirement.name, text, remedy)
         elif version is None:
@@ -223,8 +221,8 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
         num_packages=len(wanted),
         on=TESTED_ON[column],
     )
-    text += f"; another version: {', '.join(differing)}" if differing else ""
-    text += f"; not installed: {', '.join(missing)}" if missing else ""
+    text += phrase("testing.other_versions", names=differing) if differing else ""
+    text += phrase("testing.packages_missing", names=missing) if missing else ""
     yield Diagnosis("warn" if differing else "note" if missing else "ok", "versions", text)
     needed = {r.name for r in installation.requirements(DISTRIBUTION)}
     for requirement in others:
@@ -232,9 +230,9 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
         if version is None and requirement.name not in needed:
             purpose = NEEDED_FOR.get(requirement.name)
             text = (
-                phrase("testing.optional_package_missing", purpose=purpose)
+                phrase("testing.optional_package_missing", purpose=phrase(purpose))
                 if purpose
-                else "not installed"
+                else phrase("testing.package_missing")
             )
             yield Diagnosis("note", requirement.name, text, _pip_line(requirement))
         elif version is not None:
@@ -258,7 +256,7 @@ def check_torch_build(hardware: Hardware, installation: Installation) -> Iterato
     version, cuda = installation.version("torch"), installation.torch_cuda()
     if version is None:
         return
-    build = f"built for CUDA {cuda}" if cuda else "a CPU build"
+    build = phrase("testing.cuda_build", cuda=cuda) if cuda else phrase("testing.cpu_build")
     if hardware.nvidia_driver and cuda is None:
         text = phrase("testing.pytorch_without_cuda", version=version, build=build)
         remedy = f"pip install 'torch==={version.public}'"
@@ -295,12 +293,18 @@ def check_unsloth(installation: Installation) -> Iterator[Diagnosis]:
             continue
         unmet = unmet_requirements(package, installation)
         if unmet:
-            requirements = [f"{r.name}{r.specifier} (here {v or 'missing'})" for r, v in unmet]
-            yield Diagnosis(
-                "warn", package, f"{version} asks for {', '.join(requirements)}", UNSLOTH_LINE
-            )
+            requirements = [_unmet(needed, installed) for needed, installed in unmet]
+            text = phrase("testing.requirements_unmet", version=version, requirements=requirements)
+            yield Diagnosis("warn", package, text, UNSLOTH_LINE)
         else:
             yield Diagnosis("ok", package, phrase("testing.unsloth_compatible", version=version))
+
+
+def _unmet(requirement: Requirement, version: Version | None) -> str:
+    needed = f"{requirement.name}{requirement.specifier}"
+    if version is None:
+        return phrase("testing.requirement_missing", requirement=needed)
+    return phrase("testing.requirement_unmet", requirement=needed, version=version)
 
 
 def unmet_requirements(

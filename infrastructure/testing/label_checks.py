@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jinja2.exceptions import TemplateError
 
-from infrastructure.core.messages import Setting, phrase
+from infrastructure.core.messages import phrase
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.data_pipeline import DataPipeline
@@ -213,7 +213,9 @@ def _examples(number: int) -> str:
 
 def _all_end(num_answers: int) -> str:
     return (
-        phrase("testing.only_answer_ends") if num_answers == 1 else f"all {num_answers} answers end"
+        phrase("testing.only_answer_ends")
+        if num_answers == 1
+        else phrase("testing.all_answers_end", num_answers=num_answers)
     )
 
 
@@ -277,8 +279,7 @@ def check_answers(subject: Subject) -> CheckResult:
     text = phrase("testing.answers_trained", num_answers=num_answers)
     if num_answers == 1:
         text = phrase(
-            "testing.only_answer_trained",
-            ending="but truncated" if num_cut else "with its end token",
+            "testing.only_answer_trained_truncated" if num_cut else "testing.only_answer_trained"
         )
     elif num_cut:
         were_cut = (
@@ -514,8 +515,9 @@ def _remedy_for_bos(pipeline: DataPipeline) -> str:
         is_templates = encoder.prompt_ids([Turn("user", "How much is 2 + 3?")])[:2] == [bos, bos]
     except FormatError:
         is_templates = True
-    where = format(Setting("data.chat_template")) if is_templates else phrase("testing.bos_in_rows")
-    return f"remove it from {where}"
+    return phrase(
+        "testing.remove_bos_from_template" if is_templates else "testing.remove_bos_from_rows"
+    )
 
 
 def check_prompts(pipeline: DataPipeline) -> CheckResult:

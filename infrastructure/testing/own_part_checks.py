@@ -49,7 +49,7 @@ def check_own_metrics(subject: Subject) -> CheckResult:
         with subject.trainer.precision.autocast():
             sums = adapter.sum_metrics(model, batch)
     shown = ", ".join(f"{name} {total / max(1, num):.4g}" for name, (total, num) in sums.items())
-    return CheckResult("own metrics", "pass", f"before the training: {shown}")
+    return CheckResult("own metrics", "pass", phrase("testing.own_metrics_work", values=shown))
 
 
 def check_own_strategy(subject: Subject) -> CheckResult:

@@ -34,7 +34,9 @@ def check_weights(subject: Subject) -> CheckResult:
     wrong = sorted(name for name, p in named if not bool(p.detach().isfinite().all()))
     if wrong:
         remedy = phrase("testing.load_intact_copy")
-        return CheckResult("weights", "fail", f"{_some(wrong)} contains NaN or infinity", remedy)
+        return CheckResult(
+            "weights", "fail", phrase("testing.weights_not_finite", names=_some(wrong)), remedy
+        )
     return CheckResult(
         "weights", "pass", phrase("testing.weights_are_finite", num_tensors=len(named))
     )
@@ -54,9 +56,11 @@ def check_trainable(subject: Subject) -> CheckResult:
         remedy = phrase("testing.check_lora_config")
         return CheckResult("trainable", "fail", wrong, remedy, numbers=numbers)
     what = (
-        phrase("testing.only_lora_trains") if has_lora(subject.model) else f"{len(trained)} tensors"
+        phrase("testing.only_lora_trains")
+        if has_lora(subject.model)
+        else phrase("testing.num_trained_tensors", num_trained=len(trained))
     )
-    text = f"{what}, {100 * share:.3g} % of the weights"
+    text = phrase("testing.trained_share", trained=what, percent=100 * share)
     return CheckResult("trainable", "pass", text, numbers=numbers)
 
 
@@ -92,7 +96,9 @@ def _missing_targets(subject: Subject) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    if len(names) == 1:
+        return names[0]
+    return phrase("testing.first_and_more", first=names[0], count=len(names) - 1)
 
 
 def check_start(subject: Subject) -> CheckResult:
@@ -106,8 +112,12 @@ def check_start(subject: Subject) -> CheckResult:
     moved = [p for n, p in model.named_parameters() if "lora_B" in n and bool(p.detach().any())]
     if moved:
         begins = subject.trainer.model_config.lora_config.init_lora_weights
-        why = "was trained before" if begins == "default" else f"is initialized with {begins}"
-        return CheckResult(name, "skipped", f"the LoRA {why}")
+        why = (
+            phrase("testing.lora_already_trained")
+            if begins == "default"
+            else phrase("testing.lora_starts_nonzero", method=begins)
+        )
+        return CheckResult(name, "skipped", why)
     with preserve_subject(subject):
         disable_randomness(subject)
         batch = subject.adapter.prepare_batch(subject.sample[:1])

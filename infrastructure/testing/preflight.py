@@ -96,7 +96,8 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
         elif isinstance(error, TokenFunctionError):
             result = CheckResult(name, "fail", str(error))
         elif where is not None:
-            result = CheckResult(name, "fail", f"{message} at {where}", "fix it there")
+            text = phrase("testing.own_code_raised", error=message, place=where)
+            result = CheckResult(name, "fail", text, phrase("testing.fix_own_code"))
         else:
             result = CheckResult(name, "fail", phrase("testing.check_did_not_run", error=message))
         release_traceback(error)
@@ -154,7 +155,8 @@ def _from_findings(name: str, findings: list[Diagnosis]) -> CheckResult:
         if matching := [finding for finding in findings if finding.level == level]:
             if name == "installation" and level == "warn" and len(matching) > 1:
                 subjects = ", ".join(finding.subject for finding in matching)
-                return CheckResult(name, level, f"not as tested: {subjects}", "see temper doctor")
+                text = phrase("testing.several_warnings", subjects=subjects)
+                return CheckResult(name, level, text, phrase("testing.see_doctor"))
             text = "; ".join(f"{finding.subject}: {finding.text}" for finding in matching)
             remedy = "; ".join(finding.remedy for finding in matching if finding.remedy)
             return CheckResult(name, level, text, remedy)

@@ -9,6 +9,7 @@ import pytest
 
 from colab.cost_line import KnownCosts
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_owner import write_trainer
 from infrastructure.training.data.samples import use_sample_data
 
@@ -29,19 +30,39 @@ def record(folder: Path, config: DeploymentConfig, **summary: Any) -> Path:
     return path
 
 
+def trains(epochs: str, batch: str | int, at_most: str = "") -> str:
+    """The first line; `batch` is a phrase or a number of examples."""
+    if isinstance(batch, int):
+        batch = phrase("notebook.num_examples", count=batch)
+    extent = phrase("notebook.epochs_in_steps", epochs=epochs, batch=batch, at_most=at_most)
+    return phrase("notebook.it_trains", extent=extent)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "It trains 3 epochs in steps of 32 examples."),
-        ({"preset": "quick"}, "It trains 60 steps of 32 examples."),
+        ({}, trains("3 epochs", 32)),
+        (
+            {"preset": "quick"},
+            phrase(
+                "notebook.it_trains",
+                extent=phrase(
+                    "notebook.steps_of_batch",
+                    steps=60,
+                    batch=phrase("notebook.num_examples", count=32),
+                ),
+            ),
+        ),
         (
             {"training": {"num_epochs": 1, "gradient_accumulation": 2, "max_steps": 1500}},
-            "It trains 1 epoch in steps of 64 examples, but at most 1,500.",
+            trains("1 epoch", 64, phrase("notebook.at_most_steps", steps=1500)),
         ),
         (
             {"model_name": "someone/model", "batch_size": "auto"},
-            "It trains notebook.default_epochs(finetune_epochs=3, scratch_epochs=4) in steps of"
-            " notebook.fastest_batch_measured().",
+            trains(
+                phrase("notebook.default_epochs", finetune_epochs=3, scratch_epochs=4),
+                phrase("notebook.fastest_batch_measured"),
+            ),
         ),
     ],
 )

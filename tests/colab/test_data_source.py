@@ -68,13 +68,13 @@ def test_a_table_comes_as_csv_and_a_document_as_text(link: str, address: str) ->
     ],
 )
 def test_a_link_to_no_file_is_refused(link: str) -> None:
-    with pytest.raises(ValueError, match="not that of one file: give the link of a file"):
+    with pytest.raises(ValueError, match=r"notebook\.drive_link_of_no_file\("):
         find_remote(link, 1.0)
 
 
 @pytest.mark.parametrize("address", ["https://", "http:///x", "https://[bad/x"])
 def test_an_address_without_a_server_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="is no web address"):
+    with pytest.raises(ValueError, match=r"notebook\.not_a_web_address\("):
         find_remote(address, 1.0)
 
 

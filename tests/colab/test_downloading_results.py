@@ -92,9 +92,7 @@ def test_a_page_that_fails_costs_nothing(
 def test_a_run_without_a_model_is_refused_with_what_to_do(run: Path) -> None:
     for path in sorted((run / "final").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(
-        ValueError, match=f"no trained model yet: .*temper export {run.name} FOLDER"
-    ):
+    with pytest.raises(ValueError, match=rf"notebook\.no_trained_model_yet\(run={run.name}\)"):
         colab.download_results(run)
 
 
@@ -107,6 +105,6 @@ def test_a_full_disk_is_reported_before_anything_is_written(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.SPARE_BYTES)
-    with pytest.raises(StorageError, match="make room"):
+    with pytest.raises(StorageError, match=r"notebook\.not_enough_space\("):
         colab.download_results(run)
     assert not list(run.glob("*.zip"))

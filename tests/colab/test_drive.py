@@ -138,7 +138,7 @@ def test_a_drive_that_hangs_is_left_behind(
 
 @pytest.mark.parametrize("folder", ["", "..", "a/../../b", "/content/x"])
 def test_a_folder_outside_of_the_drive_is_refused(folder: str) -> None:
-    with pytest.raises(ValueError, match="name a folder of your Drive"):
+    with pytest.raises(ValueError, match=r"notebook\.not_a_drive_folder\("):
         mount_drive(folder)
 
 

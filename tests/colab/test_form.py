@@ -15,6 +15,7 @@ from colab.form_state import SCHEMA
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
+from infrastructure.core.messages import phrase
 from tests.colab.forms import boxes_of, note_of, row_of, shown, type_into
 from tests.config.field_values import as_text, other_value
 
@@ -103,7 +104,7 @@ def test_a_wrong_value_stays_in_its_field_with_the_reason_and_starts_no_run() ->
         assert row_of(form, "training.batch_size").input.value == text
         note = note_of(form, "training.batch_size")
         assert "config.wrong_value(setting=training.batch_size," in note
-        assert "A run cannot start like this" in shown(form)
+        assert "notebook.run_cannot_start()" in shown(form)
         with pytest.raises(ConfigurationError, match=r"wrong_value\(setting=training\.batch_size"):
             form.config  # noqa: B018 (whoever starts a run asks for it)
     type_into(form, "training.batch_size", "8")
@@ -163,12 +164,18 @@ def test_what_was_changed_holds_through_a_second_run_all() -> None:
     assert show_form(configure("quick")).config.training.seed == 0
 
 
+def trains(steps: int, num_examples: int) -> str:
+    batch = phrase("notebook.num_examples", count=num_examples)
+    extent = phrase("notebook.steps_of_batch", steps=steps, batch=batch)
+    return phrase("notebook.it_trains", extent=extent)
+
+
 def test_without_a_notebook_the_form_is_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     form = show_form(configure("quick", batch_size=4))
     out = capsys.readouterr().out
     assert form.view is None
     assert "training.batch_size = 4   (cell batch_size)" in out
-    assert "It trains 60 steps of 4 examples." in out
+    assert trains(60, 4) in out
     assert form.config.batch_size == 4
 
 
@@ -179,14 +186,14 @@ def test_the_form_needs_no_torch() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "It trains 60 steps" in done.stdout
+    assert "notebook.it_trains(extent=notebook.steps_of_batch(steps=60, " in done.stdout
     assert "notebook.measurement_failed" in done.stdout
 
 
 def test_what_it_costs_follows_what_is_typed() -> None:
     form = ConfigForm(DeploymentConfig())
     type_into(form, "training.max_steps", "40")
-    assert "It trains 40 steps of 32 examples." in shown(form)
+    assert trains(40, 32) in shown(form)
     type_into(form, "backup.place", "/content/drive")
     assert "notebook.checkpoints_backed_up_to" in shown(form)
 

@@ -52,13 +52,17 @@ def test_a_revision_is_requested(file_server: FileServer, tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_not_there_is_reported(file_server: FileServer, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"did not come: .* set HF_TOKEN"):
+    with pytest.raises(DataError, match=r"notebook\.hub_file_not_fetched\("):
         fetch_from_hub(ADDRESS, None, tmp_path, file_server.url)
 
 
 @pytest.mark.parametrize(
     ("data", "wanted", "message"),
-    [(ROWS, "0" * 64, "has the SHA-256"), (LOGIN_PAGE, None, "a web page"), (b"", None, "empty")],
+    [
+        (ROWS, "0" * 64, "notebook.hash_differs"),
+        (LOGIN_PAGE, None, "a web page"),
+        (b"", None, "empty"),
+    ],
 )
 def test_what_is_not_wanted_leaves_nothing(
     data: bytes, wanted: str | None, message: str, file_server: FileServer, tmp_path: Path
@@ -74,7 +78,7 @@ def test_free_space_is_checked_first(
 ) -> None:
     serve(file_server, ROWS)
     monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.SPARE_BYTES)
-    with pytest.raises(StorageError, match="make room"):
+    with pytest.raises(StorageError, match=r"notebook\.not_enough_space\("):
         fetch_from_hub(ADDRESS, None, tmp_path, file_server.url)
 
 
@@ -100,12 +104,12 @@ def test_a_whole_data_set_is_written_into_a_folder_that_can_be_trained_on(
     monkeypatch.setattr("colab.fetching_data.may_be_on_the_hub", lambda place: True)
     with monkeypatch.context() as full:
         full.setattr(transfer, "disk_free_bytes", lambda folder: transfer.SPARE_BYTES)
-        with pytest.raises(StorageError, match="make room"):
+        with pytest.raises(StorageError, match=r"notebook\.not_enough_space\("):
             colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")
     path = colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")
     (file,) = discover(str(path))
     assert [row.values for row in file.rows()] == rows[:4]
     (own / "train.jsonl").unlink()
     assert colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local") == path
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match=r"notebook\.hash_of_no_file\("):
         colab.fetch_dataset("me/chats@train[:4]", sha256="0" * 64)

@@ -62,7 +62,7 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
         "running",
         f"Being trained (process {os.getpid()}",
         "step 30 of 40",
-        "about 5.0 s left",
+        "monitoring.time_left(duration=5.0 s)",
         "75.0 %",
         "Tokens per second",
         "Held-out loss",
@@ -116,7 +116,7 @@ def test_before_the_first_step_the_panel_shows_that(tmp_path: Path) -> None:
     html, text = shown(write_run(tmp_path))
     assert "notebook.no_step_logged_yet" in html
     assert "nothing yet" in html
-    assert "no step yet\nnotebook.nothing_saved_yet()" in text
+    assert "monitoring.no_step_yet()\nnotebook.nothing_saved_yet()" in text
 
 
 def test_the_texts_of_a_run_cannot_bring_markup_into_the_notebook(tmp_path: Path) -> None:

@@ -130,5 +130,5 @@ def test_without_either_the_error_names_that(
         raise needed_packages.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(needed_packages.importlib.metadata, "requires", missing)
-    with pytest.raises(InstallError, match="temper is not installed as a package"):
+    with pytest.raises(InstallError, match=r"notebook\.temper_not_installed\("):
         requirement_lines(root=tmp_path)

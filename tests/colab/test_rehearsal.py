@@ -52,5 +52,5 @@ def test_what_is_left_at_the_place_comes_to_the_same_end(
 
 
 def test_without_a_place_nothing_is_taken_away(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"backup\.place is not set"):
+    with pytest.raises(ValueError, match=r"notebook\.rehearsal_without_backup\("):
         colab.rehearse_disconnect(configured(tmp_path), at_step=1)

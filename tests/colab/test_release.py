@@ -133,10 +133,10 @@ def without_checkpoints(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
-        (without_a_place, "has no place for backups"),
-        (without_its_backup, "is not known to be safe"),
+        (without_a_place, "notebook.run_without_backup("),
+        (without_its_backup, "_not_confirmed("),
         (with_a_damaged_record, "core.record_not_json"),
-        (without_checkpoints, "has no checkpoint yet"),
+        (without_checkpoints, "notebook.run_without_checkpoint("),
     ],
 )
 def test_what_is_not_known_to_be_safe_stays(
@@ -165,7 +165,7 @@ def test_a_run_that_is_being_trained_stays(
     assert lock.take(wait=False)
     assert not released(trained)
     lock.release()
-    assert "is being trained" in capsys.readouterr().out
+    assert "notebook.run_is_training(" in capsys.readouterr().out
     assert colab_session.calls("unassign") == []
 
 

@@ -49,16 +49,24 @@ def test_a_small_file_on_drive_comes_at_once(file_server: FileServer, tmp_path: 
 @pytest.mark.parametrize(
     ("page", "status", "message"),
     [
-        (QUOTA_PAGE, 200, "Drive refuses: Too many users have viewed .* wait up to 24 h"),
+        (
+            QUOTA_PAGE,
+            200,
+            r"notebook\.drive_refuses\(.*error=Too many users have viewed .*share_drive_file\(\)",
+        ),
         (
             LOGIN_PAGE,
             200,
-            "Drive refuses: Cannot retrieve the public link .*'Anyone with the link'",
+            r"drive_refuses\(.*error=Cannot retrieve the public link .*share_drive_file\(\)",
         ),
-        (b"<html>Not Found</html>", 404, r"404 \(Not Found\): check the link; share the file"),
-        (b"<html>Sorry</html>", 403, r"403 \(Forbidden\): share the file"),
-        (b"<html>Sorry</html>", 429, "too many have fetched it: share .* wait up to 24 h"),
-        (b"<html>Error</html>", 500, r"500 \(Internal Server Error\)"),
+        (
+            b"<html>Not Found</html>",
+            404,
+            r"status=404, name=Not Found\).*check_link\(advice=notebook\.share_drive_file\(\)",
+        ),
+        (b"<html>Sorry</html>", 403, r"403, name=Forbidden\), advice=notebook\.share_drive_file"),
+        (b"<html>Sorry</html>", 429, r"notebook\.drive_file_overused\(.*share_drive_file\(\)"),
+        (b"<html>Error</html>", 500, r"status=500, name=Internal Server Error\)"),
     ],
 )
 def test_a_page_of_drive_is_never_taken_for_data(
@@ -75,11 +83,14 @@ def test_a_page_of_drive_is_never_taken_for_data(
 @pytest.mark.parametrize(
     ("spoilt", "message"),
     [
-        (Served(ROWS, cuts=[1000], is_always_cut=True, has_ranges=False), "did not come: peer"),
-        (Served(ROWS, pause_seconds=60), "did not come: .*timed out"),
-        (Served(ROWS, pause_seconds=0.05, piece_bytes=5), "did not come: only"),
+        (
+            Served(ROWS, cuts=[1000], is_always_cut=True, has_ranges=False),
+            "download_failed.*error=peer",
+        ),
+        (Served(ROWS, pause_seconds=60), "download_failed.*timed out"),
+        (Served(ROWS, pause_seconds=0.05, piece_bytes=5), "download_failed.*transfer_slow"),
         (Served(b"<html><body>Sorry</body></html>"), "data.path_is_not_data"),
-        (Served(ROWS.replace(b"?", b"!")), "has the SHA-256"),
+        (Served(ROWS.replace(b"?", b"!")), "notebook.hash_differs"),
     ],
     ids=["truncated", "silent", "slow", "page", "hash"],
 )
@@ -87,7 +98,7 @@ def test_what_drive_spoils_is_never_taken_for_data(
     spoilt: Served, message: str, file_server: FileServer, tmp_path: Path
 ) -> None:
     shared_on_drive(file_server, FILE_ID, spoilt, "chats.jsonl")
-    wanted = HASH if "SHA" in message else None
+    wanted = HASH if "hash" in message else None
     patience = IMPATIENT if spoilt.pause_seconds else HURRIED
     if spoilt.piece_bytes < PIECE_BYTES:
         patience = TRICKLED
@@ -99,7 +110,7 @@ def test_what_drive_spoils_is_never_taken_for_data(
 def test_drive_that_shows_page_after_page_is_left(file_server: FileServer, tmp_path: Path) -> None:
     shared_on_drive(file_server, FILE_ID, Served(ROWS), "chats.jsonl")
     file_server.files[f"/download?id={FILE_ID}"] = file_server.files[f"/uc?id={FILE_ID}"]
-    with pytest.raises(DataError, match="shows page after page"):
+    with pytest.raises(DataError, match=r"notebook\.drive_shows_pages\("):
         fetch(drive(file_server), tmp_path)
 
 
@@ -116,14 +127,14 @@ def test_a_file_on_a_mounted_drive_is_copied_once_and_again_when_it_changes(
     assert colab.fetch_dataset(mounted, folder=local).stat() == before
     mounted.write_bytes(ROWS + ROWS)
     path.write_bytes(b"my own rows")
-    with pytest.raises(ValueError, match="was changed since it was fetched"):
+    with pytest.raises(ValueError, match=r"notebook\.fetched_file_changed\("):
         colab.fetch_dataset(mounted, folder=local)
     path.write_bytes(ROWS)
     assert colab.fetch_dataset(mounted, folder=local).read_bytes() == ROWS + ROWS
     mounted.unlink()
     assert colab.fetch_dataset(mounted, folder=local) == path
     path.unlink()
-    with pytest.raises(DataError, match=r"mount Drive first: colab\.mount_drive\(\)"):
+    with pytest.raises(DataError, match=r"notebook\.drive_path_missing\("):
         colab.fetch_dataset(mounted, folder=local)
 
 
@@ -163,7 +174,8 @@ def test_a_mount_that_fails_in_the_middle_is_reported_and_the_next_call_goes_on(
     with monkeypatch.context() as failing:
         failing.setattr(remote_files, "within", failing_at(6, failure, released))
         with pytest.raises(
-            DataError, match=rf"did not come: .*{message}.*notebook\.partial_download_kept\("
+            DataError,
+            match=rf"notebook\.download_failed\(.*{message}.*notebook\.partial_download_kept\(",
         ):
             fetch_file(remote, None, local, 60, HURRIED)
     released.set()
@@ -191,7 +203,9 @@ def test_a_mount_that_gives_less_than_its_size_is_not_believed(
         return b"" if isinstance(found, bytes) and num_chunks > 2 else found
 
     monkeypatch.setattr(remote_files, "within", short)
-    with pytest.raises(DataError, match=f"it broke off after 10,000 of {len(ROWS):,} bytes"):
+    with pytest.raises(
+        DataError, match=rf"notebook\.transfer_cut\(done=10000, total={len(ROWS)}\)"
+    ):
         fetch_file(MountedFile(mounted, 1), None, tmp_path / "local", 60, HURRIED)
     assert visible(tmp_path / "local") == []
 

@@ -48,7 +48,7 @@ def test_a_checkpoint_becomes_a_folder_once(
     assert folder == Path(trained["paths"]["run"]) / "exported" / "step-2"
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert colab.export(trained["paths"]["run"], step=2) == folder
-    assert "is there already" in capsys.readouterr().out
+    assert "notebook.already_exported(" in capsys.readouterr().out
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert colab.export(trained["paths"]["run"]).name == "step-3"
 
@@ -74,7 +74,7 @@ def test_the_report_is_framed_in_a_notebook_and_named_elsewhere(
 
 
 def test_a_report_that_is_not_there_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"report\.html is not there"):
+    with pytest.raises(ValueError, match=r"notebook\.no_report_yet\(path=.*report\.html"):
         colab.show_report(tmp_path)
 
 
@@ -95,7 +95,7 @@ def test_quantum_steps_are_shown_and_returned(
     assert "report.html" not in shown
     (tmp_path / "report.html").write_text("there")
     colab.show_quantum_steps(tmp_path)
-    assert f"The quantum steps: {tmp_path / 'report.html'}" in capsys.readouterr().out
+    assert f"quantum_steps_in(report={tmp_path / 'report.html'})" in capsys.readouterr().out
     shown: list[Any] = []
     monkeypatch.setattr(results, "in_notebook_kernel", lambda: True)
     monkeypatch.setattr(IPython.display, "display", shown.append)
@@ -109,14 +109,14 @@ def test_quantum_steps_are_shown_and_returned(
 def test_a_run_without_quantum_steps_is_reported(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "quantum.json").write_text(content)
-    with pytest.raises(ValueError, match=r"no quantum step: training\.enabled_extensions names it"):
+    with pytest.raises(ValueError, match=r"notebook\.no_quantum_step\("):
         colab.show_quantum_steps(tmp_path)
 
 
 def test_stacks_are_shown_and_returned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=r"has no stacks: training\.strategy or training\.mode"):
+    with pytest.raises(ValueError, match=r"notebook\.no_stacks\("):
         colab.show_stacks(tmp_path)
     (tmp_path / "stackwise.json").write_text(json.dumps(STACKWISE))
     (tmp_path / "metrics.jsonl").write_text('{"step": 4, "loss": 2.5}\n')
@@ -125,7 +125,8 @@ def test_stacks_are_shown_and_returned(
         {"name": "layer 2 of 2", "first_step": 5, "last_step": 8, "loss": None},
     ]
     assert colab.show_stacks(tmp_path) == expected
-    assert "phase 1: layer 1 of 2, steps 1 to 4, loss 2.5" in capsys.readouterr().out
+    phase = "phase_steps(number=1, name=layer 1 of 2, first=1, last=4), loss 2.5"
+    assert phase in capsys.readouterr().out
     shown: list[Any] = []
     monkeypatch.setattr(results, "in_notebook_kernel", lambda: True)
     monkeypatch.setattr(IPython.display, "display", shown.append)

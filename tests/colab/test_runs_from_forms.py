@@ -30,7 +30,7 @@ def test_measuring_shows_time_and_memory_and_trains_nothing(
 ) -> None:
     form = ConfigForm(small)
     view = form.make_view()
-    assert "is measured before the first step" in shown(form)
+    assert "notebook.cost_measured_later()" in shown(form)
     view.measure.click()
     assert "deployment.forecast_summary" in shown(form)
     assert not (tmp_path / "runs").exists()

@@ -41,8 +41,13 @@ def test_the_deadline_leaves_time_for_the_last_copy(
 
 
 def test_the_clock_for_a_person() -> None:
-    assert str(clock(2.5, 12)) == "session: 2 h 30 min used, about 9 h 30 min left"
-    assert str(clock(0, None)) == "session: 0 s used, no known end"
+    assert str(clock(2.5, 12)) == (
+        "notebook.session_time(used=2 h 30 min,"
+        " end=notebook.session_time_left(duration=9 h 30 min))"
+    )
+    assert str(clock(0, None)) == (
+        "notebook.session_time(used=0 s, end=notebook.session_without_end())"
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,7 @@ def test_hours_that_are_given_count(monkeypatch: pytest.MonkeyPatch, platform: s
 @pytest.mark.parametrize("hours", ["twelve", "0", "-1", "inf", "nan"])
 def test_hours_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, hours: str) -> None:
     monkeypatch.setenv("TEMPER_SESSION_HOURS", hours)
-    with pytest.raises(ValueError, match=f"TEMPER_SESSION_HOURS is a number of hours.*{hours}"):
+    with pytest.raises(ValueError, match=f"session_hours_invalid.*{hours}"):
         clock_of_session()
 
 

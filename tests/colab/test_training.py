@@ -107,7 +107,7 @@ def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
     assert "notebook.run_cell_to_resume" in shown.text
     assert "stopped" in panel_of(shown)
     preparing = cell(tmp_path, IN_PREPARATION, num_epochs=LONG)
-    kernel.run_until(preparing, lambda cell: "loading the model" in cell.text)
+    kernel.run_until(preparing, lambda cell: "deployment.loading_model()" in cell.text)
     shown = kernel.interrupt()
     assert shown.error.startswith("KeyboardInterrupt")  # the cells after it are not run
     assert "notebook.interrupted_before_training" in shown.text
@@ -231,12 +231,13 @@ def test_a_run_that_failed_elsewhere_fails_the_cell_too(tmp_path: Path) -> None:
     (run / "logs").mkdir()
     (run / "logs/output.txt").touch()
     with pytest.raises(
-        RunFailedError, match=r"failed: ValueError: x.*full_output_file\(.*output\.txt"
+        RunFailedError,
+        match=r"notebook\.run_failed\(.*error=ValueError: x.*full_output_file\(.*output\.txt",
     ):
         attach(run)
     gone = write_run(tmp_path, "b")
     (gone / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
-    with pytest.raises(RunFailedError, match=r"was interrupted: its process is gone"):
+    with pytest.raises(RunFailedError, match=r"notebook\.run_interrupted\("):
         attach(gone)
 
 

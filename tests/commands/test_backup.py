@@ -110,12 +110,28 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
             True,
             ("commands.run_finished", "backup.destination_on_same_disk"),
         ),
-        ("running", True, ("ended_early(ended=was killed, command=commands.command_or_train_",)),
-        ("running", False, ("was killed", "commands.steps_would_be_lost(steps=all steps)")),
-        ("announced", True, ("commands.run_ended_early(ended=was stopped", "from step 3")),
-        ("stopped", True, ("commands.run_ended_early(ended=was stopped", "from step 3")),
+        (
+            "running",
+            True,
+            ("ended_early(ended=commands.run_was_killed(), command=commands.command_or_train_",),
+        ),
+        (
+            "running",
+            False,
+            ("commands.run_was_killed()", "commands.steps_would_be_lost(steps=all steps)"),
+        ),
+        (
+            "announced",
+            True,
+            ("commands.run_ended_early(ended=commands.run_was_stopped()", "from_step(step=3)"),
+        ),
+        (
+            "stopped",
+            True,
+            ("commands.run_ended_early(ended=commands.run_was_stopped()", "from_step(step=3)"),
+        ),
         ("failed", True, ("commands.run_ended_early(ended=commands.run_ended_with_error",)),
-        ("back", True, ("commands.restored_run_not_resumed", "from step 3")),
+        ("back", True, ("commands.restored_run_not_resumed", "from_step(step=3)")),
     ],
 )
 def test_the_status_knows_a_killed_training_from_a_finished_one(
@@ -187,7 +203,10 @@ def test_a_place_without_a_folder_is_named_as_such(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["backup", "list", "--place", str(tmp_path / "nowhere")]) == ExitCode.WRONG_INPUT
-    assert f"{tmp_path / 'nowhere'}run.destination_folder_missing" in capsys.readouterr().out
+    assert (
+        f"url={tmp_path / 'nowhere'}, reason=run.destination_folder_missing("
+        in capsys.readouterr().out
+    )
 
 
 def test_the_status_elsewhere_shows_what_the_place_holds(
@@ -199,7 +218,9 @@ def test_the_status_elsewhere_shows_what_the_place_holds(
     assert temper("status", *elsewhere) == (ExitCode.DONE, facts)
     assert temper("status", run.name, *elsewhere) == (ExitCode.DONE, facts)
     assert main(["backup", "status", *elsewhere]) == ExitCode.DONE
-    assert capsys.readouterr().out.startswith(f"Not in elsewhere; {place} holds:")
+    assert capsys.readouterr().out.startswith(
+        f"commands.runs_at_destination(output_dir=elsewhere, url={place})"
+    )
     assert main(["backup", "status", "x", *elsewhere]) == ExitCode.WRONG_INPUT
     error = capsys.readouterr().err
     assert f"run.unknown_run_at_destination(url={place}, problem=unknown run 'x'" in error

@@ -45,7 +45,7 @@ def test_to_a_person_it_is_a_table_with_a_verdict(
     arguments = ["bench", str(saved_llama), *SHAPE, "--output", str(tmp_path)]
     assert main(arguments) == 0
     shown = capsys.readouterr().out
-    assert "as it is" in shown
+    assert "commands.model_unchanged()" in shown
     assert "commands.fastest_method" in shown
 
 

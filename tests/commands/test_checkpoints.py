@@ -64,11 +64,11 @@ def test_verifying_finds_what_is_damaged_and_fails_by_its_exit_code(
 ) -> None:
     capsys.readouterr()
     assert main(["checkpoints", "verify", run.name]) == ExitCode.DONE
-    assert "4 of 4 are whole" in capsys.readouterr().out
+    assert "commands.num_intact(num_intact=4, total=4)" in capsys.readouterr().out
     damage(run, 2)
     assert main(["checkpoints", "verify", run.name]) == ExitCode.FAILED
     out = capsys.readouterr().out
-    assert "3 of 4 are whole" in out
+    assert "commands.num_intact(num_intact=3, total=4)" in out
     assert re.search(r"step 2: backup\.object_problem\(.*problem=backup\.object_bytes_changed", out)
     assert main(["checkpoints", "verify", run.name, "--json"]) == ExitCode.FAILED
     found = printed(capsys)

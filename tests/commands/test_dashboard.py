@@ -72,7 +72,10 @@ def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
         (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
         (["dashboard", "--port", "99999"], "monitoring.dashboard_port_unavailable"),
         (["watch", "--every", "0"], "monitoring.watch_interval_not_positive(seconds=0.0)"),
-        (["watch", "--every", "x"], "argument --every: must be a number, not 'x'"),
+        (
+            ["watch", "--every", "x"],
+            "argument --every: commands.value_must_be(kind=a number, value='x')",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_wrong_input(

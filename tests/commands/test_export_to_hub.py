@@ -74,7 +74,7 @@ def test_a_finished_run_is_published_as_it_is(
     record = json.loads((run / "run.json").read_text())
     summary = json.loads((run / "summary.json").read_text())
     assert record["data"]["fingerprint"] not in card  # short rows can be guessed from a hash
-    assert f"| rows | {record['data']['num_train']:,} learnt," in card
+    assert f"| rows | deployment.card_rows(num_train={record['data']['num_train']:,}, " in card
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     peak = max(one.get("learning_rate", 0) for one in records)
     assert f"`learning_rate` {peak}" in card  # the setting is "auto"
@@ -132,7 +132,7 @@ def test_a_lora_names_its_base(
     assert push(str(run)) == ExitCode.DONE
     assert "deployment.published_lora_local_base" in capsys.readouterr().out
     card = hub.repos[REPO]["README.md"].decode()
-    assert "a LoRA of rank 2" in card
+    assert "deployment.card_trained_lora(rank=2)" in card
     assert "PeftModel" in card
     assert huggingface_hub.ModelCard(card).data.library_name == "peft"
     assert str(saved_llama) not in card

@@ -23,7 +23,7 @@ from infrastructure.evaluation.request import OF_LEARNING, UNUSED
             ["eval", "MODEL", "PAIRS", "--lr", "1e-3"],
             "evaluation.flag_no_effect(key=training.learning_rate, ",
         ),
-        (["eval", "MODEL", "PAIRS", "--lora-r", "4"], "MODEL brings its own LoRA"),
+        (["eval", "MODEL", "PAIRS", "--lora-r", "4"], "reason=evaluation.model_has_own_lora("),
         (
             ["eval", "MODEL", "--tasks", "a", "--method", "dpo"],
             "evaluation.flag_no_effect(key=training.method, ",

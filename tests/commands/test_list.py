@@ -16,7 +16,7 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["list"]) == ExitCode.DONE
-    assert capsys.readouterr().out == "commands.no_run_to_list(no_run=No run in runs)\n"
+    assert capsys.readouterr().out == "commands.no_run_to_list(folder=runs, not_a_folder=)\n"
     done = write_run(Path("runs"), "2025-a", status="finished", after={"eval_loss": 0.25})
     add(done, step_record(1040, 0.5))
     add(write_run(Path("runs"), "2026-b"), step_record(12, float("nan")))

@@ -56,7 +56,9 @@ def test_the_command_is_whole_and_examples_are_as_long_as_the_model_sees(
     typed = ["d.jsonl", "--model", "my model", "--batch-size", "auto", "--lora"]
     assert main(["tune", *typed]) == ExitCode.DONE
     command = "temper train d.jsonl --model 'my model' --lora --batch-size 4"
-    assert capsys.readouterr().out.splitlines()[-1] == f"The fastest settings: {command}"
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"commands.fastest_training(command={command})"
+    )
     assert lengths == [128]
 
 

@@ -1004,7 +1004,7 @@ CHECKPOINT = [
     Wrong(
         "evaluating on other data than the data",
         "eval ./m data.jsonl --eval-data data.jsonl",
-        ["evaluation.flag_no_effect", "key=data.eval_path", "DATA"],
+        ["evaluation.flag_no_effect", "key=data.eval_path", "data_is_evaluated"],
         {"data.jsonl": GOOD_DATA, **NO_WEIGHTS},
     ),
     Wrong(

@@ -144,7 +144,7 @@ def test_rounds_that_cannot_be_written_stop_nothing(
 ) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
     keep_round(tmp_path / "run", 1, RESULTS)
-    assert "was not written" in caplog.text
+    assert "deployment.file_not_written(" in caplog.text
 
 
 def test_the_configuration_of_a_check_takes_any_flag() -> None:

@@ -135,9 +135,9 @@ CPU_BUILD = "torch==2.13.0+cpu"
 @pytest.mark.parametrize(
     ("offered", "installed", "title"),
     [
-        (("configured", "index"), (CPU_BUILD,), "CPU build: no NVIDIA driver here"),
+        (("configured", "index"), (CPU_BUILD,), "deployment.pytorch_cpu_build("),
         (("index",), ("--no-deps", *CPU_INDEX, CPU_BUILD), environment.PYTORCH_CPU_INDEX),
-        ((), ("torch==2.13.0",), "with CUDA, several GB"),
+        ((), ("torch==2.13.0",), "size=deployment.pytorch_size_with_cuda())"),
     ],
 )
 def test_the_cpu_build_comes_from_the_first_that_offers_it(

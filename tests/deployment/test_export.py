@@ -91,11 +91,12 @@ def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_pat
         assert logits_of(out) == pytest.approx(logits_of(run.final), abs=1e-4)
         assert logits_of(out) != pytest.approx(logits_of(saved_llama), abs=1e-4)
     card = (out / "README.md").read_text()
+    num_rows = run.read_run()["data"]["num_examples"]
     for row in (
         "| method | DPO of TRL |",
-        "a LoRA of rank 4",
+        "deployment.card_trained_lora(rank=4)",
         "`warmup_steps` 1,",
-        f"| rows | {run.read_run()['data']['num_examples']} learnt |",
+        f"| rows | deployment.card_rows_of_trainer(num_train={num_rows}) |",
     ):
         assert row in card, row
     assert "cross_entropy" not in card
@@ -122,7 +123,8 @@ def test_a_method_s_run_of_before_is_exported_and_goes_on(
         lora is not None
     )
     card = (out / "README.md").read_text()
-    assert ("a LoRA of rank 4" if lora else "| trained | all weights |") in card
+    trained = "card_trained_lora(rank=4)" if lora else "trains_all()"
+    assert f"| trained | deployment.{trained} |" in card
     assert main(["export", str(run.path), str(tmp_path / "lora"), "--as", "lora"]) == 2 * (not lora)
     summary = train(config)
     assert (summary["status"], summary["steps"]) == ("finished", 4)
@@ -454,7 +456,7 @@ def test_gguf_is_read_back_by_llama_cpp(
         assert facts["compared"][1]["same_prompt"] is True
     assert (tmp_path / "out" / "model.gguf").stat().st_size > 10_000
     assert "<|assistant|>" in (tmp_path / "out" / "Modelfile").read_text()
-    assert any("ollama create" in note for note in exported["notes"])
+    assert any("deployment.ollama_command(" in note for note in exported["notes"])
 
 
 @pytest.fixture(scope="module")

@@ -210,7 +210,7 @@ def test_a_forecast_that_fails_stops_no_training(
     ("changes", "message"),
     [
         ({"session_seconds": 100.0}, "deployment.session_ends_first"),
-        ({"peak_memory_bytes": 8 << 30}, "smaller pieces"),
+        ({"peak_memory_bytes": 8 << 30}, "deployment.micro_batch_is_split("),
         ({"disk_free_bytes": 1000}, "deployment.forecast_disk_full"),
     ],
 )

@@ -190,7 +190,7 @@ def test_what_uv_cannot_do_pip_does(machine: Machine, capfd: pytest.CaptureFixtu
     programs = [(call[0], call[call.index("pip") + 1]) for call in machine.calls()]
     actions = ["install", "uninstall", "install"]
     assert programs == [(name, action) for action in actions for name in ("uv", "python")]
-    assert "uv could not do that" in capfd.readouterr().err
+    assert "deployment.uv_failed(" in capfd.readouterr().err
     assert "I know no such option" in machine.log.read_text()
 
 

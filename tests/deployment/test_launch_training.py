@@ -98,7 +98,12 @@ def test_scripts_are_valid_and_executable(script: str) -> None:
 @first_with("pip")
 def test_the_first_launch_installs_and_reports_that(project: SmallProject) -> None:
     _, _, err = first_launch(project)
-    for step in ("virtual environment, Python", "CPU build", "requirements.txt", "temper itself"):
+    for step in (
+        "deployment.virtual_environment(python=",
+        "deployment.pytorch_cpu_build(",
+        "requirements.txt",
+        "deployment.temper_editable()",
+    ):
         assert step in err
     assert "unsloth" not in err
     assert "the doctor was here" in err
@@ -155,7 +160,7 @@ def test_through_a_relative_path(project: SmallProject) -> None:
 @first_with("uv")
 def test_unsloth_is_requested_and_stays_an_option_of_the_launcher(project: SmallProject) -> None:
     done = project.run(LAUNCH, "--with-unsloth", "--epochs", "1")
-    assert "requirements-unsloth.txt, without their dependencies" in done.err
+    assert "deployment.part_without_dependencies(files=requirements-unsloth.txt)" in done.err
     assert "requirements.txt …" not in done.err
     assert json.loads(done.out)["arguments"] == ["train", "--epochs", "1"]
     assert (project.packages / "unsloth-1.0.dist-info").exists()
@@ -170,7 +175,7 @@ def test_a_changed_file_installs_that_part_alone(project: SmallProject) -> None:
     done = project.run(ENVIRONMENT)
     assert "requirements.txt …" in done.err
     assert "PyTorch" not in done.err
-    assert "virtual environment" not in done.err
+    assert "deployment.virtual_environment" not in done.err
     assert (project.packages / "leaf-1.1.dist-info").exists()
     assert project.run(ENVIRONMENT, "--check").code == 0
 
@@ -183,7 +188,7 @@ def test_triton_does_not_stay_where_there_is_no_gpu(project: SmallProject) -> No
     requirements.write_text(requirements.read_text() + "triton==1.0\n")
     done = project.run(ENVIRONMENT)
     assert done.code == 0, done.err
-    assert "without triton" in done.err
+    assert "deployment.removing_triton()" in done.err
     assert not list(project.packages.glob("triton*"))
     assert project.run(ENVIRONMENT).err == ""
 
@@ -225,7 +230,7 @@ def install_again_what_was_left(project: SmallProject, has_record: bool) -> None
     stopped = {name: value for name, value in record(project).items() if name != "base"}
     (project.root / ".venv" / RECORD_NAME).write_text(json.dumps(stopped))
     done = project.run(ENVIRONMENT)
-    assert f"removed a half-installed {leaf.name}" in done.err
+    assert f"deployment.half_installed_removed(name={leaf.name})" in done.err
     assert (leaf / "RECORD").exists()
     assert (project.packages / "leaf.py").exists()
     assert not (project.packages / "~eaf").exists()
@@ -269,7 +274,11 @@ def test_killed_at_the_start_then_made_anew_for_a_gpu(tmp_path: Path) -> None:
     program(folder / "nvidia-smi", "echo 'GPU 0: NVIDIA L4'")
     done = project.run(ENVIRONMENT, PATH=f"{folder}:{os.environ['PATH']}")
     assert done.code == 0, done.err
-    for step in ("virtual environment", "CUDA build", "requirements-unsloth.txt"):
+    for step in (
+        "deployment.virtual_environment(",
+        "deployment.pytorch_cuda_build(",
+        "requirements-unsloth.txt",
+    ):
         assert step in done.err
     assert (project.packages / "torch-2.13.0.dist-info").exists()
     # a machine without a GPU that shares the folder leaves the CUDA build there
@@ -304,7 +313,7 @@ def test_interrupted_it_explains_how_to_go_on(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130
-    assert "interrupted; run the same command again to continue" in err
+    assert "deployment.installation_interrupted()" in err
     assert "Traceback" not in err
 
 

@@ -76,7 +76,9 @@ def test_a_checkpoint_is_exported_with_it_and_in_no_other_format(
     folder = tmp_path / "model"
     assert main(["export", finished.name, str(folder), *out]) == 0
     card = (folder / "README.md").read_text()
-    trained = "deployment.card_trained_with_extension(trained=all weights, added=memory)"
+    trained = (
+        "deployment.card_trained_with_extension(trained=deployment.trains_all(), added=memory)"
+    )
     assert f"| trained | {trained} |" in card
     assert "deployment.card_load_extensions" in card
     assert "AutoModelForCausalLM" not in card  # which would leave the memory out

@@ -48,7 +48,8 @@ def test_a_run_goes_on_and_is_measured(
         temper.resume(run.name, max_step=6)
     with pytest.raises(
         CheckpointError,
-        match=r"finished_run_settings_changed\(.*changed=max_steps was 4 and is 6, names=max_steps",
+        match=r"finished_run_settings_changed\(.*"
+        r"setting_was_and_is\(setting=max_steps, before=4, now=6\), names=max_steps",
     ):
         temper.resume(run.name, max_steps=6)
     summary = temper.resume(

@@ -212,7 +212,7 @@ def test_what_waits_is_shown_and_can_be_removed(
             "deployment.queue_line_has_secret",
         ),
         (["remove", "7"], "deployment.job_not_in_queue(number=7"),
-        (["remove", "seven"], "must be a whole number, not 'seven'"),
+        (["remove", "seven"], "commands.value_must_be(kind=a whole number, value='seven')"),
         (["start"], "commands.unknown_command"),
     ],
 )
@@ -289,7 +289,10 @@ def test_the_exit_code_of_a_job_is_how_it_stands(
     monkeypatch.setattr(DetachedTraining, "exit_code", lambda self: code)
     place = DetachedTraining(tmp_path)
     if state is JobState.STOPPED:
-        assert training_queue._end_by_exit_code(place) == (state, "before it began")
+        assert training_queue._end_by_exit_code(place) == (
+            state,
+            "deployment.job_stopped_early()",
+        )
     (tmp_path / "output.txt").write_text("Preparing\ntemper: no room\n \n")
     (tmp_path / "run").write_text(str(tmp_path))
     write_record(tmp_path / "summary.json", {"status": "stopped", "reason": "run.deadline_near()"})

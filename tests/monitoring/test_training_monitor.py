@@ -193,7 +193,7 @@ def test_a_sink_that_fails_is_reported_once_and_the_others_go_on(
             monitor.sample()
     assert (bad.num_calls, len(good.alerts)) == (1, 3)
     assert len(caplog.messages) == 1
-    assert "core.part_is_off(name=the alert sink bad, " in caplog.text
+    assert "core.part_is_off(name=monitoring.alert_sink(name=bad), " in caplog.text
 
 
 def test_a_probe_that_fails_is_switched_off(caplog: pytest.LogCaptureFixture) -> None:
@@ -207,7 +207,12 @@ def test_a_probe_that_fails_is_switched_off(caplog: pytest.LogCaptureFixture) ->
     samples = [monitor.sample() for _ in range(3)]
     assert len(calls) == 1
     assert samples[-1]["fine"] == 1.0
-    assert caplog.text.count("core.part_is_off(name=the probe broken, error=no such thing)") == 1
+    assert (
+        caplog.text.count(
+            "core.part_is_off(name=monitoring.probe(name=broken), error=no such thing)"
+        )
+        == 1
+    )
 
 
 def test_a_directory_that_cannot_be_written_stops_nothing(
@@ -220,7 +225,9 @@ def test_a_directory_that_cannot_be_written_stops_nothing(
         monitor.sample()
     monitor.stop_monitoring()
     assert monitor.get_performance_summary()["machine"]["cpu_percent"]["mean"] == 20.0
-    assert caplog.text.count("core.part_is_off(name=writing system.jsonl, ") == 1
+    assert (
+        caplog.text.count("core.part_is_off(name=monitoring.writing_file(file=system.jsonl), ") == 1
+    )
 
 
 def test_a_machine_without_gpus_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

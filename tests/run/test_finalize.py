@@ -230,5 +230,5 @@ def test_a_run_that_was_brought_back_knows_its_earlier_sessions(run: RunDirector
     assert words_of(run).endswith(
         "monitoring.resumed_times(times=3 times, last, cause=a kill,"
         " start=monitoring.resumed_from_step(step=80),"
-        " restored=; restored from ftp://***@host/temper, /mnt/disk)."
+        " restored=monitoring.restored_from(places=ftp://***@host/temper, /mnt/disk))."
     )

@@ -95,5 +95,5 @@ def test_what_goes_wrong_in_the_middle_is_seen_and_the_training_goes_on(
     failed = {step: {r.name for r in rs if r.status == "fail"} for step, rs in rounds}
     assert failed[2] == set()
     assert all("weights" in failed[step] for step in range(3, 7))
-    assert "checks at step 3" in caplog.text
-    assert "transformer.wpe.weight contains NaN or infinity" in caplog.text
+    assert "testing.checks_failed_at_step(step=3, " in caplog.text
+    assert "testing.weights_not_finite(names=transformer.wpe.weight)" in caplog.text

@@ -11,6 +11,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import choices, words_taken
 from infrastructure.config.schema import schema_of
 from infrastructure.core.hardware import GIB, GPU, Hardware, Memory, Processor
+from infrastructure.core.messages import phrase, words_of
 from infrastructure.core.optional import DISTRIBUTION
 from infrastructure.testing import doctor
 from infrastructure.testing.doctor import NEEDED_FOR, Diagnosis
@@ -72,7 +73,7 @@ def test_a_healthy_machine(healthy: Path) -> None:
     findings = diagnose(healthy)
     assert {finding.level for finding in findings} == {"ok"}
     assert about("versions", findings).text == versions_text(4, 4)
-    assert doctor.render(findings).endswith("\nReady to train.")
+    assert doctor.render(findings).endswith("\ntesting.ready_to_train()")
     assert doctor.exit_code(findings) == 0
 
 
@@ -102,7 +103,9 @@ def test_an_untested_version_is_a_warning(healthy: Path) -> None:
     findings = diagnose(healthy)
     untested = "testing.package_version_untested(version=1.16.0, specifier===1.14.2)"
     assert about("trl", findings).text == untested
-    assert about("versions", findings).text == f"{versions_text(3, 4)}; another version: trl"
+    assert about("versions", findings).text == (
+        versions_text(3, 4) + phrase("testing.other_versions", names=["trl"])
+    )
     assert doctor.verdict(findings) == "testing.ready_with_warnings(warnings=2 warnings)"
     assert doctor.exit_code(findings) == 0
 
@@ -112,9 +115,11 @@ def test_a_missing_optional_package_is_named_with_its_use(healthy: Path) -> None
     findings = diagnose(healthy)
     finding = about("torchao", findings)
     assert finding.level == "note"
-    assert about("versions", findings).text.endswith("; not installed: torchao")
-    assert doctor.verdict(findings) == "Ready to train."
-    assert finding.text == "testing.optional_package_missing(purpose=fp8 arithmetic)"
+    assert about("versions", findings).text.endswith(
+        phrase("testing.packages_missing", names=["torchao"])
+    )
+    assert doctor.verdict(findings) == "testing.ready_to_train()"
+    assert finding.text == "testing.optional_package_missing(purpose=testing.purpose_fp8())"
     assert finding.remedy == "pip install 'torchao==0.18.0'"
 
 
@@ -163,7 +168,10 @@ def test_a_cpu_build_beside_a_gpu_is_reported(healthy: Path) -> None:
 def test_a_cuda_build_beside_a_gpu_is_right(healthy: Path) -> None:
     (healthy / "torch/version.py").write_text("cuda: Optional[str] = '13.0'\n")
     finding = about("PyTorch", diagnose(healthy, GPU_MACHINE))
-    assert (finding.level, finding.text) == ("ok", "2.13.0+cpu, built for CUDA 13.0")
+    assert (finding.level, finding.text) == (
+        "ok",
+        "2.13.0+cpu, testing.cuda_build(cuda=13.0)",
+    )
 
 
 def test_a_driver_without_an_answering_gpu_is_reported(healthy: Path) -> None:
@@ -215,11 +223,18 @@ def test_unsloth_s_bounds(healthy: Path) -> None:
     install(healthy, "unsloth", "2026.10.9", ("trl<=1.15.0", "tyro", "triton", "certifi>=2099"))
     bounds = about("unsloth", diagnose(healthy))
     assert bounds.level == "warn"
-    assert bounds.text == "2026.10.9 asks for tyro (here missing)"
+    assert bounds.text == phrase(
+        "testing.requirements_unmet",
+        version="2026.10.9",
+        requirements=[phrase("testing.requirement_missing", requirement="tyro")],
+    )
     install(healthy, "tyro", "1.0")
     assert about("unsloth", diagnose(healthy)).level == "ok"
     replace(healthy, "trl", "1.16.0")
-    assert "trl<=1.15.0 (here 1.16.0)" in about("unsloth", diagnose(healthy)).text
+    assert (
+        phrase("testing.requirement_unmet", requirement="trl<=1.15.0", version="1.16.0")
+        in about("unsloth", diagnose(healthy)).text
+    )
 
 
 def test_the_command_imports_none_of_what_it_judges() -> None:
@@ -256,13 +271,13 @@ def test_it_promises_nothing_that_is_not_there() -> None:
     """Of each package: the setting or the module that its purpose is."""
     field = schema_of(DeploymentConfig).fields
     assert "fp8" in words_taken(field["training.mixed_precision"].info)
-    assert "fp8" in NEEDED_FOR["torchao"]
+    assert "fp8" in str(words_of(NEEDED_FOR["torchao"]))
     assert {"4bit", "8bit"} <= {*choices(field["model.quantization"].info)}
     optimizers = choices(field["training.optimizer"].info)
     assert any("8bit" in name for name in optimizers)
     assert any("paged" in name for name in optimizers)
     assert "unsloth" in choices(field["model.backend"].info)
-    assert not any("quantization-aware" in purpose for purpose in NEEDED_FOR.values())
+    assert not any("quantization-aware" in str(words_of(code)) for code in NEEDED_FOR.values())
 
 
 def test_a_reader_of_some_files_is_no_need(tmp_path: Path) -> None:
@@ -275,7 +290,9 @@ def test_a_reader_of_some_files_is_no_need(tmp_path: Path) -> None:
     install_torch(tmp_path, "2.13.0+cpu", cuda=None)
     findings = diagnose(tmp_path)
     assert doctor.exit_code(findings) == 0
-    assert about("versions", findings).text == f"{versions_text(1, 2)}; not installed: openpyxl"
+    assert about("versions", findings).text == versions_text(1, 2) + phrase(
+        "testing.packages_missing", names=["openpyxl"]
+    )
     missing = about("openpyxl", findings)
     assert (missing.level, missing.remedy) == ("warn", "pip install 'openpyxl==3.1.5'")
-    assert "Excel" in missing.text
+    assert "testing.purpose_excel()" in missing.text

@@ -93,7 +93,7 @@ def test_a_strategy_is_tried_before_there_is_a_run(method: str, takes: str, fold
         f"    def {method}(self, {takes}):\n        return {{}}['layers']\n"
     )
     refused = refusal(config_of(folder, code, strategy=f"{NAME}:ByTurns"))
-    assert f"KeyError: 'layers' at turns.py:4 ({method})" in refused
+    assert f"KeyError: 'layers', place=turns.py:4 ({method})" in refused
     assert refused.count("KeyError") == 1
 
 
@@ -104,7 +104,7 @@ def test_an_error_of_ours_names_the_line_that_called(folder: Path) -> None:
         "        return super().train_step(model, {}, *arguments, **keywords)\n"
     )
     refused = refusal(config_of(folder, code, strategy=f"{NAME}:ByTurns"))
-    assert "at turns.py:4 (train_step)" in refused
+    assert "place=turns.py:4 (train_step)" in refused
 
 
 @pytest.mark.parametrize("held", ["None", "threading.Lock()"], ids=["copied", "with a lock"])
@@ -181,7 +181,10 @@ def focal(logits, targets):
         (".mean()", rf"models\.token_function_shape\({LOSS}, returned=\[\], count=\d+"),
         (".detach()", rf"models\.loss_without_gradient\(.*{LOSS}"),
         ("[1:, None]", rf"models\.token_function_shape\({LOSS}, returned=\[\d+, 1\], count=\d+"),
-        ("[len(targets)]", r"IndexError: .* at turns.py:\d+ \(focal\)"),
+        (
+            "[len(targets)]",
+            r"testing\.own_code_raised\(error=IndexError: .*, place=turns.py:\d+ \(focal\)",
+        ),
     ],
 )
 def test_a_loss_is_tried_before_there_is_a_run(what: str, code: str, folder: Path) -> None:
@@ -194,7 +197,7 @@ def test_a_loss_is_tried_before_there_is_a_run(what: str, code: str, folder: Pat
     ("what", "error"),
     [
         (".mean()", "models.token_function_shape(function=metric 'turns:focal' at turns.py:"),
-        ("[len(targets)]", "IndexError: "),
+        ("[len(targets)]", "testing.own_code_raised(error=IndexError: "),
     ],
 )
 def test_a_metric_is_tried_before_there_is_a_run(what: str, error: str, folder: Path) -> None:

@@ -135,8 +135,9 @@ def test_a_check_that_raises_has_failed(config: DeploymentConfig) -> None:
 
     result = preflight.run_check(check_something, subject_of(config), "unit")
     assert (result.name, result.status) == ("something", "fail")
-    place = r" at test_test_pipeline.py:\d+ \(check_something\)"
-    assert re.fullmatch(re.escape("KeyError: 'the model\\nhas gone'") + place, result.text)
+    place = r"place=test_test_pipeline.py:\d+ \(check_something\)"
+    error = re.escape("testing.own_code_raised(error=KeyError: 'the model\\nhas gone', ")
+    assert re.fullmatch(error + place + r"\)", result.text)
 
 
 def test_a_check_without_enough_memory_is_skipped(config: DeploymentConfig) -> None:
@@ -200,4 +201,7 @@ def test_a_lora_that_begins_with_other_values_was_not_trained_before(tmp_path: P
         "lora_config": {"r": 2, "init_lora_weights": "pissa"},
     }
     result = check_start(subject_of(DeploymentConfig(**settings_of(tmp_path, model))))
-    assert (result.status, result.text) == ("skipped", "the LoRA is initialized with pissa")
+    assert (result.status, result.text) == (
+        "skipped",
+        "testing.lora_starts_nonzero(method=pissa)",
+    )

@@ -86,7 +86,14 @@ def compared(
     steps: int | None = None
     answers = (SAMPLER, *PLAIN[config.quantum.problem], NONE)
     for number, answer in enumerate(answers, 1):
-        report(f"Training {number} of {len(answers)}: {_what(answer)}")
+        report(
+            phrase(
+                "deployment.comparison_progress",
+                number=number,
+                total=len(answers),
+                answer=_what(answer),
+            )
+        )
         own = answered_by(config, answer, steps)
         summary = TrainingDeployment(own, say=lambda _: None).run()
         if summary["status"] != "finished":
@@ -95,7 +102,8 @@ def compared(
             refuse_skipped(Path(summary["paths"]["run"]))
         steps = steps or summary["steps"]
         rows.append(row_of(answer, summary))
-        report(f"  {steps:,} steps; its report: {Path(rows[-1]['run']) / REPORT_FILE}")
+        page = Path(rows[-1]["run"]) / REPORT_FILE
+        report(phrase("deployment.comparison_run_done", steps=steps, report=page))
     for row in rows:
         run = Path(row["run"])
         write_record(run / COMPARISON_FILE, {"rows": rows})
@@ -120,8 +128,10 @@ def refuse_skipped(run: Path) -> None:
 
 def _what(answer: str) -> str:
     if answer == NONE:
-        return "without a quantum step"
-    return f"chosen by {'the solver' if answer == SAMPLER else answer.replace('_', ' ')}"
+        return phrase("deployment.without_quantum_step")
+    if answer == SAMPLER:
+        return phrase("deployment.chosen_by_solver")
+    return phrase("deployment.chosen_by_method", method=answer.replace("_", " "))
 
 
 def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:

@@ -6,6 +6,7 @@ shares and names.
 
 from collections.abc import Mapping, Sequence
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number, format_share
 from infrastructure.monitoring.drawing.html import Markup, escape_text, raw_markup
 
@@ -41,7 +42,7 @@ def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: 
             "bar",
             (MARGIN + i * width / NUM_BARS, floor - (floor - ROOM) * count / most),
             (width / NUM_BARS - 1, (floor - ROOM) * count / most),
-            f"{count} of {len(chance)} by chance",
+            phrase("monitoring.num_by_chance", count=count, total=len(chance)),
         )
         for i, count in enumerate(counts)
         if count
@@ -75,7 +76,12 @@ def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
         parts.append(_words(NAMES_WIDTH - 8, top + 11, name, "end"))
         size = (WIDTH - NAMES_WIDTH - MARGIN) / max(1, len(shares))
         for place, share in enumerate(shares):
-            title = f"{format_share(share)} of part {place + 1} of {len(shares)}"
+            title = phrase(
+                "monitoring.share_of_part",
+                share=format_share(share),
+                number=place + 1,
+                total=len(shares),
+            )
             corner = (NAMES_WIDTH + place * size, top)
             parts.append(_rectangle("cell", corner, (size, CELL - 3), title, share))
     return _picture("Chosen share of the training data, part by part", _size(len(shown)), parts)

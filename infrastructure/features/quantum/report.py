@@ -22,15 +22,15 @@ from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 MAX_STEPS = 50
 QUESTIONS = {
-    "data_selection": "Which training examples are trained on?",
-    "block_selection": "Which blocks of the model train until the next answer?",
-    "rank_allocation": "Which components of the LoRA matrices stay?",
+    "data_selection": "monitoring.quantum_question_data",
+    "block_selection": "monitoring.quantum_question_blocks",
+    "rank_allocation": "monitoring.quantum_question_ranks",
 }
 
 DECIDED = {
-    "data_selection": "Chosen to train on",
-    "block_selection": "Chosen to train",
-    "rank_allocation": "Chosen to stay",
+    "data_selection": "monitoring.quantum_chosen_data",
+    "block_selection": "monitoring.quantum_chosen_blocks",
+    "rank_allocation": "monitoring.quantum_chosen_ranks",
 }
 COMPARED = {
     "quantum": "the sampler's answer",
@@ -46,7 +46,8 @@ def quantum_steps(view: RunView) -> Markup:
     if not records:
         return NOTHING
     answered = [r for r in records if r.get("outcome") == "answered"]
-    question = QUESTIONS.get(str(records[-1].get("problem")), "")
+    code = QUESTIONS.get(str(records[-1].get("problem")))
+    question = phrase(code) if code else ""
     return section(
         "The quantum step",
         element("p", f"{_decision(answered, records)} {_worth(answered, compared)}".strip()),
@@ -69,9 +70,11 @@ def _decision(
     """Return a sentence on the decision of the newest answer."""
     if not answered:
         why = clip(str(records[-1].get("why", "")), 600)
-        return f"Nothing was decided{f': {why}' if why else ''}."
+        if not why:
+            return phrase("monitoring.quantum_nothing_decided")
+        return phrase("monitoring.quantum_nothing_decided_because", reason=why)
     kind, chosen = str(answered[-1].get("problem")), clip(str(answered[-1].get("chosen", "")), 600)
-    return f"{DECIDED.get(kind, 'Decided')}: {chosen}."
+    return phrase(DECIDED.get(kind, "monitoring.quantum_decided"), chosen=chosen)
 
 
 def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, object]) -> str:
@@ -89,7 +92,11 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     with_it, without = losses.get("quantum"), losses.get("none")
     cost = sum(_numbers([record.get("seconds") for record in answered]))
     if is_number(with_it) and is_number(without):
-        paid = "It paid off" if with_it < without else phrase("monitoring.quantum_not_worthwhile")
+        paid = phrase(
+            "monitoring.quantum_worthwhile"
+            if with_it < without
+            else "monitoring.quantum_not_worthwhile"
+        )
         losses_text = phrase(
             "monitoring.quantum_loss_compared",
             loss_with=format_number(with_it),
@@ -241,7 +248,9 @@ def _step(record: Mapping[str, object]) -> list[object]:
     others = {k: v for k, v in mapping_of(record.get("alternatives")).items() if is_number(v)}
     name = min(others, key=lambda one: others[one], default="")
     chance = _numbers(record.get("random_energies"))
-    who = str(record.get("answered_by")) + (" (in its place)" if record.get("is_fallback") else "")
+    who = str(record.get("answered_by")) + (
+        phrase("monitoring.quantum_fallback") if record.get("is_fallback") else ""
+    )
     return [
         *place,
         clip(who, 80),

@@ -60,7 +60,7 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
 
 def no_run(folder: str) -> dict[str, Markup]:
     """Return the page to show before there is a run."""
-    title = element("h1", "No run yet")
+    title = element("h1", phrase("monitoring.no_run_yet"))
     text = phrase("monitoring.dashboard_empty", folder=folder)
     how = element("p", "Start one with ", element("code", "temper train DATA"), css_class="soft")
     return {"head": element("header", title, element("p", text, css_class="lead"), how)}
@@ -69,7 +69,11 @@ def no_run(folder: str) -> dict[str, Markup]:
 def _pulse(view: RunView) -> Markup:
     """Return an indicator of whether the run is alive, with the time of its last metrics."""
     written = view["written_at"]
-    text = "no numbers yet" if written is None else joined(["last numbers ", moment(written)])
+    text = (
+        phrase("monitoring.no_metrics_yet")
+        if written is None
+        else joined(["last numbers ", moment(written)])
+    )
     return element("span", element("span", "", css_class=f"pulse {view['state']}"), text)
 
 
@@ -107,7 +111,9 @@ def _possible_loss(view: RunView) -> list[Markup]:
     )
     if step is None or saved_at is None:
         return [make_tile(name, "everything", more=phrase("monitoring.nothing_confirmed"))]
-    return [make_tile(name, moment(saved_at, "age"), more=f"step {step} is safe")]
+    return [
+        make_tile(name, moment(saved_at, "age"), more=phrase("monitoring.step_is_safe", step=step))
+    ]
 
 
 def meters(view: RunView) -> Markup:

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8765
 WHY_NOT = {
-    errno.EADDRINUSE: "another program listens there already",
-    errno.EACCES: "that port is for the system's own programs",
-    errno.EADDRNOTAVAIL: "this machine has no such address",
+    errno.EADDRINUSE: "monitoring.port_in_use",
+    errno.EACCES: "monitoring.port_reserved",
+    errno.EADDRNOTAVAIL: "monitoring.address_unknown",
 }
 IDLE_SECONDS = 60.0  # an idle connection is closed
 
@@ -64,9 +64,10 @@ class Dashboard:
         try:
             self._server = _Server((host, port), _Handler)
         except (OSError, OverflowError) as error:
-            why = WHY_NOT.get(getattr(error, "errno", None) or 0)
+            code = WHY_NOT.get(getattr(error, "errno", None) or 0)
             if isinstance(error, OverflowError):
-                why = phrase("monitoring.port_out_of_range")
+                code = "monitoring.port_out_of_range"
+            why = phrase(code) if code else None
             raise InputError(
                 "monitoring.dashboard_port_unavailable",
                 host=host,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.downsampling import (
     NUM_BUCKETS,
     BoundedPoints,
@@ -117,7 +118,7 @@ def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
         f' aria-label="{escape_text(chart.title)}">'
     ]
     if frame is None:
-        parts.append(_text(width / 2, height / 2, "no finite number", "middle"))
+        parts.append(_text(width / 2, height / 2, phrase("monitoring.no_finite_number"), "middle"))
     else:
         parts += [*_axes(chart, frame), *_gaps(chart.curve, frame)]
         parts += [*_lines(chart.curve, frame), *_marks(chart, frame)]
@@ -308,7 +309,9 @@ def describe_gaps(gaps: list[Gap], max_named: int = 4) -> str:
             named.append(f"{gap.name} at {steps} ({gap.num_records:,} records)")
     if len(gaps) > max_named:
         num_records = sum(gap.num_records for gap in gaps[max_named:])
-        named.append(f"and {len(gaps) - max_named:,} more places ({num_records:,} records)")
+        named.append(
+            phrase("monitoring.more_gaps", count=len(gaps) - max_named, num_records=num_records)
+        )
     return "; ".join(named)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.charts import (
     Chart,
     describe_gaps,
@@ -184,9 +185,9 @@ def _caption(chart: Chart) -> Markup:
     if chart.points and chart.marks:
         keys += [("training", "key"), ("held out", "key held-out")]
     if chart.curve.is_downsampled:
-        keys.append(("lowest to highest of neighbouring records", "key band"))
+        keys.append((phrase("monitoring.band_of_extremes"), "key band"))
     elif chart.curve.is_smoothed:
-        keys.append(("each record; the line is their average", "key band"))
+        keys.append((phrase("monitoring.band_of_records"), "key band"))
     if uses_log_scale(chart):
         keys.append(("logarithmic scale", "key none"))
     if gaps := [*chart.curve.gaps, *find_gaps(chart.marks)]:

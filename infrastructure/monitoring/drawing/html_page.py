@@ -10,10 +10,10 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.css import STYLE
 from infrastructure.monitoring.drawing.html import element, joined, raw_markup
 
-FOOTER = "Written by Temper. This page needs nothing but itself."
 FOLDER = Path(__file__).parent
 # In a notebook the page is a frame without an address, in which a link to a section would load the
 # notebook into the frame.
@@ -68,7 +68,9 @@ def page(title: str, *sections: object) -> str:
         element("title", title),
         element("style", raw_markup(style)),
     )
-    body = [element("main", content, element("footer", FOOTER))]
+    body = [
+        element("main", content, element("footer", phrase("monitoring.page_is_self_contained")))
+    ]
     if script:
         body.append(element("script", raw_markup(script)))
     return f"<!DOCTYPE html>\n{element('html', head, element('body', *body), lang='en')}\n"

@@ -14,6 +14,7 @@ from typing import Any
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact_shapes
 from infrastructure.monitoring.drawing.formatting import NOT_FINITE, not_finite_name
 
@@ -117,5 +118,7 @@ def read_metrics(path: Path) -> list[Record]:
     parsed = parse_metrics(path)
     if parsed.unreadable_lines:
         first, count = parsed.unreadable_lines[0], len(parsed.unreadable_lines)
-        logger.warning("%s: %d unreadable lines left out, the first is line %d", path, count, first)
+        logger.warning(
+            phrase("monitoring.unreadable_lines_skipped", path=path, count=count, first=first)
+        )
     return parsed.records

@@ -32,7 +32,7 @@ def write_plots(points: PointsByKey, folder: Path) -> list[Path]:
 
 
 def _write(chart: Chart, path: Path) -> Path:
-    figure = require("matplotlib.figure", "plots as files").Figure(
+    figure = require("matplotlib.figure", "monitoring.plots_as_files").Figure(
         figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained"
     )
     _draw(chart, figure.subplots())

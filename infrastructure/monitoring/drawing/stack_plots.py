@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.charts import LOG_SCALE_FROM_RATIO, tick_labels
 from infrastructure.monitoring.drawing.downsampling import (
     Points,
@@ -200,7 +201,9 @@ class StackPicture:
                 parts.append(f'<polyline class="main" points="{_points(line)}"/>')
         for step, value in bar.held_out:
             if math.isfinite(value):
-                description = f"held out, step {step:,.0f}: {format_number(value)}"
+                description = phrase(
+                    "monitoring.held_out_at_step", step=step, value=format_number(value)
+                )
                 parts.append(_dot("mark", self._x(step), self._y(value), 3.5, description))
         return parts
 

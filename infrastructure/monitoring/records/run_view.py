@@ -60,20 +60,18 @@ HELD_OUT, METHOD, SFT = "data.eval_path", "training.method", "sft"
 
 SEES = "processor_config.json"  # in the folder of a vision-language model
 WHAT_LIES_WHERE = {
-    "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
-    **dict.fromkeys(
-        ROUNDED, "the same with weights rounded to 4 bits, as in training and evaluation"
-    ),
-    "stacks": "each stack of layers by itself; all of them are the model",
-    "rack": "the whole model again, with plain weights",
-    "checkpoints": "everything that is needed to resume, bit for bit",
-    "metrics.jsonl": "a line for every logged step",
-    "metrics.csv": "the same, for a spreadsheet",
-    "tensorboard": "the same, for TensorBoard",
-    "logs": "the logs of the run",
-    "report.html": "this page",
-    "run.json": "configuration, versions, data and machine",
-    "summary.json": "how it ended",
+    "final": "monitoring.path_final",
+    **dict.fromkeys(ROUNDED, "monitoring.path_rounded"),
+    "stacks": "monitoring.path_stacks",
+    "rack": "monitoring.path_rack",
+    "checkpoints": "monitoring.path_checkpoints",
+    "metrics.jsonl": "monitoring.path_metrics",
+    "metrics.csv": "monitoring.path_metrics_csv",
+    "tensorboard": "monitoring.path_tensorboard",
+    "logs": "monitoring.path_logs",
+    "report.html": "monitoring.path_report",
+    "run.json": "monitoring.path_run",
+    "summary.json": "monitoring.path_summary",
 }
 
 
@@ -452,7 +450,8 @@ def _paths(facts: RunFacts) -> list[tuple[str, str, str]]:
     there = {name: facts.directory / name for name in WHAT_LIES_WHERE}
     names = {Path(path).name for path in named.values()}
     shown = named | {n: str(path) for n, path in there.items() if n not in names and path.exists()}
-    what = {name: WHAT_LIES_WHERE.get(Path(path).name, "") for name, path in shown.items()}
+    codes = {name: WHAT_LIES_WHERE.get(Path(path).name, "") for name, path in shown.items()}
+    what = {name: phrase(code) if code else "" for name, code in codes.items()}
     return [(name, from_here(path), what[name]) for name, path in shown.items()]
 
 
@@ -469,11 +468,11 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
     if final.exists() and writes_text(final):  # a reward model is neither asked nor evaluated
         if not (final / SEES).is_file():
-            steps.append(("Ask the model", _question_to(str(final), facts.summary)))
+            steps.append((phrase("monitoring.next_ask"), _question_to(str(final), facts.summary)))
         held_out, method = (config.get(key, (None, ""))[0] for key in (HELD_OUT, METHOD))
         is_measurable = held_out and method in (None, SFT)  # other methods have other rows
         data, what = (
-            (_quoted(held_out), "Measure it")
+            (_quoted(held_out), phrase("monitoring.next_evaluate"))
             if is_measurable
             else ("DATA", phrase("monitoring.next_evaluate_new_rows"))
         )

@@ -105,7 +105,7 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     what = "a kill" if newest.get("was_killed") else "a stop"
     often = "once," if times == 1 else f"{times} times, last"
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
-    back = f"; restored from {', '.join(places)}" if places else ""
+    back = phrase("monitoring.restored_from", places=", ".join(places)) if places else ""
     step = newest.get("step")
     start = phrase("monitoring.resumed_from_step", step=step) if step else "its beginning"
     return phrase("monitoring.resumed_times", times=often, cause=what, start=start, restored=back)
@@ -114,7 +114,7 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
 def progress_words(run: LiveRun) -> str:
     """Describe the progress as far as it is known: `step 120 of 500 · 24.0 %`."""
     if run.step is None:
-        return "no step yet"
+        return phrase("monitoring.no_step_yet")
     text = f"step {run.step:,}"
     if run.total_steps is not None and run.share_done is not None:
         text += f" of {run.total_steps:,} · {format_share(run.share_done)}"
@@ -125,8 +125,9 @@ def time_words(run: LiveRun) -> str:
     """Describe the times: `about 5.0 s left · the steps took 15 s`."""
     left = run.seconds_left if run.state == "running" else None
     trained = run.seconds_trained
-    parts = [f"about {format_duration(left)} left"] if left else []
-    return " · ".join([*parts, *[f"the steps took {format_duration(trained)}"] * bool(trained)])
+    parts = [phrase("monitoring.time_left", duration=format_duration(left))] if left else []
+    steps = [phrase("monitoring.steps_took", duration=format_duration(trained))] if trained else []
+    return " · ".join([*parts, *steps])
 
 
 def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:

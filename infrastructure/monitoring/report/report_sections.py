@@ -145,7 +145,9 @@ def alerts(view: RunView) -> Markup:
     if not rows:
         return NOTHING
     all_of_them = len(view["alerts"])
-    more = f" (the newest {MAX_ALERTS} of {all_of_them})" if all_of_them > MAX_ALERTS else ""
+    more = ""
+    if all_of_them > MAX_ALERTS:
+        more = phrase("monitoring.newest_of_all", shown=MAX_ALERTS, total=all_of_them)
     is_alarm = any(alert["severity"] != "info" and not alert["is_over"] for alert in newest)
     heading, css_class = ("Alerts", "alerts alarm") if is_alarm else ("Noted", "alerts")
     return section(f"{heading}{more}", table((), rows, "stack"), css_class=css_class)
@@ -163,7 +165,11 @@ def errors(view: RunView) -> Markup:
         return NOTHING
     headings = ("step", "what", phrase("monitoring.error_message_column"), "what was done", "rows")
     earlier = view["num_errors"] - len(rows)
-    more = element("p", f"and {earlier:,} earlier ones", css_class="soft") if earlier else ""
+    more = (
+        element("p", phrase("monitoring.earlier_errors", count=earlier), css_class="soft")
+        if earlier
+        else ""
+    )
     is_over = view["state"] == FINISHED
     title = (
         phrase("monitoring.recovered_errors_heading")
@@ -326,7 +332,11 @@ def _limited(
 ) -> Markup:
     parts = [table(headings, rows[:MAX_ROWS], css_class)]
     if len(rows) > MAX_ROWS:
-        parts.append(element("p", f"and {len(rows) - MAX_ROWS:,} more rows", css_class="soft"))
+        parts.append(
+            element(
+                "p", phrase("monitoring.more_rows", count=len(rows) - MAX_ROWS), css_class="soft"
+            )
+        )
     return joined(parts)
 
 
@@ -347,7 +357,7 @@ def configuration(view: RunView) -> Markup:
     if given:
         parts.append(_config_table(given))
     if rest:
-        label = f"{len(rest)} value{'s' * (len(rest) > 1)} by default"
+        label = phrase("monitoring.num_defaults", count=len(rest))
         parts.append(element("details", element("summary", label), _config_table(rest)))
     return section("Configuration", *parts)
 

@@ -26,9 +26,9 @@ BYTES = ("weights_bytes", "gradient_bytes", "optimizer_bytes")
 COLUMNS = ("phase", "parameters", "steps", "loss", "held-out loss", "memory without activations")
 NO_MARK = "key none"
 ORDERS = {
-    "stackwise": "All stacks train in each step, each by itself.",
-    "rackwise": "All stacks train in each step, with one loss.",
-    "sequential": "One stack trains after the other.",
+    "stackwise": "monitoring.order_stackwise",
+    "rackwise": "monitoring.order_rackwise",
+    "sequential": "monitoring.order_sequential",
 }
 
 
@@ -56,6 +56,10 @@ def stack_section(view: RunView) -> Markup:
         element("figure", *pictures, caption),
         _table(phases),
     )
+
+
+def _order(kind: str) -> str:
+    return phrase(ORDERS[kind]) if kind in ORDERS else ""
 
 
 def stacks_of(view: RunView) -> tuple[Plan, list[tuple[Plan, Bar]]]:
@@ -95,7 +99,9 @@ def _bar(
     held_out = _between(points.get("eval_loss", []), *steps) if has_begun else []
     parameters = mapping_of(phase.get("parameters"))
     name = clip(str(phase.get("name", "")), 120)
-    description = f"phase {index + 1}: {name}, steps {steps[0] + 1:,} to {steps[1]:,}"
+    description = phrase(
+        "monitoring.phase_steps", number=index + 1, name=name, first=steps[0] + 1, last=steps[1]
+    )
     finite = [value for _, value in losses if math.isfinite(value)]
     if finite:
         description += f", loss {format_number(finite[-1])}"
@@ -123,7 +129,7 @@ def _between(points: Points, first: float, last: float) -> Points:
 def _lead(plan: Mapping[str, object]) -> str:
     stacks = len(list_of(plan.get("stacks")))
     description = (
-        phrase("monitoring.model_grows") if _grows(plan) else ORDERS.get(str(plan.get("kind")), "")
+        phrase("monitoring.model_grows") if _grows(plan) else _order(str(plan.get("kind")))
     )
     parts = {str(k): _whole(v) for k, v in mapping_of(plan.get("parameters")).items()}
     total = sum(parts.values()) or 1

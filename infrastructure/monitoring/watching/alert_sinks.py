@@ -57,7 +57,14 @@ class ConsoleAlerts:
 
     def send(self, alert: Alert) -> None:
         if alert.severity != "info":
-            self.report(f"ALERT ({alert.severity}) at step {alert.step}: {alert.message}")
+            self.report(
+                phrase(
+                    "monitoring.alert_line",
+                    severity=alert.severity,
+                    step=alert.step,
+                    message=alert.message,
+                )
+            )
 
     def close(self) -> None: ...
 
@@ -77,8 +84,10 @@ class LogAlerts:
 
     def send(self, alert: Alert) -> None:
         level = LOG_LEVELS[alert.severity]
-        values = (alert.rule, alert.step, alert.message)
-        logger.log(level, "alert %s at step %d: %s", *values, extra={SHOWN: self.is_shown})
+        text = phrase(
+            "monitoring.alert_logged", rule=alert.rule, step=alert.step, message=alert.message
+        )
+        logger.log(level, "%s", text, extra={SHOWN: self.is_shown})
 
     def close(self) -> None: ...
 
@@ -90,7 +99,7 @@ class NotebookAlerts:
 
     def send(self, alert: Alert) -> None:
         if alert.severity != "info":
-            display = require("IPython.display", "alerts in a notebook")
+            display = require("IPython.display", "monitoring.alerts_in_notebook")
             display.display(display.HTML(box(alert)))
 
     def close(self) -> None: ...
@@ -170,7 +179,7 @@ def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.
             check_address(_secret(environment, name, VARIABLE))
         elif name == "apprise":
             _secret(environment, name, APPRISE)
-            refuse_missing("apprise", phrase("monitoring.apprise_sink"))
+            refuse_missing("apprise", "monitoring.apprise_sink")
 
 
 def _secret(environment: Mapping[str, str], sink: str, variable: str) -> str:

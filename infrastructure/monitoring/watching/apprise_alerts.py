@@ -33,7 +33,7 @@ class AppriseAlerts:
     name = "apprise"
 
     def __init__(self, addresses: str, source: str = "") -> None:
-        apprise = require("apprise", "the alert sink 'apprise'")
+        apprise = require("apprise", "monitoring.apprise_sink")
         logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its warnings contain addresses
         self.source = source
         self._addresses: Any = apprise.Apprise()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from infrastructure.backup.state.random_state import capture_random
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Hook
 
@@ -63,7 +64,7 @@ class HookSuite:
         try:
             again = json.loads(json.dumps(saved))
         except TypeError as error:
-            raise AssertionError(f"state_dict() is no JSON: {error}") from error
+            raise AssertionError(phrase("testing.suite_state_not_json", error=error)) from error
         assert again == saved, "state_dict() changes on its way through JSON: keys are texts"
 
     def test_its_state_comes_back(self, tmp_path: Path) -> None:

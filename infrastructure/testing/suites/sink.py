@@ -8,6 +8,7 @@ from typing import Any
 from unittest import SkipTest
 
 from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import address_of
 from infrastructure.training.metrics.sinks import Sink
 
@@ -35,7 +36,7 @@ class SinkSuite:
 
     def read(self, directory: Path) -> list[dict[str, Any]]:
         """Return the records in `directory`, in their order, with at least `step` and `loss`."""
-        raise SkipTest("what it has written cannot be read")
+        raise SkipTest(phrase("testing.suite_sink_not_read"))
 
     def test_records_come_in_their_order(self, tmp_path: Path) -> None:
         sink = self.make(tmp_path)
@@ -46,7 +47,7 @@ class SinkSuite:
 
     def test_what_was_written_is_there_after_a_kill(self, tmp_path: Path) -> None:
         if not self.survives_kill:
-            raise SkipTest("it may lose the newest")
+            raise SkipTest(phrase("testing.suite_sink_loses_newest"))
         address = address_of(type(self))
         assert address is not None, f"{type(self).__qualname__} is no class of a module"
         writer = HelperProcess(WRITER, address, str(tmp_path), str(NUM_RECORDS))
@@ -70,7 +71,7 @@ class SinkSuite:
         sink.write(record(4, loss=9.0))
         sink.close()
         if not self.can_forget:
-            raise SkipTest("it cannot unsay what it has shown")
+            raise SkipTest(phrase("testing.suite_sink_cannot_forget"))
         self._expect(tmp_path, {1: 0.5, 2: 1.0, 3: 1.5, 4: 9.0})
 
     def test_it_takes_whatever_a_record_holds(self, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
 from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.messages import phrase
 from infrastructure.testing.suites.other_process import WRITTEN_BACK
 
 FILE = Path("run-1/objects/ab/abcd")
@@ -113,7 +114,7 @@ class StorageBackendSuite:
             except FileNotFoundError:
                 continue
             raise AssertionError(
-                f"{name} of what is not there gives {content!r}: FileNotFoundError"
+                phrase("testing.suite_missing_path_answered", call=name, answer=content)
             )
 
     def test_a_second_write_replaces_the_whole_file(self, tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ class StorageBackendSuite:
                 list(seen.read(FILE))
             except FileNotFoundError:
                 continue
-            raise AssertionError("a removed file can still be read")
+            raise AssertionError(phrase("testing.suite_removed_file_readable"))
 
     def test_what_was_written_is_confirmed(self, tmp_path: Path) -> None:
         place = self.look(tmp_path)
@@ -200,10 +201,10 @@ class StorageBackendSuite:
             return  # it is identified without a marker, such as by a repository's name
         other.remove(FOLDER / identity)
         other.close()
-        _require_refusal(place, content, "whose marker is gone")
+        _require_refusal(place, content, "testing.suite_marker_missing")
         mark(other)
         other.close()
-        _require_refusal(place, content, "that has another place's marker")
+        _require_refusal(place, content, "testing.suite_marker_of_another")
 
     def test_half_a_file_is_never_seen(self, tmp_path: Path) -> None:
         """Check that an interrupted write, as by a kill, never shows half a file."""
@@ -231,10 +232,10 @@ class StorageBackendSuite:
         except OSError:
             place.close()
         else:
-            raise AssertionError("a write whose bytes cannot be read ends as if it were whole")
+            raise AssertionError(phrase("testing.suite_failed_write_returns"))
         look()
         if not self.writes_in_place:
-            _require_whole(seen, old, "after a write that failed in the middle, and within it")
+            _require_whole(seen, old, "testing.suite_partial_file_of_failed_write")
         elif seen[-1] not in (None, old):
             confirmed = False
             with contextlib.suppress(StorageError):
@@ -245,7 +246,7 @@ class StorageBackendSuite:
         place.close()
         if not self.writes_in_place:
             whole = b"".join(pieces)  # one of two disks may have it before the other
-            _require_whole([s for s in seen if s != whole], old, "while it is written")
+            _require_whole([s for s in seen if s != whole], old, "testing.suite_partial_file")
         content = _read(self.look(tmp_path), path)
         assert content == b"".join(pieces), "after a write that failed another one is not whole"
 
@@ -292,7 +293,7 @@ class StorageBackendSuite:
                 place.write(path, [b"x"])
             except ValueError:
                 continue
-            raise AssertionError(f"{path} is written: it leads out of the place")
+            raise AssertionError(phrase("testing.suite_path_leads_out", path=path))
 
     def test_an_error_has_advice(self, tmp_path: Path) -> None:
         advice = self.look(tmp_path).advice(OSError(errno.EIO, "planted"))
@@ -347,24 +348,22 @@ def _read(place: Place, path: Path) -> bytes | None:
         return None
 
 
-def _require_whole(seen: Sequence[bytes | None], old: bytes | None, when: str) -> None:
+def _require_whole(seen: Sequence[bytes | None], old: bytes | None, code: str) -> None:
     for content in seen:
         if content is not None and content != old:
-            raise AssertionError(
-                f"{len(content)} bytes of 300000 are seen under the file's name {when}: write"
-                " under another name first, and rename (or set writes_in_place in the suite)"
-            )
+            raise AssertionError(phrase(code, num_bytes=len(content), total=300_000))
 
 
-def _require_refusal(place: Place, content: Content, which: str) -> None:
+def _require_refusal(place: Place, content: Content, doubt: str) -> None:
     try:
         answer = place.confirm(FILE, content)
     except OSError:
         return
     except StorageError as error:
-        raise AssertionError(f"of a place {which} confirm says {error}: raise OSError") from error
+        text = phrase("testing.suite_confirm_raises", doubt=phrase(doubt), error=error)
+        raise AssertionError(text) from error
     raise AssertionError(
-        f"confirm says {answer} of a place {which}: call require_identity in confirm"
+        phrase("testing.suite_confirm_answers", doubt=phrase(doubt), answer=answer)
     )
 
 
@@ -375,7 +374,7 @@ def _other_process(suite: type, folder: Path) -> dict[str, Any]:
         AssertionError: the other process could not read; the text says why.
     """
     if "<" in suite.__qualname__:
-        raise AssertionError(f"{suite.__name__} is made in a function: write it at a module's top")
+        raise AssertionError(phrase("testing.suite_in_function", suite=suite.__name__))
     named = inspect.getfile(suite), suite.__module__, suite.__qualname__, str(folder), str(FILE)
     process = HelperProcess(OTHER_PROCESS, *named, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -386,9 +385,7 @@ def _other_process(suite: type, folder: Path) -> dict[str, Any]:
     timer.cancel()
     process.close_pipes()
     if process.returncode != 0:
-        raise AssertionError(
-            f"another process does not read what this one has written: {process.last_words}"
-        )
+        raise AssertionError(phrase("testing.suite_other_process_failed", error=process.last_words))
     answer: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
     return answer
 

@@ -75,7 +75,7 @@ def test_a_search_that_would_go_on_is_cut_off_by_its_limit(
         (["--sampler", "tabu", "--num-ones", "2"], "quantum.sampler_parameter_unknown"),
         (["--num-ones", "4"], "quantum.exact_num_ones_out_of_range"),
         (["--time-limit", "0"], "commands.invalid_time_limit(seconds=0.0)"),
-        (["--time-limit", "soon"], "must be a number, not 'soon'"),
+        (["--time-limit", "soon"], "commands.value_must_be(kind=a number, value='soon')"),
         (["--reads", "0"], "commands.number_too_small(flag=--reads, value=0, minimum=1)"),
         (
             ["--sampelr", "tabu"],

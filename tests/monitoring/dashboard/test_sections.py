@@ -49,7 +49,8 @@ def test_a_training_shows_how_far_it_is(tmp_path: Path) -> None:
     add(directory, *falling(1, 30), evaluation(10, 1.25), evaluation(30, 1.5))
     with opened(directory) as run:
         text = text_of(run)
-    assert text["progress"] == "step 30 of 40 · 75.0 % about 5.0 s left · the steps took 15 s"
+    times = "monitoring.time_left(duration=5.0 s) · monitoring.steps_took(duration=15 s)"
+    assert text["progress"] == f"step 30 of 40 · 75.0 % {times}"
     assert "Held-out loss 1.500 best 1.250" in text["tiles"]
     assert "Time per step 500 ms" in text["tiles"]
     assert "Being trained (process " in text["head"]
@@ -81,7 +82,7 @@ def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
         ('{"place": "x", "state": "copying"}', "everything monitoring.nothing_confirmed()"),
         (
             '{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}',
-            "step 20 is safe",
+            "monitoring.step_is_safe(step=20)",
         ),
     ],
 )
@@ -118,7 +119,7 @@ def test_alerts_show_the_newest_first_and_how_many_there_were(tmp_path: Path) ->
     add(directory, *alerts, file=system_file("alerts"))
     with opened(directory) as run:
         text = text_of(run)["alerts"]
-    assert text.startswith("Alerts (the newest 8 of 20)")
+    assert text.startswith("Alertsmonitoring.newest_of_all(shown=8, total=20)")
     assert text.index("number 19") < text.index("number 12")
     assert "number 11" not in text
 
@@ -142,7 +143,7 @@ def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     with opened(directory) as run:
         text = text_of(run)
     assert "Being prepared (process " in text["head"]
-    assert "no numbers yet" in text["head"]
+    assert "monitoring.no_metrics_yet()" in text["head"]
     assert text["progress"] == ""
     assert "monitoring.preparing_before_first_step" in text["curves"]
 

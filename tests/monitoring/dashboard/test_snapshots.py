@@ -109,7 +109,7 @@ def test_before_there_is_a_run_the_page_names_that_and_then_shows_the_first(
 ) -> None:
     clock = Clock()
     looks = looks_at(tmp_path / "runs", clock=clock)
-    assert "No run yet" in looks.look().sections["head"]
+    assert "monitoring.no_run_yet()" in looks.look().sections["head"]
     write_run(tmp_path / "runs", "2025-a")
     assert "2025-a" in looks.look().title
 

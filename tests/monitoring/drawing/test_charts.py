@@ -109,7 +109,7 @@ def test_odd_numbers_still_give_a_picture(points: Points, options: dict[str, boo
 def test_gaps_are_named_up_to_a_limit() -> None:
     gaps = find_gaps([(step, math.nan if step % 2 else 1.0) for step in range(20)])
     assert describe_gaps(gaps, max_named=2) == (
-        "NaN at step 1; NaN at step 3; and 8 more places (8 records)"
+        "NaN at step 1; NaN at step 3; monitoring.more_gaps(count=8, num_records=8)"
     )
 
 

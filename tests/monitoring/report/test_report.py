@@ -140,7 +140,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
         "2 + 2 = 4",
         "Loss last 0.2000 · held out 0.5000",
         "Exact match, held out",
-        "1 value by default",
+        "monitoring.num_defaults(count=1)",
         "training.learning_rate 0.001 --learning-rate",
         "memory total 16.0 GiB gpus – precision bf16",
         "torch 2.13.0",

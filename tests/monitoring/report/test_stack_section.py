@@ -56,12 +56,12 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 def test_which_layers_trained_when(tmp_path: Path) -> None:
     page = shown(tmp_path)
-    first, second = "phase 1: layer 1 of 2", "phase 2: layer 2 of 2"
+    first, second = (f"monitoring.phase_steps(number={n}, name=layer {n} of 2, " for n in (1, 2))
     kinds = [kind for kind, title in blocks(page) if title.startswith(first)]
     assert sorted(kinds) == ["cell"] * 3  # embedding, layer, norm
     kinds = [kind for kind, title in blocks(page) if title.startswith(second)]
     assert sorted(kinds) == ["cell planned", *["frozen planned"] * 3]
-    assert "monitoring.stacks_and_layers(stacks=2, layers=2) One stack trains after" in page
+    assert "stacks_and_layers(stacks=2, layers=2) monitoring.order_sequential()" in page
     assert "Of 244 parameters: layers 82.0 %, embedding 16.4 %, final norm 1.6 %." in page
     assert "pale: planned" in page
 
@@ -77,7 +77,7 @@ def test_the_loss_by_phase(tmp_path: Path) -> None:
     assert [(bar.first_step, bar.last_step) for _, bar in phases] == [(0, 5), (5, 9)]
     page = shown(tmp_path, began)
     assert "3.750 → 2.750" in page
-    assert "held out, step 4: 3.25" in page
+    assert "held_out_at_step(step=4, value=3.25" in page
     assert page.count('<polyline class="main"') == 2  # of one phase, in a wide and a narrow one
     assert "6.0 MiB" in page
 

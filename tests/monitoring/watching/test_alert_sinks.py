@@ -27,7 +27,9 @@ def test_the_console_gets_a_line_for_what_a_person_should_act_on() -> None:
     (console,) = make_alert_sinks(["console"], lines.append)
     console.send(alert("info"))
     console.send(alert("warning"))
-    assert lines == ["ALERT (warning) at step 40: a step takes 12.0 s"]
+    assert lines == [
+        "monitoring.alert_line(severity=warning, step=40, message=a step takes 12.0 s)"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,11 @@ def test_the_log_gets_all_by_their_severity(
     with caplog.at_level(logging.DEBUG):
         log.send(alert(severity))
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
-        (level, "alert training_time_per_step at step 40: a step takes 12.0 s")
+        (
+            level,
+            "monitoring.alert_logged(rule=training_time_per_step, step=40,"
+            " message=a step takes 12.0 s)",
+        )
     ]
 
 

@@ -266,7 +266,7 @@ def test_what_is_gone_with_its_process_is_seen(tmp_path: Path) -> None:
     message = failure(InMemorySuite(), "test_another_process_sees_what_was_written", tmp_path)
     InMemory.files.clear()
     assert message is not None
-    assert "another process does not read what this one has written: FileNotFound" in message
+    assert "testing.suite_other_process_failed(error=FileNotFound" in message
 
 
 def test_a_suite_that_no_other_process_finds_is_named(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_suite_that_no_other_process_finds_is_named(tmp_path: Path) -> None:
         pass
 
     message = failure(Hidden(), "test_another_process_sees_what_was_written", tmp_path)
-    assert message == "Hidden is made in a function: write it at a module's top"
+    assert message == "testing.suite_in_function(suite=Hidden)"
 
 
 DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
@@ -283,7 +283,11 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (FillsShort, "test_memory_is_filled_to_the_end", "stops at"),
     (ListsLate, "test_a_file_is_listed_as_soon_as_it_was_written", "are listed"),
     (ListsBelow, "test_a_file_is_listed_as_soon_as_it_was_written", "not listed in the one above"),
-    (ListsNothing, "test_what_was_never_written_is_not_there", "names of what is not there"),
+    (
+        ListsNothing,
+        "test_what_was_never_written_is_not_there",
+        "suite_missing_path_answered(call=names, ",
+    ),
     (Appends, "test_a_second_write_replaces_the_whole_file", "after a second write"),
     (CreatesTwice, "test_what_is_there_is_not_created_again", "is created twice"),
     (OverwritesNeighbours, "test_neighbours_stay_as_they_are", ""),
@@ -292,12 +296,16 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (AlwaysSure, "test_other_bytes_are_never_confirmed", "is confirmed as"),
     (TrustsSize, "test_other_bytes_are_never_confirmed", "is confirmed as"),
     (NeverSure, "test_other_bytes_are_never_confirmed", "raise StorageError"),
-    (NoIdentity, "test_another_place_confirms_nothing", "whose marker is gone: call require"),
-    (HalfWritten, "test_half_a_file_is_never_seen", "are seen under the file's name"),
+    (
+        NoIdentity,
+        "test_another_place_confirms_nothing",
+        "testing.suite_confirm_answers(doubt=testing.suite_marker_missing(), ",
+    ),
+    (HalfWritten, "test_half_a_file_is_never_seen", "testing.suite_partial_file"),
     (RaisesItsOwn, "test_what_is_written_is_read", "error=KeyError: 'no such row' at"),
     (IsAnyPlace, "test_a_place_is_known_again", "the same identity"),
     (LeavesProbes, "test_looking_leaves_nothing_behind", "probing leaves"),
-    (LeadsOut, "test_no_path_leads_out", "leads out of the place"),
+    (LeadsOut, "test_no_path_leads_out", "testing.suite_path_leads_out("),
     (WithoutAdvice, "test_an_error_has_advice", "tell what a person can do"),
     (SwapsTensors, "test_a_store_of_versions_lies_in_it", "versions are damaged"),
 ]

@@ -37,7 +37,7 @@ def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> Non
     assert speeds[-1]["model_flops_utilization"] > 0
     alerts = read_metrics(run / ALERTS_FILE)
     assert [a["rule"] for a in alerts if a["rule"] == "gradient_norm"] == ["gradient_norm"]
-    assert sum("ALERT (warning)" in line for line in lines) == 1
+    assert sum("monitoring.alert_line(severity=warning, " in line for line in lines) == 1
     log = (run / TRAINING_FILE).read_text()
     assert "the training begins" in log
     assert "training.training_ended" in log
