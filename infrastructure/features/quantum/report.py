@@ -16,7 +16,12 @@ from infrastructure.monitoring.drawing.formatting import (
     is_number,
 )
 from infrastructure.monitoring.drawing.html import Markup, element, table
-from infrastructure.monitoring.records.run_reader import baseline_is_as_good
+from infrastructure.features.quantum.records import (
+    COMPARISON_FILE,
+    QUANTUM_FILE,
+    baseline_is_as_good,
+)
+from infrastructure.monitoring.records.run_reader import objects_in
 from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
@@ -42,7 +47,9 @@ COMPARED = {
 
 def quantum_steps(view: RunView) -> Markup:
     """Return the section, or nothing if there was no quantum step."""
-    records, compared = view["quantum"], view["comparison"]
+    files = view["of_features"]
+    records = objects_in(files[QUANTUM_FILE].get("records"))
+    compared = files[COMPARISON_FILE]
     if not records:
         return NOTHING
     answered = [r for r in records if r.get("outcome") == "answered"]

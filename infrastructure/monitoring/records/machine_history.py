@@ -71,7 +71,6 @@ COUNTED = {
     "samples_per_second": "Examples per second, by sample",
     "tokens_per_second": "Tokens per second, by sample",
     "inference_latency_seconds": "Time of an inference",
-    "quantum_solver_seconds": "Solver of a quantum step",
 }
 UNITS = {"_celsius": " °C", "_watts": " W"}
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import run_files_of_features
 from infrastructure.core.json_text import JsonObject, JsonValue, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import clip

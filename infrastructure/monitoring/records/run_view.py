@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
+from infrastructure.core.features import run_files_of_features
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import PointsByKey

@@ -9,7 +9,6 @@ secrets are already removed.
 from pathlib import Path
 
 from infrastructure.core.files import write_text
-from infrastructure.features.quantum.report import quantum_steps
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_reader import FINISHED
 from infrastructure.monitoring.records.run_view import RunView, read_view

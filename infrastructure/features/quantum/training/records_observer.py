@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from infrastructure.core.checksums import write_record
-from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
+from infrastructure.features.quantum.records import QUANTUM_FILE
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 

@@ -1,0 +1,18 @@
+"""The files of the quantum step in a run directory."""
+
+from collections.abc import Mapping
+
+QUANTUM_FILE = "quantum.json"
+COMPARISON_FILE = "comparison.json"
+
+
+def baseline_is_as_good(record: Mapping[str, object]) -> bool:
+    """Return whether a simple method solves a quantum step's problem as well as its answer."""
+    energy, baselines = record.get("energy"), record.get("alternatives")
+    energies = baselines.values() if isinstance(baselines, Mapping) else ()
+    numbers = [number for number in energies if isinstance(number, int | float)]
+    return (
+        isinstance(energy, int | float)
+        and bool(numbers)
+        and min(numbers) <= energy + 1e-6 * abs(energy)
+    )
