@@ -116,7 +116,7 @@ def not_safe(run_path: Path, place: str, end: Completion) -> str:
         run=run_path.name,
         model=run_path / FINAL,
         url=redact_urls(place),
-        problem=problem or "nobody waited for it",
+        problem=problem or phrase("backup.not_waited_for"),
     )
 
 

@@ -88,10 +88,10 @@ def test_a_mount_point_in_the_way_is_reported(
 @pytest.mark.parametrize(
     ("number", "sentence"),
     [
-        (errno.EROFS, "mount Drive without readonly=True"),
-        (errno.EDQUOT, "empty its trash"),
-        (errno.EIO, "a daily limit is reached"),
-        (errno.ENOSPC, "make room on your Drive"),
+        (errno.EROFS, "backup.advice_drive_read_only"),
+        (errno.EDQUOT, "backup.advice_drive_full"),
+        (errno.EIO, "backup.advice_drive_limit"),
+        (errno.ENOSPC, "backup.advice_drive_and_disk_full"),
     ],
 )
 def test_a_drive_that_keeps_nothing_is_no_place(

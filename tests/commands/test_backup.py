@@ -266,8 +266,8 @@ def test_a_copy_that_was_made_once_does_not_hold_what_was_trained_since(
     store.commit({}, store.read(newest).values, step=5)
     assert main(["backup", "status", run.name]) == ExitCode.DONE
     out = capsys.readouterr().out
-    assert "step 3 confirmed" in out
-    assert "(step 5 waits)" in out
+    assert "backup.step_confirmed(step=3," in out
+    assert "backup.step_waiting(step=5)" in out
     assert "backup.state_left" in out
     assert "commands.steps_would_be_lost" in out
 
@@ -490,7 +490,7 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
     assert find(f"{run.name}@3") == (run, 3)
     back = {"place": str(place), "was_killed": False}  # it was finished
     assert read_record(run / "run.json")["brought_back"] == back
-    with pytest.raises(CheckpointError, match="step 7") as raised:
+    with pytest.raises(CheckpointError, match=r"no_intact_checkpoint_of_step\(step=7,") as raised:
         find(f"{run.name}@7")
     (note,) = raised.value.__notes__
     assert note.startswith("it has: ")
@@ -541,7 +541,7 @@ def test_pruning_shows_before_what_it_removes(run: Path, place: Path, temper: Te
     assert len(Store(run / "checkpoints").versions()) == 4
     code, output = temper("prune", run.name)
     assert code == ExitCode.DONE
-    assert output["done"][0] == "2 versions removed here"
+    assert output["done"][0] == "backup.checkpoints_removed_here(count=2)"
     assert len(Store(run / "checkpoints").versions()) == 2
 
 
