@@ -10,6 +10,7 @@ from typing import Generic, TypeGuard, TypeVar
 
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 
 MAX_ENTRIES = 200
 MAX_BYTES = 4 << 20
@@ -25,7 +26,7 @@ class JsonCache(Generic[Value]):
 
     Args:
         path: the file; it and its folder are created at the first `put`.
-        what: the subject of the warning if it cannot be written, as in "WHAT is not remembered".
+        what: the subject of the warning if it cannot be written, as in "WHAT is not saved".
         is_whole: whether a value from the file is valid; invalid ones are ignored.
     """
 
@@ -56,7 +57,7 @@ class JsonCache(Generic[Value]):
         try:
             write_json(self.path, [{"key": key, "value": value} for key, value in kept])
         except OSError as error:
-            log.warning("%s is not remembered: %s", self._what, error)
+            log.warning(phrase("core.cache_not_written", what=self._what, error=error))
 
     def _read(self) -> list[tuple[Key, Value]]:
         try:

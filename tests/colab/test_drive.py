@@ -133,7 +133,9 @@ def test_a_drive_that_hangs_is_left_behind(
     monkeypatch.setattr(drive, "_try_out", lambda folder: (folder.parent / "pipe").read_bytes())
     place = mount_drive()
     assert not place.is_drive
-    assert place.reason == "notebook.drive_not_responding(error=no answer within 0 s)"
+    assert (
+        place.reason == "notebook.drive_not_responding(error=core.no_response_in_time(seconds=0))"
+    )
 
 
 @pytest.mark.parametrize("folder", ["", "..", "a/../../b", "/content/x"])

@@ -143,7 +143,7 @@ NOT_CONNECTED = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
         (NOT_CONNECTED, REMOUNT, ROWS),
         (NOT_CONNECTED, REMOUNT, ROWS.replace(b"?", b"!")),
         (OSError(errno.EIO, "Input/output error"), r"backup\.advice_drive_limit", ROWS),
-        (None, f"no answer within 0 s: {REMOUNT}", ROWS),
+        (None, rf"core\.no_response_in_time\(seconds=0\): {REMOUNT}", ROWS),
     ],
 )
 def test_a_mount_that_fails_in_the_middle_is_reported_and_the_next_call_goes_on(

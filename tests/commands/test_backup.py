@@ -202,7 +202,10 @@ def test_the_status_elsewhere_shows_what_the_place_holds(
     assert capsys.readouterr().out.startswith(f"Not in elsewhere; {place} holds:")
     assert main(["backup", "status", "x", *elsewhere]) == ExitCode.WRONG_INPUT
     error = capsys.readouterr().err
-    assert f"run.unknown_run_at_destination(url={place}, problem=unknown run 'x'" in error
+    assert (
+        f"run.unknown_run_at_destination(url={place}, problem=core.unknown_name(what=run, name=x,"
+        in error
+    )
     assert run.name in error
     assert not Path("elsewhere").exists()
 
@@ -421,7 +424,7 @@ def test_a_run_that_is_called_comes_back_by_its_name(place: Path) -> None:
     for name in names:
         Store(Path(name), at).commit({}, {}, step=1)
     assert named_run(at, "my-run") == named_run(at, "runs/my-run/final") == names[1]
-    with pytest.raises(ValueError, match="unknown run 'my'"):
+    with pytest.raises(ValueError, match="what=run, name=my,"):
         named_run(at, "my")
 
 
@@ -514,7 +517,7 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
                 "run.destination_folder_missing",
             ],
         ),
-        (["resume", "nobody"], ["'nobody'", "monitoring.hint_restore_run"]),
+        (["resume", "nobody"], ["name=nobody", "monitoring.hint_restore_run"]),
         (["resume"], ["monitoring.no_runs"]),
         (["backup", "status"], ["monitoring.no_runs"]),
         (["backup", "list"], ["monitoring.no_runs"]),
@@ -549,12 +552,12 @@ def test_pruning_shows_before_what_it_removes(run: Path, place: Path, temper: Te
     ("arguments", "words"),
     [
         (["restore"], "commands.backup_location_unknown"),
-        (["restore", "nobody", "--place", "disk/temper"], "unknown run 'nobody'"),
+        (["restore", "nobody", "--place", "disk/temper"], "what=run, name=nobody,"),
         (["restore", "--place", "disk"], "run.no_run_at_destination"),
         (["restore", "a@b", "--place", "disk/temper"], "run.malformed_checkpoint_name"),
         (["restore", "--place", "not-mounted/temper"], "not-mounted"),
         (["list", "--place", "not-mounted/temper"], "not-mounted"),
-        (["verify", "nobody"], "unknown run or checkpoint 'nobody'"),
+        (["verify", "nobody"], "what=run or checkpoint, name=nobody,"),
         (["status", "--plac"], "--place"),
         (["statsu"], "status"),
         ([], "ACTION"),
