@@ -939,7 +939,7 @@ CHECKPOINT = [
     Wrong(
         "an unknown thing to accept",
         "train --accept learnig_rate",
-        ["run.unknown_accepted_name", "name=learnig_rate", "'learning_rate'"],
+        ["run.unknown_accepted_name", "name=learnig_rate", "meant=learning_rate"],
     ),
     Wrong(
         "no checkpoint to verify", "checkpoints verify", ["monitoring.no_runs", "output_dir=runs"]
@@ -1274,7 +1274,7 @@ FURTHER = [
     Wrong(
         "a number of 5,000 digits",
         "config --config c.yaml",
-        ["config.yaml_invalid", "place=c.yaml:2", "a number too long"],
+        ["config.yaml_invalid", "place=c.yaml:2", "config.number_too_long"],
         {"c.yaml": "training:\n  batch_size: " + "9" * 5000},
     ),
     Wrong(
