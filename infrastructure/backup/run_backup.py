@@ -344,7 +344,7 @@ class RunBackup:
         """
         with only_writer(self.store.root):
             removed = self.store.remove_all_but(versions_to_keep(self.store, self.retention))
-        sentences = [f"{counted(len(removed), 'checkpoint')} removed here"]
+        sentences = [phrase("backup.checkpoints_removed_here", count=len(removed))]
         if self._link is None:
             return sentences
         record = self.status_path.with_name("backup-unnamed.json")

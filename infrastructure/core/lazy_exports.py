@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infrastructure.core.importing import importing
+from infrastructure.core.messages import phrase
 
 
 def lazy_names(
@@ -31,7 +32,8 @@ def lazy_names(
                 module = importlib.import_module(places[name])
             return getattr(module, name)
         if name in elsewhere:
-            raise ImportError(f"there is no {name} here: {elsewhere[name]}", name=package)
+            text = phrase("core.name_does_not_exist", name=name, instead=elsewhere[name])
+            raise ImportError(text, name=package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get

@@ -186,7 +186,8 @@ def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[
     num_removed = len({*listed} - {*link.store.versions()})
     write_json(record, pruning.unnamed_since)
     waiting = len(pruning.unnamed_since)
-    sentences = [f"{counted(num_removed, 'checkpoint')} removed at {link.place.url}"]
+    url = link.place.url
+    sentences = [phrase("backup.checkpoints_removed_there", count=num_removed, url=url)]
     if waiting:
         sentences.append(phrase("backup.unreferenced_objects_remain", count=waiting))
     elif before:

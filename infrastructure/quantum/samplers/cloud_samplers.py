@@ -9,6 +9,7 @@ import numpy as np
 
 from infrastructure.config.sampler_needs import DWAVE_CONFIG_FILE, DWAVE_TOKEN, check_access
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 
 DEFAULT_SHOTS = 100
@@ -33,7 +34,12 @@ class LeapHybrid(dimod.Sampler):
     properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self, make: MakeSampler | None = None, **config: object) -> None:
-        make = make or require("dwave.system", "the sampler leap_hybrid").LeapHybridSampler
+        make = (
+            make
+            or require(
+                "dwave.system", phrase("quantum.the_sampler", name="leap_hybrid")
+            ).LeapHybridSampler
+        )
         self.sampler: Any = make(**_access("leap_hybrid"), **config)
 
     def sample(
@@ -75,7 +81,7 @@ class QuantumAnnealer(dimod.Sampler):
     properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self, make: MakeSampler | None = None, **config: object) -> None:
-        system = require("dwave.system", "the sampler qpu")
+        system = require("dwave.system", phrase("quantum.the_sampler", name="qpu"))
         child = (make or system.DWaveSampler)(**_access("qpu"), **config)
         self.sampler = system.EmbeddingComposite(child)
 

@@ -182,12 +182,21 @@ def test_a_named_column_of_mixed_rows_gets_the_same_sentence() -> None:
 
 
 WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
-    ({"shape": "alpacca"}, r"data\.unknown_shape.*'alpacca'.*\(meant=alpaca\)"),
+    ({"shape": "alpacca"}, r"data\.unknown_shape.*name=alpacca,.*\(meant=alpaca\)"),
     ({"prompt_column": "qestion"}, r"setting=data\.prompt_column, .*\(meant=question\)"),
-    ({"answer_column": "zzz"}, r"setting=data\.answer_column, .*'zzz' \(known: answer, qu"),
-    ({"text_column": "body"}, r"setting=data\.text_column, reason=unknown column 'body'"),
-    ({"task_column": "kind"}, r"setting=data\.task_column, reason=unknown column 'kind'"),
-    ({"group_column": "level"}, r"setting=data\.balance_by, reason=unknown column 'level'"),
+    ({"answer_column": "zzz"}, r"setting=data\.answer_column, .*name=zzz, hint=, known=answer, qu"),
+    (
+        {"text_column": "body"},
+        r"setting=data\.text_column, reason=.*what=column, name=body,",
+    ),
+    (
+        {"task_column": "kind"},
+        r"setting=data\.task_column, reason=.*what=column, name=kind,",
+    ),
+    (
+        {"group_column": "level"},
+        r"setting=data\.balance_by, reason=.*what=column, name=level,",
+    ),
     ({"text_column": "answer", "prompt_column": "question"}, r"data\.text_and_pair_columns"),
     ({"text_column": "answer", "shape": "qa"}, r"data\.text_column_with_shape\(shape=qa\)"),
     ({"prompt_column": "a", "answer_column": "a"}, r"data\.prompt_is_answer_column\(column=a\)"),
