@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 from infrastructure.core.errors import MissingPackageError
+from infrastructure.core.messages import phrase
 
 DISTRIBUTION = "temper-train"  # the project's name in pip
 OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later reject older ones, such as Colab's
@@ -46,6 +47,9 @@ def is_installed(package: str) -> bool:
 def refuse_missing(module: str, needed_for: str) -> None:
     """Raise as `require` does if `module` is not installed, but without importing it.
 
+    Args:
+        needed_for: what needs it: the code of a message, or a finished text.
+
     Raises:
         MissingPackageError: it is not installed.
     """
@@ -54,7 +58,10 @@ def refuse_missing(module: str, needed_for: str) -> None:
     if not is_installed(package):
         line = PIP_LINES.get(package, f"pip install {package}")
         raise MissingPackageError(
-            "core.package_not_installed", needed_for=needed_for, package=package, command=line
+            "core.package_not_installed",
+            needed_for=phrase(needed_for),
+            package=package,
+            command=line,
         )
 
 

@@ -58,7 +58,11 @@ def test_a_file_that_is_not_there_is_reported(file_server: FileServer, tmp_path:
 
 @pytest.mark.parametrize(
     ("data", "wanted", "message"),
-    [(ROWS, "0" * 64, "has the SHA-256"), (LOGIN_PAGE, None, "a web page"), (b"", None, "empty")],
+    [
+        (ROWS, "0" * 64, "has the SHA-256"),
+        (LOGIN_PAGE, None, "data.kind_web_page"),
+        (b"", None, "data.kind_empty"),
+    ],
 )
 def test_what_is_not_wanted_leaves_nothing(
     data: bytes, wanted: str | None, message: str, file_server: FileServer, tmp_path: Path

@@ -530,7 +530,7 @@ DATA = [
     Wrong(
         "data file empty",
         "train empty.jsonl",
-        ["data.file_not_text", "path=empty.jsonl", "kind=empty"],
+        ["data.file_not_text", "path=empty.jsonl", "kind=data.kind_empty()"],
         {"empty.jsonl": ""},
     ),
     Wrong(
@@ -1616,7 +1616,11 @@ FURTHER = [
     Wrong(
         "json broken",
         "train d.json",
-        ["data.json_broken", "file=d.json", "line=1", "reason=Expecting value on line 1"],
+        [
+            "data.json_broken",
+            "file=d.json",
+            "data.json_error_on_line(error=Expecting value, line=1)",
+        ],
         {"d.json": '[{"prompt":'},
     ),
     Wrong(
