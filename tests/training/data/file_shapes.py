@@ -662,7 +662,7 @@ QUESTIONS = [
         "train-v2.0.json",
         SQUAD_2,
         ("qa", BELOW, A),
-        "no answer",
+        "data.column_without_answer(column=answers)",
         num_rows=1,
     ),
     rows(

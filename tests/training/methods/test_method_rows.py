@@ -82,20 +82,39 @@ def test_pairs(values: dict[str, Any], expected: dict[str, Any]) -> None:
     assert plainly(shape.row(Row(values, "rows.jsonl", 1))) == expected
 
 
+EMPTY = "data.value_empty(where=data.place_column(column={}))"
+
+
 @pytest.mark.parametrize(
     ("values", "reason", "detail"),
     [
         (PAIR | {"rejected": "a"}, "no preference", "say the same"),
-        (PAIR | {"chosen": None}, "empty", "'chosen' is empty"),
-        ({"prompt": "Say a.", "rejected": "b"}, "missing column", "no column 'chosen'"),
-        (PAIR | {"chosen": " "}, "empty", "'chosen' is empty"),
-        (PAIR | {"chosen": 3.5}, "wrong type", "a number, not text"),
-        (PAIR | {"prompt": ""}, "empty", "'prompt' is empty"),
+        (PAIR | {"chosen": None}, "empty", EMPTY.format("chosen")),
+        (
+            {"prompt": "Say a.", "rejected": "b"},
+            "missing column",
+            "data.column_missing(column=chosen)",
+        ),
+        (PAIR | {"chosen": " "}, "empty", EMPTY.format("chosen")),
+        (
+            PAIR | {"chosen": 3.5},
+            "wrong type",
+            "data.value_not_text(where=data.place_column(column=chosen), kind=a number",
+        ),
+        (PAIR | {"prompt": ""}, "empty", EMPTY.format("prompt")),
         (PAIR | {"chosen": [USER, GOOD]}, "no supervised token", "does not begin with an answer"),
-        (PAIR | {"chosen": [{"type": "image"}]}, "wrong type", "a list, not text"),
+        (
+            PAIR | {"chosen": [{"type": "image"}]},
+            "wrong type",
+            "data.value_not_text(where=data.place_column(column=chosen), kind=a list",
+        ),
         (CHAT_PAIR | {"rejected": [USER]}, "no supervised token", "does not begin with an answer"),
         (CHAT_PAIR | {"prompt": [GOOD]}, "empty", "asks nothing"),
-        (CHAT_PAIR | {"chosen": [{"role": "wizard", "content": "a"}]}, "wrong type", "wizard"),
+        (
+            CHAT_PAIR | {"chosen": [{"role": "wizard", "content": "a"}]},
+            "wrong type",
+            "data.message_role_unknown",
+        ),
     ],
 )
 def test_a_pair_that_does_not_fit_is_set_aside(

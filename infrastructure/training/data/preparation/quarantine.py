@@ -97,7 +97,7 @@ class Quarantine:
             return
         common = (lost if is_lossy else self.counts).most_common(1)[0][0]
         first = next((row for row in self.bad_rows if row.reason == common), None)
-        remedy = (first.remedy if first else "") or "mend them"
+        remedy = (first.remedy if first else "") or phrase("data.fix_rows")
         if common == OVER_LONG:
             remedy = phrase("data.raise_max_length")
             remedy += phrase("data.truncate_instead") * cuts_prompts

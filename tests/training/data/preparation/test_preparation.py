@@ -109,7 +109,9 @@ def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path, cache: Path) -
         prepared = pipeline(data, cache, over_length="quarantine", max_bad_rows_percent=10)
     text = "\n".join(prepared.report.lines())
     assert "8 rows set aside (8 %): 2 wrong type, 1 broken JSON" in text
-    assert "bad.jsonl:1: broken JSON (Expecting property name" in text
+    assert (
+        "bad.jsonl:1: broken JSON (data.json_error_at_column(error=Expecting property name" in text
+    )
     assert "data.file_read_partly" in text
     prepared.report.quarantine.write(tmp_path / "run" / "quarantine.jsonl")
     assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 8

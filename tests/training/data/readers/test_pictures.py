@@ -139,17 +139,21 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("an address", row_of("https://x.org/a.png"), "data.image_is_url("),
     ("no base64", row_of(f"data:image/png;base64,{BASE64[:-1]}*"), "data.image_not_base64("),
     ("a data URL of text", row_of("data:text/plain,red.png"), "data.data_url_not_base64("),
-    ("a number", row_of([1]), "data.value_not_an_image(place=column 'image', kind=a number)"),
+    (
+        "a number",
+        row_of([1]),
+        "data.value_not_an_image(place=data.place_column(column=image), kind=a number)",
+    ),
     ("nothing in it", row_of({"path": None, "bytes": None}), "data.image_without_source("),
     (
         "a list too long",
         row_of(["red.png"] * 2, "<image> ?"),
-        f"{MARKS}=1, has=column 'image' has 2)",
+        f"{MARKS}=1, has=data.column_image_count(column=image, count=2))",
     ),
     (
         "a mark too many",
         row_of("red.png", "<image> <image>"),
-        f"{MARKS}=2, has=column 'image' has 1)",
+        f"{MARKS}=2, has=data.column_image_count(column=image, count=1))",
     ),
     (
         "a mark without picture",
