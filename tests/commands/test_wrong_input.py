@@ -2061,7 +2061,7 @@ METHODS = [
         [
             "methods.exact_answer_without_answers",
             "methods.no_column_answers",
-            "reason=column 'prompt' asks",
+            "reason=data.recognized_prompt(column=prompt)",
         ],
         '{"prompt": "1 + 1"}\n' * 9,
     ),

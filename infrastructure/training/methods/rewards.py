@@ -16,6 +16,7 @@ from typing import Any
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import is_address, load_object
 from infrastructure.core.optional import require
 
@@ -182,7 +183,7 @@ def _try(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> 
                 name=name,
                 error_type=type(error).__name__,
                 error=error,
-                columns=", ".join(columns) or "of no other name",
+                columns=", ".join(columns) or phrase("methods.no_other_columns"),
             ) from error
         _check_numbers(name, rewards, len(rows))
         silent += [name] if all(reward is None for reward in rewards) else []

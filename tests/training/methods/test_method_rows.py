@@ -88,7 +88,11 @@ EMPTY = "data.value_empty(where=data.place_column(column={}))"
 @pytest.mark.parametrize(
     ("values", "reason", "detail"),
     [
-        (PAIR | {"rejected": "a"}, "no preference", "say the same"),
+        (
+            PAIR | {"rejected": "a"},
+            "no preference",
+            "methods.answers_equal(chosen=chosen, rejected=rejected)",
+        ),
         (PAIR | {"chosen": None}, "empty", EMPTY.format("chosen")),
         (
             {"prompt": "Say a.", "rejected": "b"},
@@ -102,14 +106,22 @@ EMPTY = "data.value_empty(where=data.place_column(column={}))"
             "data.value_not_text(where=data.place_column(column=chosen), kind=a number",
         ),
         (PAIR | {"prompt": ""}, "empty", EMPTY.format("prompt")),
-        (PAIR | {"chosen": [USER, GOOD]}, "no supervised token", "does not begin with an answer"),
+        (
+            PAIR | {"chosen": [USER, GOOD]},
+            "no supervised token",
+            "methods.difference_not_an_answer()",
+        ),
         (
             PAIR | {"chosen": [{"type": "image"}]},
             "wrong type",
             "data.value_not_text(where=data.place_column(column=chosen), kind=a list",
         ),
-        (CHAT_PAIR | {"rejected": [USER]}, "no supervised token", "does not begin with an answer"),
-        (CHAT_PAIR | {"prompt": [GOOD]}, "empty", "asks nothing"),
+        (
+            CHAT_PAIR | {"rejected": [USER]},
+            "no supervised token",
+            "methods.difference_not_an_answer()",
+        ),
+        (CHAT_PAIR | {"prompt": [GOOD]}, "empty", "methods.prompt_column_empty(column=prompt)"),
         (
             CHAT_PAIR | {"chosen": [{"role": "wizard", "content": "a"}]},
             "wrong type",
@@ -381,10 +393,15 @@ def test_a_picture_anywhere_sets_a_row_aside() -> None:
 def test_the_columns_of_a_pair_are_used_and_named() -> None:
     with_prompt = shape_of("dpo", PAIR)
     assert with_prompt.used == {"prompt", "chosen", "rejected"}
-    assert with_prompt.reason == "column 'prompt' asks, 'chosen' is better than 'rejected'"
+    assert with_prompt.reason == (
+        "methods.one_is_better(reason=data.recognized_prompt(column=prompt), "
+        "chosen=chosen, rejected=rejected)"
+    )
     inside = shape_of("dpo", {"chosen": [USER, GOOD], "rejected": [USER, BAD]})
     assert inside.used == {"chosen", "rejected"}
-    assert inside.reason.startswith("methods.common_beginning_is_prompt")
+    assert inside.reason.startswith(
+        "methods.one_is_better(reason=methods.common_beginning_is_prompt"
+    )
 
 
 def test_one_answered_prompt_is_enough_for_answers_to_be_read() -> None:

@@ -132,7 +132,7 @@ def recognise_question(
     if prompt is not None:
         parts["prompt"] = prompt
         context = _contexts(PROMPT if request.prompt_column else ALPACA, [prompt], columns, request)
-        words = f"column {prompt!r} asks" + _add_context(parts, context)
+        words = phrase("data.recognized_prompt", column=prompt) + _add_context(parts, context)
     words += _add_others(parts, columns)
     _, parts, words = _with_more((PROMPT, parts, words), rows, columns, answers)
     words += _add_rare(parts, rows, columns, request)

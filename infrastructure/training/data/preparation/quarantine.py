@@ -119,7 +119,9 @@ class Quarantine:
 
     def none_left(self, path: str) -> ValueError:
         """Return the error for data without a single row that can be trained on."""
-        reason = f": of {self.total:,} set aside {self._shown()}" if self.total else ""
+        reason = ""
+        if self.total:
+            reason = phrase("data.no_rows_because", count=self.total, reasons=self._shown())
         return ValueError(phrase("data.no_rows_left", path=path, reason=reason))
 
     def _shown(self) -> str:
@@ -130,7 +132,10 @@ class Quarantine:
             for row in self.examples[:NUM_SHOWN]
         ]
         others = len(self.counts) - len(shown)
-        return "; ".join(shown) + (f"; {others} more reasons" if others > 0 else "")
+        reasons = "; ".join(shown)
+        if others <= 0:
+            return reasons
+        return phrase("data.more_reasons", reasons=reasons, count=others)
 
 
 def about_template(num_tokens: int, max_length: int) -> str:
