@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infrastructure.core.importing import importing
+from infrastructure.core.messages import phrase
 
 
 def lazy_names(
@@ -17,7 +18,8 @@ def lazy_names(
 
     Args:
         places: the module that holds each name.
-        elsewhere: for names in the specifications that do not exist here, what to use instead.
+        elsewhere: for names in the specifications that do not exist here, what to use instead: the
+            code of a message, or a finished text.
 
     Returns:
         A function that raises ImportError for a name in `elsewhere`, because Python drops the text
@@ -31,7 +33,7 @@ def lazy_names(
                 module = importlib.import_module(places[name])
             return getattr(module, name)
         if name in elsewhere:
-            raise ImportError(f"there is no {name} here: {elsewhere[name]}", name=package)
+            raise ImportError(f"there is no {name} here: {phrase(elsewhere[name])}", name=package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
