@@ -248,7 +248,8 @@ def _refuse_other_shapes(
     ordered = sorted((name, list(stored), list(wanted)) for name, stored, wanted in mismatched)
     if ordered:
         name, stored, wanted = ordered[0]
-        more = f", and {len(ordered) - 1} more differ" if len(ordered) > 1 else ""
+        num_more = len(ordered) - 1
+        more = phrase("models.more_weights_differ", count=num_more) if num_more else ""
         raise InputError(
             "models.weight_shape_mismatch",
             location=source.location,

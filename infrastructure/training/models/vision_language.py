@@ -125,7 +125,7 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
             location=source.location,
             shape=list(features.shape),
             num_patches=num_patches,
-            remedy=SUCH_AS,
+            remedy=phrase(SUCH_AS),
         )
     return VisionTower(source, config, image_processor, features.shape[1], num_patches, size, layer)
 
@@ -201,7 +201,7 @@ def _hidden_states(
             key=TOWER,
             location=source.location,
             reason=reason,
-            remedy=SUCH_AS,
+            remedy=phrase(SUCH_AS),
         ) from error
 
 

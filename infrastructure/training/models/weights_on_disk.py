@@ -49,7 +49,7 @@ class WeightOnDisk:
         with self.file.open("rb") as file:
             file.seek(self.begin + first * length)
             if file.readinto(content) != len(content):
-                raise OSError(f"{self.file} has become shorter")
+                raise OSError(phrase("models.weight_file_truncated", file=self.file))
         empty = torch.empty(0, dtype=self.dtype)
         part = torch.frombuffer(content, dtype=self.dtype) if content else empty
         return part.reshape(count, *self.shape[1:])
