@@ -177,12 +177,6 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
         )
 
 
-def _but_known(kind: tuple[str, str]) -> str:
-    name, remedy = kind
-    what = "something else (binary)" if name == "binary" else name
-    return f" but {what}: {remedy}"
-
-
 def _but_text(head: bytes) -> str:
     is_json = head.removeprefix(UTF8_MARK).lstrip()[:1] in (b"{", b"[")
     meant = "jsonl" if is_json else "csv"
