@@ -53,7 +53,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import StorageError
-from infrastructure.core.messages import counted, phrase
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_urls
 from infrastructure.core.waiting import within
 

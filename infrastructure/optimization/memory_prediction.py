@@ -14,7 +14,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory
-from infrastructure.core.messages import Setting, phrase
+from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import allowed_bytes, resident_bytes
 
 MAX_MEMORY_PERCENT = 85.0

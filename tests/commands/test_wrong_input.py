@@ -528,7 +528,7 @@ DATA = [
     Wrong(
         "data file empty",
         "train empty.jsonl",
-        ["data.file_not_text", "path=empty.jsonl", "kind=empty"],
+        ["data.file_not_text", "path=empty.jsonl", "kind=data.kind_empty()"],
         {"empty.jsonl": ""},
     ),
     Wrong(
@@ -662,7 +662,7 @@ DATA = [
     Wrong(
         "empty answers",
         "train hollow.jsonl",
-        ["data.too_many_bad_rows", "num_rows=20", "20 empty (hollow.jsonl:1", "'completion'"],
+        ["data.too_many_bad_rows", "num_rows=20", "20 empty (hollow.jsonl:1", "column=completion"],
         {"hollow.jsonl": '{"prompt": "a", "completion": ""}\n' * 20},
     ),
     Wrong(
@@ -1619,7 +1619,11 @@ FURTHER = [
     Wrong(
         "json broken",
         "train d.json",
-        ["data.json_broken", "file=d.json", "line=1", "reason=Expecting value on line 1"],
+        [
+            "data.json_broken",
+            "file=d.json",
+            "data.json_error_on_line(error=Expecting value, line=1)",
+        ],
         {"d.json": '[{"prompt":'},
     ),
     Wrong(
@@ -2060,7 +2064,7 @@ METHODS = [
         [
             "methods.exact_answer_without_answers",
             "methods.no_column_answers",
-            "reason=column 'prompt' asks",
+            "reason=data.recognized_prompt(column=prompt)",
         ],
         '{"prompt": "1 + 1"}\n' * 9,
     ),
@@ -2142,7 +2146,10 @@ METHODS = [
     ),
 ]
 
-NO_CONVERSATION, SECOND = "models.no_row_is_a_conversation", "message 2 of 'messages'"
+NO_CONVERSATION, SECOND = (
+    "models.no_row_is_a_conversation",
+    "data.place_message(number=2, column=messages)",
+)
 TALKS = "train chats.jsonl --model-adapter dialogue"
 FROM_USER = {"role": "user", "content": "a"}
 
@@ -2173,20 +2180,32 @@ CONVERSATIONS = [
         for what, about, files in (
             (
                 "an unknown role",
-                [SECOND, "wrong type", "'wizard'"],
+                [SECOND, "wrong type", "data.message_role_unknown", "role=wizard"],
                 talk(FROM_USER, {"role": "wizard", "content": "b"}),
             ),
-            ("a text for a message", [SECOND, "wrong type", "text"], talk(FROM_USER, "b")),
-            ("a message of nobody", [SECOND, "missing column"], talk(FROM_USER, {"content": "b"})),
-            ("nobody who answers", ["no supervised token"], talk(FROM_USER, FROM_USER)),
+            (
+                "a text for a message",
+                [SECOND, "wrong type", "data.message_not_object", "kind=text"],
+                talk(FROM_USER, "b"),
+            ),
+            (
+                "a message of nobody",
+                [SECOND, "missing column", "data.message_without_role"],
+                talk(FROM_USER, {"content": "b"}),
+            ),
+            (
+                "nobody who answers",
+                ["no supervised token"],
+                talk(FROM_USER, FROM_USER),
+            ),
             (
                 "answers that say nothing",
-                [SECOND, "empty"],
+                [SECOND, "empty", "data.value_empty"],
                 talk(FROM_USER, answering(content="")),
             ),
             (
                 "a call without a name",
-                ["wrong type", "tool_calls", SECOND],
+                ["wrong type", "data.calls_without_names", SECOND],
                 talk(FROM_USER, calling(a=1)),
             ),
             (
@@ -2206,7 +2225,7 @@ CONVERSATIONS = [
             ),
             (
                 "half a weight",
-                [SECOND, "wrong type", "0.5"],
+                [SECOND, "wrong type", "data.weight_not_0_or_1", "value=0.5"],
                 talk(FROM_USER, answering(weight=0.5)),
             ),
             (
@@ -2216,12 +2235,12 @@ CONVERSATIONS = [
             ),
             (
                 "a tool without a name",
-                ["wrong type", "'tools'", "names"],
+                ["wrong type", "data.tools_without_names(column=tools)"],
                 talk(FROM_USER, answering(), tools=[{}]),
             ),
             (
                 "tools that are no list",
-                ["wrong type", "'tools'", "an object"],
+                ["wrong type", "data.column_of_wrong_type(column=tools, kind=an object"],
                 talk(FROM_USER, answering(), tools={"name": "f"}),
             ),
         )
@@ -2553,7 +2572,11 @@ PICTURES = [
     seeing(
         "pictures for an adapter of text",
         "--model-adapter standard",
-        ["models.text_adapter_for_images", "name=standard", "shown=column 'image'"],
+        [
+            "models.text_adapter_for_images",
+            "name=standard",
+            "shown=data.place_column(column=image)",
+        ],
     ),
     seeing(
         "a model that sees without its processor",

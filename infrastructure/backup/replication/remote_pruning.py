@@ -21,7 +21,7 @@ from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
-from infrastructure.core.messages import counted, phrase
+from infrastructure.core.messages import phrase
 
 GRACE_SECONDS = 3600.0
 OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")

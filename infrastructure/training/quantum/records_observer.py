@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from infrastructure.core.checksums import write_record
+from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.core.state import TrainingState
@@ -53,7 +54,7 @@ class QuantumRecords(Observer):
         try:
             write_record(self.path, quantum_facts(self.session))
         except OSError as error:  # for display only: checkpoints have the records, too
-            log.warning("%s is not complete: %s", self.path, error)
+            log.warning(phrase("training.file_incomplete", name=self.path, error=error))
 
 
 class QuantumFacts(TypedDict):
