@@ -304,7 +304,8 @@ class MountedFile(RemoteFile):
             raise DataError("notebook.drive_path_missing", path=self.path) from error
         except OSError as error:
             folder = drive_folder(self.path) or self.path.parent
-            advice = ADVICE.get(error.errno or 0, "mount Drive again").format(mount=folder.parent)
+            code = ADVICE.get(error.errno or 0, "backup.advice_remount_drive")
+            advice = phrase(code, mount=folder.parent)
             raise ConnectionError(f"{error.strerror or error}: {advice}") from error
 
 

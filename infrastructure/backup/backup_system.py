@@ -172,7 +172,9 @@ class BackupSystem(RunBackup):
             return self._find_step(checkpoint)
         name, rejected = self.store.newest()
         for version in rejected:
-            log.warning("skipping damaged checkpoint %s: %s", version.name[:12], version.reason)
+            damage = f"{version.name[:12]}: {version.reason}"
+            url = self.store.root
+            log.warning(phrase("backup.skips_damaged_checkpoint", url=url, damage=damage))
         if name is not None:
             return name
         if self._link is not None:

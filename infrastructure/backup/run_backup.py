@@ -53,7 +53,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import StorageError
-from infrastructure.core.messages import counted, phrase
+from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_urls
 from infrastructure.core.waiting import within
 
@@ -344,7 +344,7 @@ class RunBackup:
         """
         with only_writer(self.store.root):
             removed = self.store.remove_all_but(versions_to_keep(self.store, self.retention))
-        sentences = [f"{counted(len(removed), 'checkpoint')} removed here"]
+        sentences = [phrase("backup.checkpoints_removed_here", count=len(removed))]
         if self._link is None:
             return sentences
         record = self.status_path.with_name("backup-unnamed.json")

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.lock import try_lock
+from infrastructure.core.messages import phrase
 
 HASH_CHUNK_BYTES = 1 << 20
 _PART = re.compile(r"\..+\.[a-z0-9_]{8}\.part")  # the names that `_new_part_file` makes
@@ -330,8 +331,8 @@ def refuse_what_is_there(folder: Path) -> None:
         ValueError: if `folder` is a file, is not empty, or cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        what = "holds other files" if folder.is_dir() else "is a file"
-        raise InputError("core.folder_not_empty", folder=folder, problem=what)
+        what = "core.contains_other_files" if folder.is_dir() else "core.is_a_file"
+        raise InputError("core.folder_not_empty", folder=folder, problem=phrase(what))
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(above, os.W_OK):
         raise InputError("core.folder_not_writable", folder=above)

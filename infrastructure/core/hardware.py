@@ -290,25 +290,46 @@ def _known(value: float) -> float | None:
 def describe(hardware: Hardware) -> list[str]:
     """Return lines that describe the machine to the user, one for each item."""
     cpu, ram = hardware.processor, hardware.memory
-    bf16 = f"bf16 in hardware ({', '.join(cpu.bf16_flags)})" if cpu.has_bf16 else "bf16 emulated"
-    limit = " (a container's limit)" if ram.limited else ""
+    bf16 = phrase("core.bf16_emulated")
+    if cpu.has_bf16:
+        bf16 = phrase("core.bf16_in_hardware", flags=", ".join(cpu.bf16_flags))
+    limit = phrase("core.memory_limited_by_container") if ram.limited else ""
     disk = hardware.disk_free_bytes
     return [
-        f"Python {hardware.python} on {hardware.platform}",
-        f"CPU: {cpu.model}, {cpu.num_cores} of {cpu.num_cores_machine} cores usable, {bf16}",
-        f"memory: {gib(ram.available_bytes)} of {gib(ram.total_bytes)} available{limit}",
-        f"disk: {'unknown' if disk is None else gib(disk)} free",
+        phrase("core.machine_python", version=hardware.python, platform=hardware.platform),
+        phrase(
+            "core.machine_cpu",
+            model=cpu.model,
+            num_cores=cpu.num_cores,
+            num_cores_machine=cpu.num_cores_machine,
+            bf16=bf16,
+        ),
+        phrase(
+            "core.machine_memory",
+            available=gib(ram.available_bytes),
+            total=gib(ram.total_bytes),
+            limit=limit,
+        ),
+        phrase("core.machine_disk_unknown")
+        if disk is None
+        else phrase("core.machine_disk", free=gib(disk)),
         *_describe_gpus(hardware),
     ]
 
 
 def _describe_gpus(hardware: Hardware) -> list[str]:
     if not hardware.gpus:
-        driver = phrase("core.no_gpu_responds") if hardware.nvidia_driver else "no NVIDIA driver"
-        return [f"GPU: none ({driver})"]
+        code = "core.no_gpu_responds" if hardware.nvidia_driver else "core.no_nvidia_driver"
+        return [phrase("core.machine_without_gpu", reason=phrase(code))]
     return [
-        f"GPU {gpu.index}: {gpu.name}, {gib(gpu.memory_free_bytes)} of "
-        f"{gib(gpu.memory_total_bytes)} free" + _describe_capability(gpu)
+        phrase(
+            "core.machine_gpu",
+            index=gpu.index,
+            name=gpu.name,
+            free=gib(gpu.memory_free_bytes),
+            total=gib(gpu.memory_total_bytes),
+            capability=_describe_capability(gpu),
+        )
         for gpu in hardware.gpus
     ]
 
@@ -317,7 +338,8 @@ def _describe_capability(gpu: GPU) -> str:
     if gpu.compute_capability is None:
         return ""
     major, minor = gpu.compute_capability
-    return f", compute capability {major}.{minor}, {'bf16' if gpu.has_bf16 else 'fp16 (no bf16)'}"
+    code = "core.gpu_with_bf16" if gpu.has_bf16 else "core.gpu_without_bf16"
+    return phrase(code, capability=f"{major}.{minor}")
 
 
 def gib(num_bytes: int) -> str:

@@ -198,11 +198,7 @@ def refuse_to_train_in_worker() -> None:
         RuntimeError: if this is such a process, so the script trains as soon as it is imported.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            "a process that prepares rows reads your script to find the classes that it defines,"
-            ' and the script begins to train: put what it does below `if __name__ == "__main__":`,'
-            " or move the classes into a module"
-        )
+        raise RuntimeError(phrase("core.script_trains_when_imported"))
 
 
 class _WorkerPool(ProcessPoolExecutor):

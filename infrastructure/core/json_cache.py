@@ -10,6 +10,7 @@ from typing import Generic, TypeGuard, TypeVar
 
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
 
 MAX_ENTRIES = 200
 MAX_BYTES = 4 << 20
@@ -57,7 +58,7 @@ class JsonCache(Generic[Value]):
         try:
             write_json(self.path, [{"key": key, "value": value} for key, value in kept])
         except OSError as error:
-            log.warning("%s is not remembered: %s", self._what, error)
+            log.warning(phrase("core.cache_not_written", what=self._what, error=error))
 
     def _read(self) -> list[tuple[Key, Value]]:
         try:

@@ -75,7 +75,7 @@ def as_object(value: JsonValue) -> JsonObject:
         TypeError: if `value` is not an object.
     """
     if not isinstance(value, dict):
-        raise TypeError(f"{_shown(value)} is no JSON object")
+        raise TypeError(phrase("core.not_a_json_object", value=_shown(value)))
     return value
 
 
@@ -86,7 +86,7 @@ def as_list(value: JsonValue) -> list[JsonValue]:
         TypeError: if `value` is not a list.
     """
     if not isinstance(value, list):
-        raise TypeError(f"{_shown(value)} is no list")
+        raise TypeError(phrase("core.not_a_json_list", value=_shown(value)))
     return value
 
 
@@ -97,7 +97,7 @@ def as_text(value: JsonValue) -> str:
         TypeError: if `value` is not a string.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{_shown(value)} is no text")
+        raise TypeError(phrase("core.not_a_json_string", value=_shown(value)))
     return value
 
 
@@ -108,7 +108,7 @@ def as_number(value: JsonValue) -> float:
         TypeError: if `value` is neither an integer nor a float.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{_shown(value)} is no number")
+        raise TypeError(phrase("core.not_a_json_number", value=_shown(value)))
     return value
 
 
@@ -119,7 +119,7 @@ def as_integer(value: JsonValue) -> int:
         TypeError: if `value` is not an integer.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{_shown(value)} is no whole number")
+        raise TypeError(phrase("core.not_a_json_integer", value=_shown(value)))
     return value
 
 

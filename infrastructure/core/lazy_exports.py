@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infrastructure.core.importing import importing
+from infrastructure.core.messages import phrase
 
 
 def lazy_names(
@@ -17,7 +18,8 @@ def lazy_names(
 
     Args:
         places: the module that defines each name.
-        elsewhere: for names in the specifications that do not exist in Temper, what to use instead.
+        elsewhere: for names in the specifications that do not exist in Temper, what to use instead:
+            the code of a message, or a finished text.
 
     Returns:
         A function that raises ImportError for a name in `elsewhere`, and AttributeError for any
@@ -31,7 +33,8 @@ def lazy_names(
                 module = importlib.import_module(places[name])
             return getattr(module, name)
         if name in elsewhere:
-            raise ImportError(f"there is no {name} here: {elsewhere[name]}", name=package)
+            text = phrase("core.name_does_not_exist", name=name, instead=phrase(elsewhere[name]))
+            raise ImportError(text, name=package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get

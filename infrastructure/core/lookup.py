@@ -83,10 +83,17 @@ def unknown_name(
     if isinstance(shown, int) and len(choices) > shown:
         shown = difflib.get_close_matches(name, choices, shown, cutoff=0.0)
     if shown is not None and not isinstance(shown, int):
-        known = f"known: {', '.join(shown)} and {len(choices) - len(shown)} more"
-        return f"unknown {what} {name!r}{hint} ({known})"
-    known = f"known: {', '.join(choices)}" if choices else "there is none"
-    return f"unknown {what} {name!r}{hint} ({known})"
+        return phrase(
+            "core.unknown_name_of_many",
+            what=what,
+            name=name,
+            hint=hint,
+            known=", ".join(shown),
+            more=len(choices) - len(shown),
+        )
+    if not choices:
+        return phrase("core.unknown_name_of_none", what=what, name=name)
+    return phrase("core.unknown_name", what=what, name=name, hint=hint, known=", ".join(choices))
 
 
 def look_up(what: str, name: str, table: Mapping[str, Value]) -> Value:

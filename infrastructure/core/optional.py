@@ -50,6 +50,9 @@ def refuse_missing(module: str, needed_for: str) -> None:
     Args:
         needed_for: what needs the package: the code of a phrase, or a finished text.
 
+    Args:
+        needed_for: what needs it: the code of a message, or a finished text.
+
     Raises:
         MissingPackageError: if `module` is not installed.
     """

@@ -308,9 +308,11 @@ class Registry(Generic[Plugin]):
         if not self._makes and self.contract is not None:
             lacking = _lacking_in_object(plugin, self.contract)
         elif not callable(plugin):
-            kind = "function" if self.contract is None else "class or function"
             raise InputError(
-                "core.plugin_not_callable", plugin=self._shown(name, plugin), kind=kind
+                "core.plugin_not_a_function"
+                if self.contract is None
+                else "core.plugin_not_a_class_or_function",
+                plugin=self._shown(name, plugin),
             )
         elif isinstance(plugin, type) and self.contract is not None:
             lacking = _lacking_in_class(plugin, self.contract)
@@ -446,4 +448,4 @@ def _listed(lacking: list[str], contract: type) -> str:
 def _init_hint(made: object, contract: type) -> str:
     """Return a hint for a subclass whose `__init__` does not call that of the contract."""
     is_own = isinstance(made, contract) and "__init__" in vars(type(made))
-    return " (does its __init__ call super().__init__?)" if is_own else ""
+    return phrase("core.init_may_not_call_super") if is_own else ""

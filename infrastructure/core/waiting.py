@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from infrastructure.core.messages import phrase
+
 Result = TypeVar("Result")
 
 
@@ -29,5 +31,5 @@ def within(seconds: float, question: Callable[[], Result]) -> Result:
     if errors:
         raise errors[0]
     if not answers:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
+        raise TimeoutError(phrase("core.no_response_in_time", seconds=f"{seconds:.0f}"))
     return answers[0]

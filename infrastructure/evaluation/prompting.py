@@ -139,7 +139,8 @@ class Answerer:
         for text in questions:
             for one in self._encoder.prompt_account([*before, self._shown(text)]).missing:
                 self._left_out.setdefault(
-                    one.kind, phrase("evaluation.prompt_part_not_read", part=one, cause=CAUSE)
+                    one.kind,
+                    phrase("evaluation.prompt_part_not_read", part=one, cause=phrase(CAUSE)),
                 )
         prompts = [
             GenerationPrompt(

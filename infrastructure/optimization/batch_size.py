@@ -81,7 +81,7 @@ class BatchSizeSearch:
         idle_bytes: the memory in use between two steps, with gradients and optimizer.
         is_out_of_memory: returns whether an error means that memory ran out.
         free_memory: called after memory ran out.
-        way_out: the advice for the user if not even one example fits.
+        way_out: the advice for the user if not even one example fits; "": use a larger machine.
         seconds: the time after which no larger size is tried.
     """
 
@@ -91,7 +91,7 @@ class BatchSizeSearch:
     idle_bytes: int
     is_out_of_memory: Callable[[BaseException], bool]
     free_memory: Callable[[], None] = do_nothing
-    way_out: str = "take a machine with more memory"
+    way_out: str = ""
     seconds: float = SECONDS
 
     def run(self, largest: int = LARGEST, beside: int | None = None) -> BatchChoice:
@@ -117,8 +117,9 @@ class BatchSizeSearch:
         if beside and beside not in self._speeds and not self._why_not(beside):
             self._speeds[beside] = max(self.speed_of(beside) for _ in range(FIRST_TRIES))
         if not self._speeds:
+            way_out = self.way_out or phrase("optimization.use_larger_machine")
             raise DoesNotFitError(
-                "optimization.single_example_does_not_fit", reason=reason, way_out=self.way_out
+                "optimization.single_example_does_not_fit", reason=reason, way_out=way_out
             )
         chosen = self._fastest(started, beside)
         trials = (Trial(s, self._peaks[s], speed) for s, speed in self._speeds.items())
@@ -128,7 +129,8 @@ class BatchSizeSearch:
         """Return why micro-batches of `size` cannot be used, or measure them and return ""."""
         predicted = self._line().peak_bytes(size) if self._peaks else self.idle_bytes
         if predicted > self.budget_bytes:
-            return f"{size} would take {gib(predicted)} of {gib(self.budget_bytes)}"
+            about = {"size": size, "needed": gib(predicted), "budget": gib(self.budget_bytes)}
+            return phrase("optimization.batch_size_would_take", **about)
         try:
             peak = self.peak_of(size)
         except Exception as error:
@@ -139,7 +141,8 @@ class BatchSizeSearch:
             self.free_memory()
             return phrase("optimization.batch_size_out_of_memory", size=size)
         if peak > self.budget_bytes:
-            return f"a micro-batch of {size} takes {gib(peak)} of {gib(self.budget_bytes)}"
+            about = {"size": size, "needed": gib(peak), "budget": gib(self.budget_bytes)}
+            return phrase("optimization.batch_size_takes", **about)
         self._peaks[size] = peak
         return ""
 

@@ -57,7 +57,8 @@ class CompileDecision:
             compile_seconds=self.compile_seconds,
             steps_left=self.steps_left,
         )
-        return f"torch.compile is {'kept' if self.pays else 'not kept'}: {text}"
+        code = "optimization.compile_kept" if self.pays else "optimization.compile_not_kept"
+        return phrase(code, timing=text)
 
 
 def decide_compiling(

@@ -94,7 +94,7 @@ class GPUOptimizer:
         """
         notes = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
         if use_tf32(self.device):
-            notes.append("fp32 matrices: TF32")
+            notes.append(phrase("optimization.tf32_used"))
         model = model.to(self.device)
         self._choose_attention(model, notes)
         if self.precision == "fp8":
@@ -140,7 +140,7 @@ class GPUOptimizer:
         if used is None or used == best or not hasattr(model, "set_attn_implementation"):
             return
         model.set_attn_implementation(best)
-        notes.append(f"attention: {best} instead of {used}")
+        notes.append(phrase("optimization.attention_replaced", best=best, used=used))
 
     def _autocast(self, model: torch.nn.Module) -> None:
         dtype = DTYPES.get(self.precision, torch.bfloat16)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, require
 
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
@@ -191,7 +192,7 @@ def _scripted(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
 
 
 def _tensorrt(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
-    tensorrt: Any = require("torch_tensorrt", "inference with TensorRT")
+    tensorrt: Any = require("torch_tensorrt", phrase("optimization.inference_with_tensorrt"))
     made: Callable[..., Any] = tensorrt.compile(model, ir="dynamo", inputs=list(inputs))
     return made
 

@@ -14,7 +14,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory
-from infrastructure.core.messages import Setting, phrase
+from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import allowed_bytes, resident_bytes
 
 MAX_MEMORY_PERCENT = 85.0
@@ -99,9 +99,8 @@ class MemoryBudget:
         unlimited = replace(self, cpu_limit=None, gpu_limit=None)
         if limit is None or self.limit_bytes(device) >= unlimited.limit_bytes(device):
             return phrase("optimization.use_larger_machine")
-        of_gpu = phrase("optimization.gpu_memory_settings")
-        name = of_gpu if on_gpu else format(Setting("memory.cpu_memory_limit"))
-        return f"raise {name}, which allows {limit}"
+        code = "optimization.raise_gpu_limit" if on_gpu else "optimization.raise_cpu_limit"
+        return phrase(code, limit=limit)
 
     def size_bytes(self, device: torch.device, num_processes: int = 1) -> int:
         """Return the most memory that this process should use on `device`, given its free memory.

@@ -165,7 +165,7 @@ class PipelineOptimizer:
         except Exception as error:
             if not self.is_out_of_memory(error):
                 raise
-            refusal = "memory ran out"
+            refusal = phrase("optimization.out_of_memory")
         if measured is not None and measured.peak_bytes > self.budget_bytes:
             refusal = phrase("optimization.exceeds_available_memory")
         pays = measured is not None and not refusal and self._pays(measured, best)

@@ -6,6 +6,7 @@ from pathlib import Path
 from infrastructure.backup.format.manifest import VersionName, scores_of
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.messages import phrase
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ def by_step(store: Store) -> dict[int, Path]:
         try:
             manifests[store.outline(name).step] = store.manifest_path(name)
         except CheckpointError as error:
-            log.warning("skipping a damaged checkpoint: %s: %s", name, error)
+            damage = f"{name}: {error}"
+            text = phrase("backup.skips_damaged_checkpoint", url=store.root, damage=damage)
+            log.warning(text)
     return manifests
 
 

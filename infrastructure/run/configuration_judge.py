@@ -114,7 +114,9 @@ def canonical_name(name: str) -> str:
         return known[name]
     meant = nearest(name, known)
     hint = (
-        f"did you mean {meant!r}?" if meant else f"it compares {', '.join(FACT_NAMES)} and settings"
+        phrase("run.meant_name", meant=meant)
+        if meant
+        else phrase("run.names_to_accept", names=", ".join(FACT_NAMES))
     )
     raise InputError("run.unknown_accepted_name", name=name, hint=hint)
 
@@ -220,13 +222,12 @@ def _code(was: Facts, current: Facts) -> Iterator[Difference]:
         f"{now[group][name]['address']} ({', '.join(files)})"
         for (group, name), files in changed.items()
     )
-    has = "has" if len(shown) == 1 else "have"
     yield Difference(
         CODE,
         {name: _hashes(before[group][name], files) for (group, name), files in changed.items()},
         {name: _hashes(now[group][name], files) for (group, name), files in changed.items()},
         Verdict.CHANGES_THE_RESULT,
-        text=f"code of {' and '.join(shown)} {has} changed",
+        text=phrase("run.code_changed", parts=", ".join(shown)),
     )
 
 

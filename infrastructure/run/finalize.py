@@ -161,7 +161,7 @@ def write_report_of(run: RunDirectory) -> None:
     try:
         write_report(run.path)
     except Exception as failure:
-        log.warning("%s was not written: %r", REPORT_FILE, failure)
+        log.warning(phrase("run.report_not_written", file=REPORT_FILE, error=repr(failure)))
 
 
 def has_sealed_report(run: RunDirectory) -> bool:

@@ -184,18 +184,18 @@ def not_accepted(history: History, accepted: Collection[str]) -> list[tuple[int,
 def change_words(step: int, change: Change) -> str:
     """Return a message such as `learning_rate was 0.001 until step 3, and is 0.0001 since`."""
     if text := change.get("text"):
-        return f"{text} after step {step}"
+        return phrase("run.change_after_step", change=text, step=step)
     if _is_shown(change["was"]) and _is_shown(change["is"]):
         was, now = plain(change["was"]), plain(change["is"])
         return phrase("run.changed_at_step", name=change["name"], was=was, step=step, now=now)
-    return f"{change['name']} changed after step {step}"
+    return phrase("run.changed_after_step", name=change["name"], step=step)
 
 
 def history_lines(history: History) -> list[str]:
     """Return messages on all changes, one for each."""
     return [
         change_words(entry["step"], change)
-        + (" (sums round otherwise)" if change.get("effect") == Verdict.ROUNDS_OTHERWISE else "")
+        + (phrase("run.rounds_sums") if change.get("effect") == Verdict.ROUNDS_OTHERWISE else "")
         for entry in history
         for change in entry["changes"]
     ]

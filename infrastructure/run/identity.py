@@ -183,7 +183,7 @@ class ObjectReader:
             try:
                 text = inspect.cleandoc(inspect.getsource(function))
             except (OSError, TypeError):
-                self.unseen.append(f"the code of {name} ({_qualname(function)})")
+                self.unseen.append(phrase("run.code_of", name=name, function=_qualname(function)))
                 continue
             texts[each] = hashlib.sha256(text.encode()).hexdigest()
         if isinstance(target, type):

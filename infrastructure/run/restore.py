@@ -183,7 +183,7 @@ def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[s
         if finished is None:
             return
         report(phrase("run.finished_at_destination", url=finished.url))
-        with byte_bar("restoring the model") as move_bar:
+        with byte_bar(phrase("run.restoring_model")) as move_bar:
             finished.fetch(run.path, move_bar)
     except (OSError, DamagedFileError) as error:
         log.warning(

@@ -71,11 +71,16 @@ def _result_lines(summary: Summary) -> list[str]:
     if (step := summary.get("held_out_changed_after")) is not None:
         lines.append(phrase("run.before_not_comparable", step=step))
     if num_questions := summary.get("num_questions"):
-        lines.append(f"(exact match over {_of_held_out(num_questions, summary)})")
+        prompts = _of_held_out(num_questions, summary)
+        lines.append(phrase("run.exact_match_over", prompts=prompts))
     if num_pairs := summary.get("num_pairs"):
         lines.append(phrase("run.ranked_pairs", count=num_pairs))
     if example := summary.get("example"):
-        lines += ["", "A held-out example", *_indented("prompt", example["prompt"], keeps_end=True)]
+        lines += [
+            "",
+            phrase("run.held_out_example"),
+            *_indented("prompt", example["prompt"], keeps_end=True),
+        ]
         lines += _indented("expected", example["expected"])
         lines += _indented("before", example["before"]) + _indented("after", example["after"])
     return lines + (["", *costs] if (costs := cost_lines(summary)) else [])
@@ -84,7 +89,9 @@ def _result_lines(summary: Summary) -> list[str]:
 def changed_lines(summary: Summary) -> list[str]:
     """Return the changes during training, one per line; empty if there were none."""
     lines = history_lines(history_in(summary))
-    return ["Changed under way:", *(f"  {line}" for line in lines)] if lines else []
+    return (
+        [phrase("run.changed_during_training"), *(f"  {line}" for line in lines)] if lines else []
+    )
 
 
 def early_lines(summary: Summary) -> list[str]:
@@ -134,7 +141,7 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
         few = phrase("run.too_few_prompts") if num_questions < FEW_PROMPTS else ""
-        return f"{num_questions:,} held-out {'prompt' if num_questions == 1 else 'prompts'}{few}"
+        return phrase("run.held_out_prompts", count=num_questions, few=few)
     return phrase(
         "run.answered_held_out_prompts",
         answered=num_questions,

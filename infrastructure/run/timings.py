@@ -4,20 +4,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from infrastructure.core.messages import phrase
 from infrastructure.run.record_types import StageRecord
 
 # In this order. A resumed run repeats all stages except the first measurement.
 STAGES = {
-    "model": "the model is built or loaded",
-    "data": "the data is read, checked and tokenised",
-    "checks": "the checks before the training",
-    "measure": "the model is measured before the training",
-    "fit": "what is done when is chosen by measurement, and room is made sure of",
-    "train": "the training",
-    "save": "the trained model is written",
-    "evaluate": "the trained model is measured",
-    "back up": "the last version is confirmed at its place",
-    "clean up": "helpers are ended, memory is given back",
+    "model": "run.stage_model",
+    "data": "run.stage_data",
+    "checks": "run.stage_checks",
+    "measure": "run.stage_first_measurement",
+    "fit": "run.stage_fitting",
+    "train": "run.stage_training",
+    "save": "run.stage_saving",
+    "evaluate": "run.stage_evaluation",
+    "back up": "run.stage_backup",
+    "clean up": "run.stage_cleanup",
 }
 
 
@@ -63,7 +64,11 @@ class Stages:
         return [self._record(name, seconds) for name, seconds in self._seconds.items()]
 
     def _record(self, name: str, seconds: float) -> StageRecord:
-        record: StageRecord = {"name": name, "what": STAGES[name], "seconds": round(seconds, 3)}
+        record: StageRecord = {
+            "name": name,
+            "what": phrase(STAGES[name]),
+            "seconds": round(seconds, 3),
+        }
         if name in self._failed:
             record["error"] = self._failed[name]
         return record

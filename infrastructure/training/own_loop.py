@@ -4,6 +4,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.training.core.state import TrainingState
 
 
@@ -35,7 +36,9 @@ def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
         return context
     loops = list(_OWN_LOOPS)
     if len(loops) != 1:
-        there = f"{len(loops)} training loops are" if loops else "no training loop is"
+        there = phrase("training.no_own_loop")
+        if loops:
+            there = phrase("training.several_own_loops", count=len(loops))
         raise InputError("training.own_loop_ambiguous", trainings=there, caller=caller)
     only: OwnLoop = loops[0]
     return only

@@ -15,6 +15,7 @@ import torch
 from infrastructure.backup.backup_system import BackupSystem, create_backup_system
 from infrastructure.backup.inventory import runs_at
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.messages import phrase
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer]
 
@@ -152,7 +153,8 @@ def test_a_damaged_version_is_named_and_the_one_before_it_serves(
     newest = system.create_checkpoint(model, optimizer, epoch=0, step=2, loss=1.0)
     newest.write_bytes(newest.read_bytes()[:-1])
     assert system.restore_from_checkpoint(model, optimizer)["step"] == 1
-    assert "skipping damaged checkpoint 000000000002" in caplog.text
+    skipped = f"url={system.store.root}, damage=000000000002"
+    assert f"backup.skips_damaged_checkpoint({skipped}" in caplog.text
     problems = [finding.problem for finding in system.verify()]
     assert problems[0] is not None
     assert problems[1] is None
@@ -215,7 +217,7 @@ def test_another_machine_restores_from_the_place_what_this_one_saved(
         backups.create_checkpoint(model, optimizer, epoch=0, step=step, loss=1.0)
     status = backups.finish(60.0)
     assert status.is_safe
-    assert "step 2 confirmed" in status.possible_loss(time.time()).text
+    assert "backup.step_confirmed(step=2," in status.possible_loss(time.time()).text
     expected = weights(model)
     elsewhere = create_backup_system(tmp_path / "elsewhere", str(place), run_id="backups")
     other, fresh = parts()
@@ -257,7 +259,7 @@ def test_a_damaged_version_at_the_place_is_passed_over_when_it_is_fetched(
 
 def test_a_place_without_a_version_is_named(tmp_path: Path, place: Path) -> None:
     system = create_backup_system(tmp_path / "backups", str(place))
-    with pytest.raises(CheckpointError, match=r"backup\.no_intact_checkpoint.*what=checkpoint"):
+    with pytest.raises(CheckpointError, match=r"backup\.no_intact_checkpoint\("):
         system.restore_run()
 
 
@@ -283,7 +285,7 @@ def test_prune_removes_what_newer_ones_replace_here_and_there(
     backups.close()
     assert backups.wait_ended(120.0)
     pruned = backups.prune()
-    assert pruned[0] == "0 checkpoints removed here"
+    assert pruned[0] == phrase("backup.checkpoints_removed_here", count=0)
     assert any("backup.unreferenced_objects_remain" in text for text in pruned)
     assert len(list((place / "backups/versions").iterdir())) == 2
     assert all(finding.problem is None for finding in backups.verify())

@@ -63,5 +63,5 @@ def test_on_colab_the_port_is_served_with_the_token_in_the_path(
 
 def test_a_dashboard_that_cannot_start_gives_the_reason(tmp_path: Path) -> None:
     write_run(tmp_path, "a")
-    with pytest.raises(ValueError, match="unknown run or checkpoint 'b' "):
+    with pytest.raises(ValueError, match="what=run or checkpoint, name=b, "):
         show_dashboard("b", tmp_path)

@@ -88,10 +88,10 @@ def test_a_mount_point_in_the_way_is_reported(
 @pytest.mark.parametrize(
     ("number", "sentence"),
     [
-        (errno.EROFS, "mount Drive without readonly=True"),
-        (errno.EDQUOT, "empty its trash"),
-        (errno.EIO, "a daily limit is reached"),
-        (errno.ENOSPC, "make room on your Drive"),
+        (errno.EROFS, "backup.advice_drive_read_only"),
+        (errno.EDQUOT, "backup.advice_drive_full"),
+        (errno.EIO, "backup.advice_drive_limit"),
+        (errno.ENOSPC, "backup.advice_drive_and_disk_full"),
     ],
 )
 def test_a_drive_that_keeps_nothing_is_no_place(
@@ -133,7 +133,9 @@ def test_a_drive_that_hangs_is_left_behind(
     monkeypatch.setattr(drive, "_try_out", lambda folder: (folder.parent / "pipe").read_bytes())
     place = mount_drive()
     assert not place.is_drive
-    assert place.reason == "notebook.drive_not_responding(error=no answer within 0 s)"
+    assert (
+        place.reason == "notebook.drive_not_responding(error=core.no_response_in_time(seconds=0))"
+    )
 
 
 @pytest.mark.parametrize("folder", ["", "..", "a/../../b", "/content/x"])

@@ -115,9 +115,9 @@ def tarred(files: dict[str, bytes]) -> bytes:
 
 
 NO_DATA = {
-    "a web page": b"\n <!DOCTYPE html><html><body>Please log in</body></html>",
-    "empty": b"",
-    "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n",
+    "kind_web_page": b"\n <!DOCTYPE html><html><body>Please log in</body></html>",
+    "kind_empty": b"",
+    "kind_lfs_pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n",
 }
 
 
@@ -127,7 +127,7 @@ def test_what_is_no_data_is_refused_though_the_server_answers_200(
 ) -> None:
     file_server.files["/rows.jsonl"] = Served(NO_DATA[what])
     with pytest.raises(
-        DataError, match=rf"data\.path_is_not_data\(path=rows\.jsonl, kind={what}, "
+        DataError, match=rf"data\.path_is_not_data\(path=rows\.jsonl, kind=data\.{what}\(\), "
     ):
         fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
@@ -135,33 +135,33 @@ def test_what_is_no_data_is_refused_though_the_server_answers_200(
 
 
 ARCHIVES = {
-    "a zip archive": zipped({"rows.jsonl": ROWS}),
-    "a Word document": zipped({"word/document.xml": b"<w:document/>"}),
-    "an empty zip archive": zipped({}),
-    "a tar archive": tarred({"rows.jsonl": ROWS}),
-    "compressed with gzip": gzip.compress(ROWS),
-    "compressed with xz": lzma.compress(ROWS),
-    "a PDF": b"%PDF-1.7\n1 0 obj\n",
-    "an image": b"\x89PNG\r\n\x1a\n" + bytes(9),
-    "a pickle": pickle.dumps(["rows"], protocol=3),
-    "binary": bytes(range(1, 9)) * 9 + bytes(9),
+    "kind_zip": zipped({"rows.jsonl": ROWS}),
+    "kind_word": zipped({"word/document.xml": b"<w:document/>"}),
+    "kind_empty_zip": zipped({}),
+    "kind_tar": tarred({"rows.jsonl": ROWS}),
+    "kind_gzip": gzip.compress(ROWS),
+    "kind_xz": lzma.compress(ROWS),
+    "kind_pdf": b"%PDF-1.7\n1 0 obj\n",
+    "kind_image": b"\x89PNG\r\n\x1a\n" + bytes(9),
+    "kind_pickle": pickle.dumps(["rows"], protocol=3),
+    "kind_binary": bytes(range(1, 9)) * 9 + bytes(9),
 }
 
 
 def test_a_zip_archive_with_one_data_file_is_data(file_server: FileServer, tmp_path: Path) -> None:
-    file_server.files["/rows.zip"] = Served(ARCHIVES["a zip archive"])
+    file_server.files["/rows.zip"] = Served(ARCHIVES["kind_zip"])
     path = fetch(web(file_server, "/rows.zip"), tmp_path)
     [file] = discover(str(path))
     assert file.format == "jsonl"
 
 
 NAMES = ["/rows.jsonl", "/rows.zip", "/rows"]
-NOT_READ = [(w, n) for w in ARCHIVES for n in NAMES if (w, n) != ("a zip archive", "/rows.zip")]
+NOT_READ = [(w, n) for w in ARCHIVES for n in NAMES if (w, n) != ("kind_zip", "/rows.zip")]
 
 
 def not_data(path: str, what: str) -> str:
     codes = r"data\.(path_is_not_data|document_not_data)"
-    return rf"{codes}\(path={re.escape(path)}, (kind|what)={what}[,)]"
+    return rf"{codes}\(path={re.escape(path)}, (kind|what)=data\.{what}\(\)[,)]"
 
 
 @pytest.mark.parametrize(("what", "name"), NOT_READ)
@@ -336,7 +336,7 @@ def test_a_file_on_this_machine_is_used_where_it_lies(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"notebook\.hash_of_no_file\("):
         colab.fetch_dataset(tmp_path, sha256=HASH)
     path.write_bytes(LOGIN_PAGE)
-    with pytest.raises(DataError, match="a web page"):
+    with pytest.raises(DataError, match=r"kind=data\.kind_web_page"):
         colab.fetch_dataset(path)
 
 

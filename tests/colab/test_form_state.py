@@ -190,7 +190,7 @@ def test_values_from_python_are_all_taken_or_none() -> None:
         assert state.checked().batch_size == 8
     with pytest.raises(ConfigurationError, match=r"config\.hidden_size_not_divisible"):
         state.update({"model.embedded.hidden_size": 30})
-    with pytest.raises(ConfigurationError, match="unknown preset"):
+    with pytest.raises(ConfigurationError, match="what=preset, name=nonsense,"):
         state.update({"preset": "nonsense"})
     state.update({"preset": "quick"})
     assert state.checked().training.max_steps == 60

@@ -60,8 +60,8 @@ def test_a_file_that_is_not_there_is_reported(file_server: FileServer, tmp_path:
     ("data", "wanted", "message"),
     [
         (ROWS, "0" * 64, "notebook.hash_differs"),
-        (LOGIN_PAGE, None, "a web page"),
-        (b"", None, "empty"),
+        (LOGIN_PAGE, None, "data.kind_web_page"),
+        (b"", None, "data.kind_empty"),
     ],
 )
 def test_what_is_not_wanted_leaves_nothing(

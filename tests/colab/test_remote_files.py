@@ -144,16 +144,17 @@ def test_a_folder_on_a_mounted_drive_is_used_where_it_lies(tmp_path: Path) -> No
     assert colab.fetch_dataset(folder) == folder
 
 
+REMOUNT = r"backup\.advice_remount_drive\(mount=.*drive\)"
 NOT_CONNECTED = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
 
 @pytest.mark.parametrize(
     ("failure", "message", "after"),
     [
-        (NOT_CONNECTED, "mount Drive again", ROWS),
-        (NOT_CONNECTED, "mount Drive again", ROWS.replace(b"?", b"!")),
-        (OSError(errno.EIO, "Input/output error"), "wait, or name another folder", ROWS),
-        (None, r"no answer within 0 s: mount Drive again", ROWS),
+        (NOT_CONNECTED, REMOUNT, ROWS),
+        (NOT_CONNECTED, REMOUNT, ROWS.replace(b"?", b"!")),
+        (OSError(errno.EIO, "Input/output error"), r"backup\.advice_drive_limit", ROWS),
+        (None, rf"core\.no_response_in_time\(seconds=0\): {REMOUNT}", ROWS),
     ],
 )
 def test_a_mount_that_fails_in_the_middle_is_reported_and_the_next_call_goes_on(

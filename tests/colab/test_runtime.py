@@ -66,7 +66,7 @@ def test_the_variable_knows_better(monkeypatch: pytest.MonkeyPatch, variable: st
 
 def test_a_wrong_variable_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(runtime.VARIABLE, "collab")
-    with pytest.raises(ValueError, match=r"unknown TEMPER_PLATFORM 'collab'.*meant=colab"):
+    with pytest.raises(ValueError, match=r"what=TEMPER_PLATFORM, name=collab,.*meant=colab"):
         platform()
 
 

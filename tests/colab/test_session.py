@@ -31,8 +31,13 @@ def test_on_colab_runs_are_local_and_copied_to_drive_before_the_end(
     assert settings["backup.place"] == str(tmp_path / "drive/MyDrive/my-project")
     assert 0 < settings["training.deadline"] < 24 * 3600
     shown = capsys.readouterr().out.splitlines()
-    starts = ("Python", "CPU", "memory", "disk", "GPU", "notebook.backed_up_to_drive")
-    for start in (*starts, "notebook.session_time("):
+    machine = [f"core.machine_{name}" for name in ("python", "cpu", "memory", "disk")]
+    for start in (
+        *machine,
+        ("core.machine_gpu", "core.machine_without_gpu"),
+        "notebook.backed_up_to_drive",
+        "notebook.session_time(",
+    ):
         assert any(line.startswith(start) for line in shown), start
     assert shown[-1].startswith("secrets: HF_TOKEN: not set")
     assert len(shown) <= 12

@@ -223,7 +223,10 @@ def test_the_status_elsewhere_shows_what_the_place_holds(
     )
     assert main(["backup", "status", "x", *elsewhere]) == ExitCode.WRONG_INPUT
     error = capsys.readouterr().err
-    assert f"run.unknown_run_at_destination(url={place}, problem=unknown run 'x'" in error
+    assert (
+        f"run.unknown_run_at_destination(url={place}, problem=core.unknown_name(what=run, name=x,"
+        in error
+    )
     assert run.name in error
     assert not Path("elsewhere").exists()
 
@@ -287,8 +290,8 @@ def test_a_copy_that_was_made_once_does_not_hold_what_was_trained_since(
     store.commit({}, store.read(newest).values, step=5)
     assert main(["backup", "status", run.name]) == ExitCode.DONE
     out = capsys.readouterr().out
-    assert "step 3 confirmed" in out
-    assert "(step 5 is waiting)" in out
+    assert "backup.step_confirmed(step=3," in out
+    assert "backup.step_waiting(step=5)" in out
     assert "backup.state_left" in out
     assert "commands.steps_would_be_lost" in out
 
@@ -442,7 +445,7 @@ def test_a_run_that_is_called_comes_back_by_its_name(place: Path) -> None:
     for name in names:
         Store(Path(name), at).commit({}, {}, step=1)
     assert named_run(at, "my-run") == named_run(at, "runs/my-run/final") == names[1]
-    with pytest.raises(ValueError, match="unknown run 'my'"):
+    with pytest.raises(ValueError, match="what=run, name=my,"):
         named_run(at, "my")
 
 
@@ -511,7 +514,7 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
     assert find(f"{run.name}@3") == (run, 3)
     back = {"place": str(place), "was_killed": False}  # it was finished
     assert read_record(run / "run.json")["brought_back"] == back
-    with pytest.raises(CheckpointError, match="step 7") as raised:
+    with pytest.raises(CheckpointError, match=r"no_intact_checkpoint_of_step\(step=7,") as raised:
         find(f"{run.name}@7")
     (note,) = raised.value.__notes__
     assert note.startswith("it has: ")
@@ -535,7 +538,7 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
                 "run.destination_folder_missing",
             ],
         ),
-        (["resume", "nobody"], ["'nobody'", "monitoring.hint_restore_run"]),
+        (["resume", "nobody"], ["name=nobody", "monitoring.hint_restore_run"]),
         (["resume"], ["monitoring.no_runs"]),
         (["backup", "status"], ["monitoring.no_runs"]),
         (["backup", "list"], ["monitoring.no_runs"]),
@@ -562,7 +565,7 @@ def test_pruning_shows_before_what_it_removes(run: Path, place: Path, temper: Te
     assert len(Store(run / "checkpoints").versions()) == 4
     code, output = temper("prune", run.name)
     assert code == ExitCode.DONE
-    assert output["done"][0] == "2 checkpoints removed here"
+    assert output["done"][0] == "backup.checkpoints_removed_here(count=2)"
     assert len(Store(run / "checkpoints").versions()) == 2
 
 
@@ -570,12 +573,12 @@ def test_pruning_shows_before_what_it_removes(run: Path, place: Path, temper: Te
     ("arguments", "words"),
     [
         (["restore"], "commands.backup_location_unknown"),
-        (["restore", "nobody", "--place", "disk/temper"], "unknown run 'nobody'"),
+        (["restore", "nobody", "--place", "disk/temper"], "what=run, name=nobody,"),
         (["restore", "--place", "disk"], "run.no_run_at_destination"),
         (["restore", "a@b", "--place", "disk/temper"], "run.malformed_checkpoint_name"),
         (["restore", "--place", "not-mounted/temper"], "not-mounted"),
         (["list", "--place", "not-mounted/temper"], "not-mounted"),
-        (["verify", "nobody"], "unknown run or checkpoint 'nobody'"),
+        (["verify", "nobody"], "what=run or checkpoint, name=nobody,"),
         (["status", "--plac"], "--place"),
         (["statsu"], "status"),
         ([], "ACTION"),

@@ -69,7 +69,7 @@ def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
     ("command", "reported"),
     [
         (["watch", "--once"], "monitoring.no_runs"),
-        (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
+        (["dashboard", "nothing"], "what=run or checkpoint, name=nothing)"),
         (["dashboard", "--port", "99999"], "monitoring.dashboard_port_unavailable"),
         (["watch", "--every", "0"], "monitoring.watch_interval_not_positive(seconds=0.0)"),
         (

@@ -267,7 +267,7 @@ CONFIGURATION = [
         [
             "config.setting_says",
             "setting=training.strategy",
-            "unknown training strategy 'progresive'",
+            "what=training strategy, name=progresive,",
             "meant=progressive",
         ],
     ),
@@ -277,7 +277,7 @@ CONFIGURATION = [
         [
             "config.setting_says",
             "setting=training.quantization_type",
-            "unknown quantization 'nf_fp4'",
+            "what=quantization, name=nf_fp4,",
             "meant=nf4",
         ],
     ),
@@ -287,7 +287,7 @@ CONFIGURATION = [
         [
             "config.setting_says",
             "setting=training.corruption",
-            "unknown corruption 'maks'",
+            "what=corruption, name=maks,",
             "meant=mask",
         ],
     ),
@@ -391,7 +391,7 @@ CONFIGURATION = [
         "a task that the data does not have",
         "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
         " --task-column level --model embedded",
-        ["training.curriculum_unknown_task", "unknown task 'hard'"],
+        ["training.curriculum_unknown_task", "what=task, name=hard,"],
         {"d.jsonl": "\n".join([json.dumps({**ROW, "level": "easy"})] * 40)},
     ),
     Wrong(
@@ -528,7 +528,7 @@ DATA = [
     Wrong(
         "data file empty",
         "train empty.jsonl",
-        ["data.file_not_text", "path=empty.jsonl", "kind=empty"],
+        ["data.file_not_text", "path=empty.jsonl", "kind=data.kind_empty()"],
         {"empty.jsonl": ""},
     ),
     Wrong(
@@ -631,7 +631,7 @@ DATA = [
             "config.setting_says",
             "file=data.jsonl",
             "setting=data.prompt_column",
-            "unknown column 'questoin'",
+            "what=column, name=questoin,",
         ],
         {"data.jsonl": GOOD_DATA},
     ),
@@ -642,7 +642,7 @@ DATA = [
             "data.unrecognized_file",
             "data.unknown_shape",
             "file=data.jsonl",
-            "unknown shape 'alpacca'",
+            "what=shape, name=alpacca,",
             "meant=alpaca",
         ],
         {"data.jsonl": GOOD_DATA},
@@ -654,7 +654,7 @@ DATA = [
             "config.setting_says",
             "core.unknown_plugin",
             "setting=data.format",
-            "unknown data format 'jsonn'",
+            "what=data format, name=jsonn,",
             "meant=json",
         ],
         {"data.jsonl": GOOD_DATA},
@@ -662,7 +662,7 @@ DATA = [
     Wrong(
         "empty answers",
         "train hollow.jsonl",
-        ["data.too_many_bad_rows", "num_rows=20", "20 empty (hollow.jsonl:1", "'completion'"],
+        ["data.too_many_bad_rows", "num_rows=20", "20 empty (hollow.jsonl:1", "column=completion"],
         {"hollow.jsonl": '{"prompt": "a", "completion": ""}\n' * 20},
     ),
     Wrong(
@@ -849,7 +849,7 @@ MODEL = [
     Wrong(
         "a form that there is not",
         "export nope --format ggfu",
-        ["commands.wrong_arguments", "unknown value of --format 'ggfu'", "meant=gguf"],
+        ["commands.wrong_arguments", "what=value of --format, name=ggfu,", "meant=gguf"],
     ),
     Wrong(
         "a layer that the model has not",
@@ -874,7 +874,7 @@ CHECKPOINT = [
         [
             "monitoring.unknown_run_or_checkpoint",
             "output_dir=runs",
-            "unknown run or checkpoint 'nowhere'",
+            "what=run or checkpoint, name=nowhere)",
         ],
     ),
     Wrong(
@@ -937,7 +937,7 @@ CHECKPOINT = [
     Wrong(
         "an unknown thing to accept",
         "train --accept learnig_rate",
-        ["run.unknown_accepted_name", "name=learnig_rate", "'learning_rate'"],
+        ["run.unknown_accepted_name", "name=learnig_rate", "meant=learning_rate"],
     ),
     Wrong(
         "no checkpoint to verify", "checkpoints verify", ["monitoring.no_runs", "output_dir=runs"]
@@ -954,7 +954,7 @@ CHECKPOINT = [
         [
             "monitoring.unknown_run_or_checkpoint",
             "output_dir=runs",
-            "unknown run or checkpoint 'nowhere'",
+            "what=run or checkpoint, name=nowhere)",
         ],
     ),
     Wrong("exporting nothing", "export", ["commands.wrong_arguments", "required: RUN"]),
@@ -1046,7 +1046,7 @@ MEASURE = [
     Wrong(
         "an unknown measure",
         "eval some/model data.jsonl --measures rouge",
-        ["unknown measure 'rouge'", "meant=rouge1"],
+        ["what=measure, name=rouge,", "meant=rouge1"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -1125,7 +1125,7 @@ EXPORT = [
     Wrong(
         "another number of bits",
         "export runs/a x --bits 5",
-        ["commands.wrong_arguments", "unknown value of --bits '5'"],
+        ["commands.wrong_arguments", "what=value of --bits, name=5,"],
     ),
     Wrong(
         "a LoRA as GGUF",
@@ -1272,7 +1272,7 @@ FURTHER = [
     Wrong(
         "a number of 5,000 digits",
         "config --config c.yaml",
-        ["config.yaml_invalid", "place=c.yaml:2", "a number too long"],
+        ["config.yaml_invalid", "place=c.yaml:2", "config.number_too_long"],
         {"c.yaml": "training:\n  batch_size: " + "9" * 5000},
     ),
     Wrong(
@@ -1292,7 +1292,7 @@ FURTHER = [
         ],
         {"c.yaml": "model:\n  lora_config: maybe\n"},
     ),
-    Wrong("unknown preset", "config --preset quik", ["unknown preset 'quik'", "meant=quick"]),
+    Wrong("unknown preset", "config --preset quik", ["what=preset, name=quik,", "meant=quick"]),
     Wrong(
         "an unknown variable",
         "config",
@@ -1406,7 +1406,12 @@ FURTHER = [
     Wrong(
         "quantum answer",
         "train --quantum-answer gredy",
-        ["config.setting_says", "setting=quantum.answer", "unknown answer 'gredy'", "meant=greedy"],
+        [
+            "config.setting_says",
+            "setting=quantum.answer",
+            "what=answer, name=gredy,",
+            "meant=greedy",
+        ],
     ),
     Wrong("budget 1", "train --quantum-data-budget 1", ["config.data_budget_keeps_everything"]),
     Wrong(
@@ -1468,7 +1473,7 @@ FURTHER = [
     Wrong(
         "plugin scheme",
         "train --backup-place ftpx://a/b",
-        ["backup.unknown_url_scheme", "url=ftpx://a/b", "unknown scheme 'ftpx'", "meant=ftp"],
+        ["backup.unknown_url_scheme", "url=ftpx://a/b", "what=scheme, name=ftpx,", "meant=ftp"],
     ),
     Wrong(
         "watch 0",
@@ -1567,7 +1572,7 @@ FURTHER = [
     Wrong(
         "qs sampler",
         "quantum solve x.json --sampler nosuch",
-        ["unknown sampler 'nosuch'"],
+        ["what=sampler, name=nosuch,"],
         {"x.json": '{"linear": {"a": 1}}'},
     ),
     Wrong(
@@ -1614,7 +1619,11 @@ FURTHER = [
     Wrong(
         "json broken",
         "train d.json",
-        ["data.json_broken", "file=d.json", "line=1", "reason=Expecting value on line 1"],
+        [
+            "data.json_broken",
+            "file=d.json",
+            "data.json_error_on_line(error=Expecting value, line=1)",
+        ],
         {"d.json": '[{"prompt":'},
     ),
     Wrong(
@@ -1771,7 +1780,7 @@ FURTHER = [
     Wrong(
         "own kind",
         "train data.jsonl --strategy mine_c:X",
-        ["core.plugin_not_callable", "training strategy 'mine_c:X'"],
+        ["core.plugin_not_a_class_or_function", "training strategy 'mine_c:X'"],
         {"data.jsonl": GOOD_DATA, "mine_c.py": "X = 3\n"},
     ),
     Wrong(
@@ -2010,7 +2019,7 @@ METHODS = [
     method(
         "an unknown reward",
         "grpo --reward exact_anwser",
-        ["methods.unknown_reward", "unknown reward 'exact_anwser'", "meant=exact_answer"],
+        ["methods.unknown_reward", "what=reward, name=exact_anwser,", "meant=exact_answer"],
         GOOD_DATA,
     ),
     method(
@@ -2055,7 +2064,7 @@ METHODS = [
         [
             "methods.exact_answer_without_answers",
             "methods.no_column_answers",
-            "reason=column 'prompt' asks",
+            "reason=data.recognized_prompt(column=prompt)",
         ],
         '{"prompt": "1 + 1"}\n' * 9,
     ),
@@ -2125,7 +2134,7 @@ METHODS = [
             "config.setting_says",
             "file=d.jsonl",
             "setting=data.prompt_column",
-            "unknown column 'promt'",
+            "what=column, name=promt,",
             "meant=prompt",
         ],
     ),
@@ -2137,7 +2146,10 @@ METHODS = [
     ),
 ]
 
-NO_CONVERSATION, SECOND = "models.no_row_is_a_conversation", "message 2 of 'messages'"
+NO_CONVERSATION, SECOND = (
+    "models.no_row_is_a_conversation",
+    "data.place_message(number=2, column=messages)",
+)
 TALKS = "train chats.jsonl --model-adapter dialogue"
 FROM_USER = {"role": "user", "content": "a"}
 
@@ -2168,20 +2180,32 @@ CONVERSATIONS = [
         for what, about, files in (
             (
                 "an unknown role",
-                [SECOND, "wrong type", "'wizard'"],
+                [SECOND, "wrong type", "data.message_role_unknown", "role=wizard"],
                 talk(FROM_USER, {"role": "wizard", "content": "b"}),
             ),
-            ("a text for a message", [SECOND, "wrong type", "text"], talk(FROM_USER, "b")),
-            ("a message of nobody", [SECOND, "missing column"], talk(FROM_USER, {"content": "b"})),
-            ("nobody who answers", ["no supervised token"], talk(FROM_USER, FROM_USER)),
+            (
+                "a text for a message",
+                [SECOND, "wrong type", "data.message_not_object", "kind=text"],
+                talk(FROM_USER, "b"),
+            ),
+            (
+                "a message of nobody",
+                [SECOND, "missing column", "data.message_without_role"],
+                talk(FROM_USER, {"content": "b"}),
+            ),
+            (
+                "nobody who answers",
+                ["no supervised token"],
+                talk(FROM_USER, FROM_USER),
+            ),
             (
                 "answers that say nothing",
-                [SECOND, "empty"],
+                [SECOND, "empty", "data.value_empty"],
                 talk(FROM_USER, answering(content="")),
             ),
             (
                 "a call without a name",
-                ["wrong type", "tool_calls", SECOND],
+                ["wrong type", "data.calls_without_names", SECOND],
                 talk(FROM_USER, calling(a=1)),
             ),
             (
@@ -2201,7 +2225,7 @@ CONVERSATIONS = [
             ),
             (
                 "half a weight",
-                [SECOND, "wrong type", "0.5"],
+                [SECOND, "wrong type", "data.weight_not_0_or_1", "value=0.5"],
                 talk(FROM_USER, answering(weight=0.5)),
             ),
             (
@@ -2211,12 +2235,12 @@ CONVERSATIONS = [
             ),
             (
                 "a tool without a name",
-                ["wrong type", "'tools'", "names"],
+                ["wrong type", "data.tools_without_names(column=tools)"],
                 talk(FROM_USER, answering(), tools=[{}]),
             ),
             (
                 "tools that are no list",
-                ["wrong type", "'tools'", "an object"],
+                ["wrong type", "data.column_of_wrong_type(column=tools, kind=an object"],
                 talk(FROM_USER, answering(), tools={"name": "f"}),
             ),
         )
@@ -2548,7 +2572,11 @@ PICTURES = [
     seeing(
         "pictures for an adapter of text",
         "--model-adapter standard",
-        ["models.text_adapter_for_images", "name=standard", "shown=column 'image'"],
+        [
+            "models.text_adapter_for_images",
+            "name=standard",
+            "shown=data.place_column(column=image)",
+        ],
     ),
     seeing(
         "a model that sees without its processor",
@@ -2592,7 +2620,7 @@ PICTURES = [
             "config.setting_says",
             "file=d.jsonl",
             "setting=data.image_column",
-            "unknown column 'photo'",
+            "what=column, name=photo,",
         ],
     ),
     Wrong(

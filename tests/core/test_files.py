@@ -173,9 +173,9 @@ def test_only_what_is_new_or_empty_is_written_into(
     for name in ("empty", "new"):
         refuse_what_is_there(tmp_path / name)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"core\.folder_not_empty\(folder=.*/file, .*a file"):
+    with pytest.raises(ValueError, match=r"folder=.*/file, problem=core\.is_a_file"):
         refuse_what_is_there(tmp_path / "file")
-    with pytest.raises(ValueError, match=rf"core\.folder_not_empty\(folder={tmp_path}, "):
+    with pytest.raises(ValueError, match=rf"folder={tmp_path}, problem=core\.contains_other_files"):
         refuse_what_is_there(tmp_path)
     with monkeypatch.context() as patch:  # whoever runs the tests may write everywhere
         patch.setattr(os, "access", lambda path, _mode: path != tmp_path)

@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_written_is_reported_and_stops_nothing(
 ) -> None:
     (tmp_path / "file").write_text("")
     remembered(tmp_path / "file").put(T4, 2)
-    assert "the size is not remembered" in caplog.text
+    assert "core.cache_not_written(what=the size, " in caplog.text
 
 
 def test_writers_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:

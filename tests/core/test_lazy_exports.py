@@ -27,7 +27,7 @@ def test_a_name_is_what_its_module_has(package: str) -> None:
 
 
 def test_a_name_that_is_elsewhere_is_explained(package: str) -> None:
-    with pytest.raises(ImportError, match=r"^there is no Other here: use OrderedDict$"):
+    with pytest.raises(ImportError, match=r"name_does_not_exist\(name=Other, instead=use Ord"):
         exec(f"from {package} import Other")
 
 

@@ -10,16 +10,21 @@ def test_a_known_name_gives_its_value() -> None:
 
 
 def test_a_misspelt_name_gets_the_nearest_and_all() -> None:
-    with pytest.raises(ValueError, match=r"unknown colour 'bleu'.*did_you_mean\(meant=blue\)"):
+    with pytest.raises(ValueError, match=r"what=colour, name=bleu, .*did_you_mean\(meant=blue\)"):
         look_up("colour", "bleu", {"red": 1, "blue": 2})
-    assert unknown_name("colour", "xyz", ["red"]) == "unknown colour 'xyz' (known: red)"
+    assert (
+        unknown_name("colour", "xyz", ["red"])
+        == "core.unknown_name(what=colour, name=xyz, hint=, known=red)"
+    )
     many = ["red", "reed", "green", "blue"]
-    hint = "core.did_you_mean(meant=reed)"
-    sentence = f"unknown colour 'ree'{hint} (known: reed, green and 2 more)"
+    listed = "hint=core.did_you_mean(meant=reed), known=reed, green, more=2"
+    sentence = f"core.unknown_name_of_many(what=colour, name=ree, {listed})"
     assert unknown_name("colour", "ree", many, 2) == sentence
     named = unknown_name("colour", "xyz", many, ("red", "blue"))
-    assert named == "unknown colour 'xyz' (known: red, blue and 2 more)"
-    assert unknown_name("colour", "xyz", []) == "unknown colour 'xyz' (there is none)"
+    assert (
+        named == "core.unknown_name_of_many(what=colour, name=xyz, hint=, known=red, blue, more=2)"
+    )
+    assert unknown_name("colour", "xyz", []) == "core.unknown_name_of_none(what=colour, name=xyz)"
 
 
 def test_what_reads_like_nothing_has_no_nearest() -> None:

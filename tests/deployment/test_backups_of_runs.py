@@ -86,7 +86,9 @@ def test_every_view_shows_what_is_safe_and_other_machines_learn_of_the_place(
     assert summary["backup"]["confirmed_step"] == 4
     assert summary["backup"]["published"] == f"{place}/{run.name}/final"
     assert (place / run.name / "final/config.json").is_file()
-    assert any(line.startswith("backup: step 4 confirmed") for line in lines)
+    assert any(
+        line.startswith("backup.status(confirmed=backup.step_confirmed(step=4,") for line in lines
+    )
     assert any(line.startswith("Disk: ") for line in lines)
     assert any(line.startswith(f"{place}: ") for line in lines)
     assert any("backup.destination_on_same_disk" in line for line in lines)
@@ -99,7 +101,9 @@ def test_every_view_shows_what_is_safe_and_other_machines_learn_of_the_place(
     summary["backup"]["text"] = "as it stood then"
     (run / "summary.json").write_text(json.dumps(summary))
     again = deploy(with_place(tmp_path, place, max_steps=4))[1]
-    assert any(line.startswith("backup: step 4 confirmed") for line in again)
+    assert any(
+        line.startswith("backup.status(confirmed=backup.step_confirmed(step=4,") for line in again
+    )
 
 
 def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
@@ -144,7 +148,7 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
         stop_after(patch, 4)
         run, lines = deploy(with_place(tmp_path, place))
     assert any(
-        "deployment.stopped_at_step" in line and "step 4 confirmed" in line for line in lines
+        "deployment.stopped_at_step" in line and "step_confirmed(step=4," in line for line in lines
     )
     lose(tmp_path / "runs")
     lose(tmp_path / "cache")
@@ -260,7 +264,7 @@ def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
     run = when_saved(tmp_path, 3, process)
     code, out, _ = end(process, signal.SIGTERM)
     assert code == 143
-    assert f"backup: step {newest_step(run)} confirmed" in out
+    assert f"backup.step_confirmed(step={newest_step(run)}," in out
     name, rejected = Store(place / run.name).newest()
     assert (name, rejected) == (Store(run / "checkpoints").newest()[0], [])
 
@@ -269,10 +273,10 @@ def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
     ("status", "words"),
     [
         (BackupStatus(state="idle"), "backup.short_status_none_confirmed(failing=)"),
-        (BackupStatus(state="fenced"), "backup: stopped"),
+        (BackupStatus(state="fenced"), "backup.short_status_fenced()"),
         (
             BackupStatus(state="idle", saved_at=100.0, confirmed_at=101.0, confirmed_step=7),
-            "backup: step 7, 45 s old",
+            "backup.short_status(step=7, age=45 s, failing=)",
         ),
     ],
 )

@@ -70,14 +70,14 @@ def test_changed_code_is_refused_by_name_and_accepted(
     (killed / "turns.py").write_text(changed)
     assert main([*TRAIN]) == ExitCode.WRONG_INPUT
     refusal = capsys.readouterr().err
-    assert "code of turns:ByTurns (turns.py) has changed" in refusal
+    assert "run.code_changed(parts=turns:ByTurns (turns.py))" in refusal
     assert "accept=code" in refusal
     (killed / "turns.py").write_text(TURNS)
     (killed / "order.py").write_text("FIRST = 1\n")  # which the part imports
     assert main([*TRAIN]) == ExitCode.WRONG_INPUT
-    assert "code of turns:ByTurns (order.py) has changed" in capsys.readouterr().err
+    assert "run.code_changed(parts=turns:ByTurns (order.py))" in capsys.readouterr().err
     assert main([*TRAIN, "--accept", "code"]) == ExitCode.DONE
-    assert "accepted: code of turns:ByTurns (order.py) has changed" in capsys.readouterr().out
+    assert "accepted: run.code_changed(parts=turns:ByTurns (order.py))" in capsys.readouterr().out
     [run] = runs_of(killed)
     [accepted] = json.loads((run / "run.json").read_text())["history"]
     [change] = accepted["changes"]

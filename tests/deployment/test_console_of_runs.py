@@ -8,7 +8,13 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.deployment.runs import small_config, write_rows
 
 MOST_LINES = 15  # of them the command itself shows one, "Loading PyTorch"
-DETAILS = ("length in tokens", "tasks: ", "Prepared ", "Disk: ", "Quantum step: looking at")
+DETAILS = (
+    "length in tokens",
+    "data.tasks(",
+    "data.prepared_in(",
+    "Disk: ",
+    "Quantum step: looking at",
+)
 
 
 def test_a_screen_is_not_filled_before_the_first_step_and_the_cost_is_known(

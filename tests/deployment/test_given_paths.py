@@ -89,7 +89,7 @@ def test_a_place_whose_disk_is_not_there_is_refused_before_torch_is_loaded(
     run = tmp_path / "runs" / "20260101-000000-mine-abcd"  # it may be finished and lie here
     (run / "checkpoints").mkdir(parents=True)
     (run / "run.json").write_text("{}")
-    with pytest.raises(StorageError, match=r"dsik is not there"):
+    with pytest.raises(StorageError, match=r"backup\.path_missing\(path=.*dsik\)"):
         check_given(config)
     write_status(run / "checkpoints" / STATUS_FILE, BackupStatus(place, "idle"))
     check_given(config)

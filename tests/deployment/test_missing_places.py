@@ -189,7 +189,7 @@ def test_a_typing_mistake_is_found_before_the_first_step(
     ("problem", "words"),
     [
         (PermissionError(13, "Permission denied"), "Permission denied"),
-        (OSError(30, "Read-only file system"), "mounted read-only"),
+        (OSError(30, "Read-only file system"), "backup.advice_folder_read_only"),
         (ConnectionError("no route to host"), "no route to host"),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_status_whose_copier_was_killed_names_that(tmp_path: Path) -> None:
     found = live_status(path)
     assert found.state == GONE
     assert "backup.step_in_flight" not in (text := found.possible_loss(time.time()).text)
-    assert "(step 4 is waiting); backup.state_gone()" in text
+    assert "in_flight=backup.step_waiting(step=4), problem=; backup.state_gone()" in text
 
 
 @pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))

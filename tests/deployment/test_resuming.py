@@ -265,7 +265,7 @@ def test_data_that_is_gone_is_not_taken_for_other_data(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_to_accept_is_reported_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run\.unknown_accepted_name\(name=dataa, .*'data'"):
+    with pytest.raises(ValueError, match=r"run\.unknown_accepted_name\(name=dataa, .*meant=data\)"):
         TrainingDeployment(small_config(tmp_path), accept=["dataa"])
 
 

@@ -191,7 +191,7 @@ def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(
         path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
         record = json.loads((path / "run.json").read_text())
         assert record["num_threads"] == record["decided"]["num_threads"]["value"] == 1
-        choice = "training.compute_choice_measured(chosen=CPU threads: 1 of 2, "
+        choice = "training.compute_choice_measured(chosen=training.cpu_threads(count=1, most=2), "
         assert any(line.startswith(choice) for line in lines)
         assert torch.get_num_threads() == 2
         again, _ = deploy(small_config(tmp_path, num_epochs=1))

@@ -22,6 +22,7 @@ import torch
 
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.core.messages import phrase
 from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
@@ -256,7 +257,10 @@ def knows_the_choice(version: Path) -> bool:
 def names_of(example: int) -> list[str]:
     """The names of an example in each epoch, by its position."""
     orders = [next(ToySource().train_batches(epoch, 0, 20)) for epoch in range(3)]
-    return [f"example {order.index(example)} of epoch {e}" for e, order in enumerate(orders)]
+    return [
+        phrase("training.row_place", number=order.index(example), epoch=epoch)
+        for epoch, order in enumerate(orders)
+    ]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def test_what_stands_for_gigabytes_takes_little_memory(folder: Path) -> None:
     assert measured["files"]["dictionary.parquet"] == f"{hostile_data.NUM_ROWS} Row"
     assert measured["files"]["structs.parquet"] == f"{hostile_data.NUM_ROWS} Row"
     assert measured["files"]["list.parquet"] == "1 BadRow"
-    refused = "refused: data.parquet_too_large(file={}, part=a page of column "
+    refused = "refused: data.parquet_too_large(file={}, part=data.parquet_page(column="
     assert measured["files"]["claim.parquet"].startswith(refused.format("claim.parquet"))
     assert measured["files"]["lists.jsonl.gz"] == "3 BadRow"
     assert measured["files"]["one_line.jsonl.zst"] == "1 BadRow"
@@ -42,7 +42,7 @@ def test_no_kind_of_file_takes_more_than_it_may(tmp_path: Path) -> None:
     """Slow, because 34 files are read, and 2,000 that are damaged."""
     measured = figures(tmp_path, [*BOMBS], 2000)
     check(measured, [*BOMBS], tmp_path)
-    refused = "refused: data.parquet_too_large(file=pages.parquet, part=a page of column "
+    refused = "refused: data.parquet_too_large(file=pages.parquet, part=data.parquet_page(column="
     assert measured["files"]["pages.parquet"].startswith(refused)
 
 

@@ -610,7 +610,7 @@ def test_r2_text_left_out_of_a_prompt_is_counted(method: str, tmp_path: Path) ->
     [note] = notes
     assert note.startswith("data.never_read_by_model(")
     assert "count=3, " in note
-    assert "'Be brief.'" in note
+    assert "text=Be brief.)" in note
     assert read(tmp_path, byte_level_tokenizer(CHATML), method, rows).notes == []
 
 

@@ -142,7 +142,7 @@ def test_r12_numbers_between_0_and_1_are_scaled() -> None:
             r"image_range_unknown.*smallest=-0.1, largest=-0.1",
         ),
         (np.full((4, 4), np.nan, np.float32), "nan"),
-        (ramp().astype(np.int32) * 1000, "32 bits"),
+        (ramp().astype(np.int32) * 1000, r"data\.integers_of_unknown_range"),
     ],
 )
 def test_r12_values_of_unknown_range_are_refused_by_name(values: Pixels, sentence: str) -> None:
@@ -152,7 +152,7 @@ def test_r12_values_of_unknown_range_are_refused_by_name(values: Pixels, sentenc
 
 def test_r12_colours_of_lab_are_refused_by_name() -> None:
     image = Image.frombytes("LAB", (2, 2), bytes(12))
-    with pytest.raises(PictureError, match="LAB"):
+    with pytest.raises(PictureError, match=r"data\.lab_colors"):
         decode(saved(image, "TIFF"))
 
 
@@ -308,7 +308,7 @@ def test_r12_training_and_evaluation_see_what_8_bits_show(processor: Any, tmp_pa
         assert len(questions) == 8
         assert data.pictures is not None
         of_questions = [np.asarray(data.pictures.images(q.pictures)[0]) for q in questions]
-        notes = [note for note in data.report.notes if note.startswith("about the images")]
+        notes = [note for note in data.report.notes if note.startswith("data.image_decisions")]
         assert len(notes) == (factor == 257)
         seen.append((trained_on(data), np.array(of_questions), [q.prompt_ids for q in questions]))
     (now, now_questions, ids), (deep, deep_questions, deep_ids) = seen
@@ -328,7 +328,7 @@ def test_r13_the_background_decides_what_is_trained_on(processor: Any, tmp_path:
     data = pipeline(file, processor, "white")
     assert data.prepare().from_cache
     assert not pipeline(file, processor, "#000001").prepare().from_cache
-    (note,) = [note for note in data.report.notes if note.startswith("about the images")]
+    (note,) = [note for note in data.report.notes if note.startswith("data.image_decisions")]
     assert "1 row data.image_transparency_removed(background=white)" in note
     assert note in data.report.lines(is_verbose=False)
 

@@ -537,7 +537,9 @@ def test_r7_what_has_no_text_is_named_and_harms_only_who_uses_it(
     taught, _, _ = learnt(tmp_path / "rows.parquet", tmp_path / "cache", validation_split=0)
     assert len(taught) == 3
     named = {"prompt_column": "question", "answer_column": "more"}
-    with pytest.raises(ValueError, match="column 'more' is"):
+    with pytest.raises(
+        ValueError, match=r"data\.value_not_text\(where=data\.place_column\(column=more\)"
+    ):
         learnt(tmp_path / "rows.parquet", tmp_path / "cache", **named)
 
 

@@ -262,7 +262,7 @@ def test_f20_a_change_without_a_step_left_is_named_and_not_recorded(tmp_path: Pa
 @pytest.mark.parametrize("training", [{}, {"batch_size": "auto"}])
 def test_f22_a_limit_that_was_set_is_named(training: dict[str, Any], tmp_path: Path) -> None:
     settings = small_settings(tmp_path, **training)
-    with pytest.raises(ValueError, match="cpu_memory_limit, which allows 50MB") as raised:
+    with pytest.raises(ValueError, match=r"optimization\.raise_cpu_limit\(limit=50MB\)") as raised:
         deploy(DeploymentConfig(**settings, memory={"cpu_memory_limit": "50MB"}))
     assert "machine" not in str(raised.value)
     assert "0.0 GiB" not in str(raised.value)

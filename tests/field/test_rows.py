@@ -117,7 +117,7 @@ def test_r2_a_system_message_that_is_passed_over_is_shown_before_the_first_step(
 ) -> None:
     rows = [*copies([SYSTEM, USER, ANSWER], 30), [USER, ANSWER]]
     prepared = data(tmp_path, rows, WITHOUT_SYSTEM)
-    assert kinds(prepared) == {"system message": 30}
+    assert kinds(prepared) == {"data.lost_system_message()": 30}
     assert prepared.report.system_prompt is None  # asking with it would change nothing
     assert "pirate" not in decoded(prepared)[0]
     (line,) = [one for one in prepared.report.lines(is_verbose=False) if "pirate" in one]
@@ -159,11 +159,11 @@ def test_r2_text_beside_a_call_is_learned_or_refused(tmp_path: Path) -> None:
 def test_r2_text_of_an_answer_that_is_only_read_is_counted(tmp_path: Path) -> None:
     talk = [USER, {**call(text="Let me look.", of="France"), "weight": 0}, USER, ANSWER]
     prepared = data(tmp_path, copies(talk, 20), CALLS_ALONE)
-    assert kinds(prepared) == {"answer": 20}
+    assert kinds(prepared) == {"data.lost_answer()": 20}
     last = data(tmp_path, copies([*talk[:1], call(text="Hm.", of="x"), *talk[2:]], 20), CALLS_ALONE)
     last.close()
     last = data(tmp_path / "last", copies(talk, 20), CALLS_ALONE, train_on="last_answer")
-    assert kinds(last) == {"answer": 20}
+    assert kinds(last) == {"data.lost_answer()": 20}
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
@@ -247,7 +247,7 @@ def test_r2_a_prompt_for_people_shows_what_the_model_does_not_read(tmp_path: Pat
     rows = copies([SYSTEM, USER, ANSWER], 30)
     prepared = data(tmp_path, rows, WITHOUT_SYSTEM, validation_split=0.3)
     question = prepared.questions()[0]
-    assert "system (left out): Answer like a pirate." in question.prompt
+    assert "data.message_left_out(role=system, text=Answer like a pirate.)" in question.prompt
     assert "pirate" not in prepared.tokenizer.decode(question.prompt_ids)
     whole = data(tmp_path / "whole", rows, CHATML, validation_split=0.3)
     assert "system: Answer like a pirate." in whole.questions()[0].prompt
@@ -281,7 +281,7 @@ def test_r2_the_checks_before_a_run_do_not_pass(tmp_path: Path, template: str, s
 def test_r2_a_message_that_no_answer_follows_is_counted(tmp_path: Path) -> None:
     rows = copies([USER, ANSWER, {"role": "user", "content": "Thanks, matey!"}], 20)
     prepared = data(tmp_path, rows, CHATML)
-    assert kinds(prepared) == {"message after the last answer": 20}
+    assert kinds(prepared) == {"data.lost_after_last()": 20}
     assert "matey" not in decoded(prepared)[0]
 
 
@@ -403,7 +403,11 @@ def test_whatever_a_lost_text_looks_like_it_is_missed(text: str) -> None:
         (f"a{text}b", f"{text} {text}"),
     ):
         (missing,) = account(WITHOUT_SYSTEM, turns_of(text, *others)).missing
-        assert (missing.kind, missing.text, missing.message) == ("system message", text.strip(), 1)
+        assert (missing.kind, missing.text, missing.message) == (
+            "data.lost_system_message",
+            text.strip(),
+            1,
+        )
         assert not missing.is_learnt
         assert not missing.is_cut
 
@@ -426,14 +430,14 @@ def test_each_argument_is_found_or_missed(value: Any) -> None:
         template = CALLS_ALONE.replace("call.arguments | tojson", written)
         assert account(template, turns) == Account(), written
     names = account(CALLS_ALONE.replace("call.arguments | tojson", "1"), turns)
-    assert {one.kind for one in names.missing} == {"argument of a call"}
+    assert {one.kind for one in names.missing} == {"data.lost_argument"}
     assert all(one.is_learnt for one in names.missing)
     first = CALLS_ALONE.replace(
         "call.arguments | tojson", "{'other': call.arguments.other} | tojson"
     )
     (missing, *inner) = account(first, turns).missing
-    assert "'key'" in missing.what
-    assert all("'key." in one.what for one in inner)
+    assert "argument=key," in missing.what
+    assert all("argument=key." in one.what for one in inner)
 
 
 def test_of_two_calls_of_one_name_the_lost_one_is_named() -> None:
@@ -553,7 +557,7 @@ def test_healthy_rows_give_no_warning(tmp_path: Path, row: Any) -> None:
         assert kinds(prepared) == {}
         assert prepared.report.undetermined_rows == 0
         assert prepared.report.quarantine.total == 0
-        assert not any("left out" in line for line in prepared.report.lines())
+        assert not any("never_read" in line for line in prepared.report.lines())
 
 
 def test_a_row_of_many_forms_needs_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,8 +634,8 @@ def test_the_form_that_loses_nothing_is_taken(tmp_path: Path) -> None:
 def test_earlier_reasoning_is_no_mark_of_a_message_that_is_left_out() -> None:
     encoder = ConversationEncoder(byte_level_tokenizer(WITHOUT_THOUGHT), max_length=90)
     turns = [Turn("user", "b"), Turn("assistant", "<think>so</think>c"), Turn("user", "d")]
-    assert encoder.prompt_account(turns).missing[0].kind == "reasoning"
-    assert "left out" not in encoder.prompt_text(turns)
+    assert encoder.prompt_account(turns).missing[0].kind == "data.lost_reasoning"
+    assert "left_out" not in encoder.prompt_text(turns)
 
 
 def test_r9_options_alone_take_the_default_template() -> None:

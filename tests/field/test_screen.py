@@ -216,5 +216,5 @@ def test_r6_what_is_learned_is_shown_before_the_first_step(
     odd = capsys.readouterr().out
     before, _, _ = odd.partition("step 1 ")
     assert "a.xyz" in before
-    assert "left out" not in healthy
+    assert "data.files_skipped" not in healthy
     assert "note:" not in healthy

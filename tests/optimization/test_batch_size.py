@@ -55,7 +55,7 @@ def test_what_would_not_fit_is_predicted_and_never_tried() -> None:
     choice = machine.search(budget=300 * MIB).run()
     assert choice.size == 16  # 260 MiB; 32 would take 420
     assert machine.tried == [1, 2, 4, 8, 16]
-    assert "32 would take" in choice.reason
+    assert choice.reason.startswith("optimization.batch_size_would_take(size=32, ")
 
 
 def test_memory_that_runs_out_ends_the_search_and_is_freed() -> None:

@@ -120,7 +120,7 @@ def test_compiling_is_measured_where_steps_can_be_run() -> None:
     model = optimizer.optimize_model(layers(), "short", run_step=run_step, num_steps=1)
     assert not optimizer.decisions["short"].pays  # one step pays for no compiler
     assert model._compiled_call_impl is None
-    assert "torch.compile is not kept" in optimizer.applied["short"][-1]
+    assert "optimization.compile_not_kept(" in optimizer.applied["short"][-1]
 
 
 def test_a_language_model_gets_the_fastest_attention(small_llama: Any) -> None:
@@ -128,7 +128,7 @@ def test_a_language_model_gets_the_fastest_attention(small_llama: Any) -> None:
     optimizer = create_gpu_optimizer([], False)
     optimizer.optimize_model(small_llama, "llama")
     assert small_llama.config._attn_implementation == "sdpa"
-    assert "attention: sdpa instead of eager" in optimizer.applied["llama"]
+    assert "optimization.attention_replaced(best=sdpa, used=eager)" in optimizer.applied["llama"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own about TorchScript

@@ -132,8 +132,8 @@ def test_all_that_a_configuration_allows_is_in_the_budget() -> None:
     [
         (MemoryBudget(), ""),
         (MemoryBudget(cpu_limit="90%"), ""),  # which the machine has not
-        (MemoryBudget(cpu_limit="20%"), "memory.cpu_memory_limit"),
-        (MemoryBudget(cpu_limit="20%", gpu_limit="1%"), "memory.cpu_memory_limit"),
+        (MemoryBudget(cpu_limit="20%"), "optimization.raise_cpu_limit"),
+        (MemoryBudget(cpu_limit="20%", gpu_limit="1%"), "optimization.raise_cpu_limit"),
         (MemoryBudget(gpu_limit="1%"), ""),  # of another device
     ],
 )
@@ -142,7 +142,7 @@ def test_a_setting_is_named_where_it_is_what_keeps_a_training_small(
 ) -> None:
     on_machine(monkeypatch, total=1000, available=600, own=100, allowed=None)
     text = budget.way_out(CPU)
-    assert ("memory.cpu_memory_limit" in text) == bool(named)
+    assert ("optimization.raise_cpu_limit" in text) == bool(named)
     assert "gpu" not in text
     assert ("20%" in text) == bool(named)
 

@@ -53,7 +53,7 @@ def test_compiling_is_taken_where_it_pays_back(num_tokens: float, settings: dict
     ("result", "refusal"),
     [
         (ValueError("fp16 needs a GPU"), "fp16 needs a GPU"),
-        (MemoryError(), "memory ran out"),
+        (MemoryError(), "optimization.out_of_memory()"),
         (Measured(9000.0, 2000), "optimization.exceeds_available_memory()"),
     ],
 )

@@ -242,7 +242,7 @@ def test_a_format_of_old_gpus_is_brought_back_by_its_flag() -> None:
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
     with pytest.raises(
-        ValueError, match=r"unknown_accepted_name\(name=learnig_rate.*'learning_rate'"
+        ValueError, match=r"unknown_accepted_name\(name=learnig_rate.*meant=learning_rate"
     ):
         check_compatible(FACTS, FACTS, ["learnig_rate"])
 

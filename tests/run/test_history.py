@@ -201,9 +201,9 @@ def test_only_values_that_mean_something_are_shown(was: Any, now: Any, is_shown:
         values = f"name=reduction, was={plain(was)}, step=5, now={plain(now)}"
         assert line == f"run.changed_at_step({values})"
     else:
-        assert line == "reduction changed after step 5"
+        assert line == "run.changed_after_step(name=reduction, step=5)"
     change["text"] = "other code"
-    assert history_lines(history) == ["other code after step 5"]
+    assert history_lines(history) == ["run.change_after_step(change=other code, step=5)"]
 
 
 @pytest.mark.parametrize(("was", "now"), [("/a/b", "b"), ("b", "/a/b"), ("~/b", "./b")])
@@ -214,7 +214,7 @@ def test_a_path_on_either_side_is_not_published(was: str, now: str) -> None:
 
 def test_lines_mark_changes_that_only_round_otherwise(tmp_path: Path) -> None:
     lines = history_lines(extended(made(tmp_path), [], THREADS, RATE, step=4))
-    assert [("round otherwise" in line) for line in lines] == [True, False]
+    assert [("run.rounds_sums" in line) for line in lines] == [True, False]
     assert stretches(extended(made(tmp_path), [], THREADS, step=4), "num_threads", 8) == []
 
 

@@ -179,7 +179,7 @@ def test_code_without_a_text_is_named_and_not_guessed() -> None:
     exec("def f(x):\n    return x\n", scope)
     assert len(unseen(scope["f"])) == 1
     [line] = what_cannot_be_compared(unseen(scope["f"]))
-    assert "it (f)" in line
+    assert "run.code_of(name=it, function=f)" in line
     assert what_cannot_be_compared([]) == []
     assert unseen(Scaled(1.0)) == unseen(scaling(2.0)) == unseen(functools.partial(len)) == []
 
@@ -450,7 +450,7 @@ def test_a_class_without_a_text_is_named_by_each_method(first: str, second: str)
         )
         return scope["Own"]
 
-    assert unseen(made(first)) == ["the code of it (Own.f)", "the code of it (Own.g)"]
+    assert unseen(made(first)) == [f"run.code_of(name=it, function=Own.{name})" for name in "fg"]
     if "=" in first:
         assert read(made(first)) != read(made(second))
 

@@ -173,7 +173,7 @@ def test_a_damaged_object_comes_back_from_the_place(
     output = same_command(made, backup={"place": str(made / "place")})
     damaged = f"hash={path.name[:12]}, problem=backup.object_bytes_changed()"
     assert f"backup.object_problem({damaged})" in output
-    assert f"restored from {made / 'place'}" in output
+    assert f"where={made / 'place'})" in output
     assert resumed_from(stopped, STOPPED_AT) in output
     assert not path.exists() or path.read_bytes() == intact
     assert_end(made, stopped)

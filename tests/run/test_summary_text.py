@@ -27,7 +27,7 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     lines = closing_lines(tmp_path, a_summary(tmp_path))
     text = "\n".join(lines)
     assert "-75.0 %" in text
-    assert "(exact match over 8 held-out prompts)" in text
+    assert "run.exact_match_over(prompts=run.held_out_prompts(count=8, few=))" in text
     assert "  before    (nothing)" in lines
     assert "  after     cba" in lines
     assert "            ok" in lines
@@ -36,14 +36,14 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
 
 def test_the_last_table_counts_the_held_out_rows_that_were_not_answered(tmp_path: Path) -> None:
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=10))
-    (line,) = [line for line in lines if "exact match over" in line]
+    (line,) = [line for line in lines if "run.exact_match_over" in line]
     assert "run.answered_held_out_prompts(answered=8, total=10)" in line
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=8))
-    assert "(exact match over 8 held-out prompts)" in lines
-    few_prompts = "1 held-out promptrun.too_few_prompts()"
-    for number, words in ((1, few_prompts), (5, "5 held-out prompts")):
+    assert "run.exact_match_over(prompts=run.held_out_prompts(count=8, few=))" in lines
+    for number, few_words in ((1, "run.too_few_prompts()"), (5, "")):
         few = a_summary(tmp_path, num_questions=number, num_held_out=number)
-        assert f"(exact match over {words})" in closing_lines(tmp_path, few)
+        prompts = f"run.held_out_prompts(count={number}, few={few_words})"
+        assert f"run.exact_match_over(prompts={prompts})" in closing_lines(tmp_path, few)
 
 
 def test_a_model_that_gives_scores_gets_no_question(tmp_path: Path) -> None:

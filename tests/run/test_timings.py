@@ -2,6 +2,7 @@
 
 import pytest
 
+from infrastructure.core.messages import phrase
 from infrastructure.run.timings import STAGES, Stages
 
 
@@ -22,7 +23,7 @@ def test_each_stage_has_its_time_and_twice_adds_up() -> None:
         ("model", 2.5),
         ("data", 1.0),
     ]
-    assert stages.records()[0]["what"] == STAGES["model"]
+    assert stages.records()[0]["what"] == phrase(STAGES["model"])
 
 
 def test_a_stage_that_fails_has_its_time_too() -> None:
@@ -37,7 +38,7 @@ def test_a_stage_that_fails_has_its_time_too() -> None:
     with pytest.raises(OSError, match="full"):
         save()
     assert stages.records() == [
-        {"name": "save", "what": STAGES["save"], "seconds": 3.0, "error": "OSError"}
+        {"name": "save", "what": phrase(STAGES["save"]), "seconds": 3.0, "error": "OSError"}
     ]
 
 

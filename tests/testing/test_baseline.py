@@ -69,4 +69,4 @@ def test_a_file_that_cannot_be_written_is_reported(
     (tmp_path / "cache").write_text("a file where the folder should be")
     about: dict[str, Any] = {}
     Baselines(tmp_path / "cache").keep(WORK, {"seconds_per_step": 1.0}, about)
-    assert "the baseline is not remembered" in caplog.text
+    assert "core.cache_not_written(what=the baseline, " in caplog.text

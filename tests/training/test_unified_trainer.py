@@ -536,7 +536,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     newest.write_bytes(newest.read_bytes()[:-20])
     layers = blocks()
     UnifiedTrainer(config, output_dir=tmp_path).train_all_layers([random(12, WIDTH)], layers)
-    assert "skipping a damaged checkpoint" in caplog.text
+    assert "training.skipping_damaged_checkpoint" in caplog.text
     assert are_equal(weights(layers), weights(whole))
 
 
@@ -601,7 +601,9 @@ def test_the_plan_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="infrastructure.training.unified_trainer"):
         UnifiedTrainer(configured()).train_all_layers([IDS], llama())
     order = "stackwise.order_one_after_another()"
-    assert f"Stack-wise training, 2 stacks of 2 layers, {order}: 4 steps" in caplog.text
+    stacks = "stackwise.equal_stacks(num_stacks=2, num_layers=2)"
+    heading = f"stackwise.plan_heading(stacks={stacks}, order={order}, num_steps=4,"
+    assert heading in caplog.text
     assert "stackwise.cached_activations_size(size=2.0 KiB)" in caplog.text  # 32 tokens of 32
 
 

@@ -16,6 +16,7 @@ from infrastructure.backup.backends.base import Content, Evidence, require_conte
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.core.errors import StorageError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class BucketPlace(HubPlace):
             entry.path.removeprefix(start) for entry in entries if entry.path.startswith(start)
         ]
         if at and not inside:
-            raise FileNotFoundError(f"{self.shown(directory)} is not there")
+            raise FileNotFoundError(phrase("backup.path_missing", path=self.shown(directory)))
         return sorted({name.partition("/")[0] for name in inside})
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
@@ -134,4 +135,4 @@ class BucketPlace(HubPlace):
         for entry in entries:
             if entry.path == at and at not in self._removed:
                 return entry
-        raise FileNotFoundError(f"{self.shown(path)} is not there")
+        raise FileNotFoundError(phrase("backup.path_missing", path=self.shown(path)))

@@ -25,18 +25,15 @@ NOT_UPLOADED = "local"
 OWN_DRIVE = ("MyDrive", "My Drive")
 OTHER_DRIVES = ("Shareddrives", "Shared drives", ".shortcut-targets-by-id")
 
-QUOTA_ADVICE = "make room on your Drive and empty its trash, which counts for 30 days"
-MOUNT_ADVICE = "mount Drive again: drive.mount('{mount}', force_remount=True)"
 ADVICE = {
-    errno.ENOSPC: f"{QUOTA_ADVICE}; files that wait for upload also fill this machine's disk",
-    errno.EDQUOT: QUOTA_ADVICE,
-    errno.ENOTCONN: MOUNT_ADVICE,
-    errno.ENOENT: MOUNT_ADVICE,
-    errno.EIO: "Drive refuses requests for a while if a folder has too many entries or a daily"
-    " limit is reached: wait, or choose another folder",
-    errno.EACCES: "check on drive.google.com that you have edit access to this folder",
-    errno.EPERM: "check on drive.google.com that you have edit access to this folder",
-    errno.EROFS: "mount Drive without readonly=True",
+    errno.ENOSPC: "backup.advice_drive_and_disk_full",
+    errno.EDQUOT: "backup.advice_drive_full",
+    errno.ENOTCONN: "backup.advice_remount_drive",
+    errno.ENOENT: "backup.advice_remount_drive",
+    errno.EIO: "backup.advice_drive_limit",
+    errno.EACCES: "backup.advice_drive_permission",
+    errno.EPERM: "backup.advice_drive_permission",
+    errno.EROFS: "backup.advice_drive_read_only",
 }
 
 
@@ -117,11 +114,11 @@ class DrivePlace(FolderPlace):
     def probe(self) -> None:
         """Check permissions without writing a file, because Drive's trash would keep that file."""
         if not os.access(self.root, os.W_OK):
-            raise OSError(errno.EACCES, "it cannot be written to", str(self.root))
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
 
     def advice(self, error: OSError) -> str:
-        text = ADVICE.get(error.errno or 0, f"check that you can write to {self.url}")
-        return text.format(mount=self.anchor.parent)
+        code = ADVICE.get(error.errno or 0, "backup.advice_check_write_access")
+        return phrase(code, url=self.url, mount=self.anchor.parent)
 
     def caution(self, run_directory: Path) -> str | None:
         try:
@@ -180,8 +177,8 @@ class DrivePlace(FolderPlace):
 
     def _require_not_seen(self, directory: Path) -> None:
         if directory in self._seen:
-            reason = phrase("backup.drive_connection_lost")
-            raise OSError(errno.ENOTCONN, f"{self.at(directory)} {reason}")
+            text = phrase("backup.drive_connection_lost", path=self.at(directory))
+            raise OSError(errno.ENOTCONN, text)
 
 
 def drive_folder(path: Path) -> Path | None:

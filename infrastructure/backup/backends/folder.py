@@ -25,17 +25,17 @@ OLD_PART_SECONDS = 86400.0
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 ADVICE = {
-    errno.ENOSPC: "free up space on that disk, or choose another destination",
-    errno.EDQUOT: "your quota there is used up: free up space, or choose another destination",
-    errno.EACCES: "check that you have permission to read and write there",
-    errno.EPERM: "check that you have permission to read and write there",
-    errno.EROFS: "it is mounted read-only: mount it for writing",
-    errno.ENOTCONN: "check the path, mount the disk, or choose another destination",
-    errno.ESTALE: "mount the disk again, or choose another destination",
-    errno.ENOENT: "no folder can be created there, or it was removed: choose another destination",
-    errno.ENOTDIR: "it is a file, or a path below a file: choose a folder",
-    errno.EFBIG: "its file system does not support files of that size: choose another destination",
-    errno.EIO: "check the disk and its cable: it reports input/output errors",
+    errno.ENOSPC: "backup.advice_full",
+    errno.EDQUOT: "backup.advice_quota",
+    errno.EACCES: "backup.advice_folder_permission",
+    errno.EPERM: "backup.advice_folder_permission",
+    errno.EROFS: "backup.advice_folder_read_only",
+    errno.ENOTCONN: "backup.advice_mount_disk",
+    errno.ESTALE: "backup.advice_remount_disk",
+    errno.ENOENT: "backup.advice_folder_missing",
+    errno.ENOTDIR: "backup.advice_not_a_folder",
+    errno.EFBIG: "backup.advice_file_too_large",
+    errno.EIO: "backup.advice_disk_errors",
 }
 
 
@@ -82,7 +82,8 @@ class FolderPlace(Place):
         return Evidence.READ_BACK if mount is None else Evidence.MOUNT
 
     def advice(self, error: OSError) -> str:
-        return ADVICE.get(error.errno or 0, f"check that you can write to {self.url}")
+        code = ADVICE.get(error.errno or 0, "backup.advice_check_write_access")
+        return phrase(code, url=self.url)
 
     @property
     def _program(self) -> Mount | None:
@@ -236,7 +237,7 @@ class FolderPlace(Place):
         """Raise OSError (ENOTCONN) if the disk is not mounted."""
         needed = self.root if self._was_there else self.anchor
         if not self._is_there(needed):
-            raise OSError(errno.ENOTCONN, f"{needed} is not there") from None
+            raise OSError(errno.ENOTCONN, phrase("backup.path_missing", path=needed)) from None
 
     def _is_there(self, directory: Path) -> bool:
         try:

@@ -19,6 +19,7 @@ from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
 from infrastructure.config.registries import BACKENDS
 from infrastructure.core.errors import InputError, MissingPackageError, StorageError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact, redact_urls
 
@@ -58,14 +59,13 @@ PIP_LINES = {
     "ssh": "pip install paramiko",
 }
 ADVICE = {
-    errno.EACCES: "check the credentials (environment variables or the tool's own file) and their"
-    " permissions",
-    errno.EPERM: "check the permissions of the credentials",
-    errno.ENOENT: "check that the bucket or folder exists and that its name is right",
-    errno.EDQUOT: "the quota is used up: free up space there, or choose another destination",
-    errno.ENOSPC: "the store is full: free up space there, or choose another destination",
-    errno.EAGAIN: "the store limits the rate of requests; copying slows down automatically",
-    errno.EFBIG: "the store does not accept files of that size: choose another destination",
+    errno.EACCES: "backup.advice_check_credentials",
+    errno.EPERM: "backup.advice_check_permissions",
+    errno.ENOENT: "backup.advice_check_bucket",
+    errno.EDQUOT: "backup.advice_quota",
+    errno.ENOSPC: "backup.advice_full",
+    errno.EAGAIN: "backup.advice_store_busy",
+    errno.EFBIG: "backup.advice_file_too_large",
 }
 
 
@@ -113,7 +113,8 @@ class FsspecPlace(Place):
         return Evidence.READ_BACK
 
     def advice(self, error: OSError) -> str:
-        return ADVICE.get(error.errno or 0, super().advice(error))
+        code = ADVICE.get(error.errno or 0)
+        return super().advice(error) if code is None else phrase(code)
 
     def read(self, path: Path) -> Iterator[bytes]:
         at = self.at(path)
@@ -126,7 +127,7 @@ class FsspecPlace(Place):
     def size(self, path: Path) -> int:
         size = self._call(path, self._info).get("size")
         if not isinstance(size, int):
-            raise OSError(errno.EIO, "the store does not say how large it is", self.shown(path))
+            raise OSError(errno.EIO, phrase("backup.store_reports_no_size"), self.shown(path))
         return size
 
     def names(self, directory: Path) -> list[str]:
@@ -226,7 +227,7 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
         kind = fsspec.get_filesystem_class(scheme)
         return str(kind._strip_protocol(url))
     except ImportError as error:
-        line = PIP_LINES.get(scheme, f"look up the package that fsspec needs for {scheme}")
+        line = PIP_LINES.get(scheme, phrase("backup.install_package_of_scheme", scheme=scheme))
         raise MissingPackageError(
             "backup.destination_package_missing", url=shown, hint=line
         ) from error

@@ -10,6 +10,7 @@ until the history is squashed.
 import contextlib
 import errno
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -41,12 +42,12 @@ SMALL_BYTES = 16 * 1024**2  # the Hub does not store files above 10 MB in git it
 MOST_PENDING = 100  # files in one commit
 NUM_TRIES = 5  # when others commit to the same repository
 ADVICE = {
-    errno.EACCES: "log in with `hf auth login`, or set HF_TOKEN to a token with write access to it",
-    errno.ENOENT: "check its name, and check with `hf auth whoami` whose token this is",
-    errno.ENOTCONN: "check the network of this machine, and status.huggingface.co",
-    errno.ETIMEDOUT: "check the network of this machine, and status.huggingface.co",
-    errno.EDQUOT: "the account's private storage is full: remove repositories or their history",
-    errno.EAGAIN: "the Hub limits the rate of requests: wait a while",
+    errno.EACCES: "backup.advice_hub_log_in",
+    errno.ENOENT: "backup.advice_hub_check_name",
+    errno.ENOTCONN: "backup.advice_hub_check_network",
+    errno.ETIMEDOUT: "backup.advice_hub_check_network",
+    errno.EDQUOT: "backup.advice_hub_storage_full",
+    errno.EAGAIN: "backup.advice_hub_busy",
 }
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,8 @@ class HubPlace(Place):
         return Evidence.CHECKSUM
 
     def advice(self, error: OSError) -> str:
-        return ADVICE.get(error.errno or 0, super().advice(error))
+        code = ADVICE.get(error.errno or 0)
+        return super().advice(error) if code is None else phrase(code)
 
     def caution(self, run_directory: Path) -> str | None:
         with contextlib.suppress(OSError):  # it does not exist yet, or the copier will report it
@@ -200,7 +202,7 @@ class HubPlace(Place):
                 except HfHubHTTPError as error:
                     if status_of(error) != 412:
                         raise
-            raise OSError(errno.EAGAIN, "others commit to this repository at the same time")
+            raise OSError(errno.EAGAIN, phrase("backup.hub_commits_collide"))
 
     def remove(self, path: Path) -> None:
         from huggingface_hub import CommitOperationDelete
@@ -276,7 +278,7 @@ class HubPlace(Place):
         for entry in entries:
             if isinstance(entry, RepoFile) and entry.path == at:
                 return entry
-        raise FileNotFoundError(errno.ENOENT, "no such file", self.shown(path))
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown(path))
 
     def _query(self, path: Path, question: Callable[[], Result]) -> Result:
         """Run `question`, a request to the Hub, and convert its errors."""
@@ -316,13 +318,13 @@ class HubPlace(Place):
     ) -> str | None:
         """Return a plain message, or None if the client's own message is good enough."""
         if number in (errno.ENOTCONN, errno.ETIMEDOUT):
-            answer = (
-                "does not answer"
-                if status is None
-                else phrase("backup.hub_returned_server_error", status=status)
-            )
+            endpoint = self.api.endpoint
             needed = "" if has_token else phrase("backup.hub_token_also_missing")
-            return f"the Hub at {self.api.endpoint} {answer}{needed}"
+            if status is None:
+                return phrase("backup.hub_not_responding", endpoint=endpoint, needed=needed)
+            return phrase(
+                "backup.hub_returned_server_error", endpoint=endpoint, status=status, needed=needed
+            )
         if number == errno.EACCES and not has_token:
             return phrase("backup.hub_token_missing")
         if number == errno.EACCES and status == 403:

@@ -210,7 +210,7 @@ class ObjectFiles:
     ) -> Buffer:
         """Return the contents of the first intact form of an object, as `plain` or `compressed`."""
         self._trusted.pop(pack.hash, None)
-        problem = "is missing"
+        problem = missing = phrase("backup.object_is_missing")
         cause: Exception | None = None
         forms = {self.path_of(pack.hash): plain, self.compressed_path_of(pack.hash): compressed}
         for path, read in forms.items():
@@ -221,10 +221,10 @@ class ObjectFiles:
                     return whole
                 problem, cause = phrase("backup.object_bytes_changed"), None
             except FileNotFoundError as error:
-                if problem == "is missing":  # in both forms: the caller may retry on a mount
+                if problem == missing:  # in both forms: the caller may retry on a mount
                     cause = error
             except OSError as error:
-                problem, cause = f"cannot be read: {error}", error
+                problem, cause = phrase("backup.object_cannot_be_read", error=error), error
             except CheckpointError as error:
                 problem, cause = str(error), error
         raise CheckpointError(

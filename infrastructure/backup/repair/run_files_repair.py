@@ -209,7 +209,7 @@ def _hash_of(data: bytes | None) -> str | None:
 def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: bool) -> str | None:
     """Return what is wrong with a file, compared with its copy, or None if no problem is known."""
     if current is None:
-        return "is missing"
+        return phrase("backup.object_is_missing")
     kind = kind_of(path)
     if kind is Kind.RECORD:
         return _problem_of_record(current, copy)

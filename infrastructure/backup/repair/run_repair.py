@@ -118,7 +118,8 @@ class StoreRepair:
             self.local.objects.put(path, [data], digest, hash_name)
         except (CheckpointError, StorageError, OSError) as failure:
             return Repair(what, Outcome.LOST, f"{what}: {error}; {self._why(failure)}")
-        return Repair(what, Outcome.REPAIRED, f"{what}: {error}; restored from {self.where}")
+        text = phrase("backup.manifest_restored", what=what, error=error, where=self.where)
+        return Repair(what, Outcome.REPAIRED, text)
 
     def _objects(self, manifests: list[Manifest]) -> Iterator[Repair]:
         seen: set[str] = set()
@@ -154,7 +155,9 @@ class StoreRepair:
                 )
                 continue
             if not reason:
-                text = f"{what} were fetched from {self.where}"
+                text = phrase(
+                    "backup.checkpoint_parts_fetched", step=manifest.step, where=self.where
+                )
                 return Repair(f"step {manifest.step}", Outcome.REPAIRED, text)
             break
         return (
@@ -199,7 +202,8 @@ class StoreRepair:
             )
             text = f"{error} ({held}); {self._why(failure)}; {consequence}"
             return Repair(what, Outcome.LOST, text)
-        return Repair(what, Outcome.REPAIRED, f"{error} ({held}); restored from {self.where}")
+        text = phrase("backup.object_restored", error=error, held=held, where=self.where)
+        return Repair(what, Outcome.REPAIRED, text)
 
     def _read_here(self, name: str) -> Manifest | None:
         try:
@@ -217,9 +221,9 @@ class StoreRepair:
     def _why(self, error: Exception) -> str:
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, FileNotFoundError):
-            return f"{self.where} has none"
+            return phrase("backup.has_no_copy", where=self.where)
         if isinstance(cause, OSError):
-            self._silence = f"{self.where} does not respond: {cause}"
+            self._silence = phrase("backup.destination_silent", where=self.where, error=cause)
             return self._silence
         if isinstance(error, StorageError) or self.remote is None or self._silence is not None:
             return str(error)

@@ -18,6 +18,7 @@ from infrastructure.backup.format.manifest import VersionName
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.checksums import parse_record, with_checksum
 from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.messages import phrase
 
 FOLDER = "claims"
 NUMBER = re.compile(r"\d{12,18}")
@@ -61,7 +62,7 @@ class Claims:
             number += 1
             if self.link.place.create(self._path(number), data) is None:
                 return
-        raise OSError(errno.EIO, "a claim that was made is not to be seen", str(self.folder))
+        raise OSError(errno.EIO, phrase("backup.claim_not_listed"), str(self.folder))
 
     def prune(self) -> Iterator[float]:
         """Remove old claims one by one. Yield the seconds to wait in between.

@@ -366,7 +366,10 @@ class Copier:
                     if self._pending():
                         return
             except (CheckpointError, ValueError) as error:  # it was removed or changed
-                self._refused_folders[token] = f"{what_of(what).name}/ is not copied: {error}"
+                folder_name = what_of(what).name
+                self._refused_folders[token] = phrase(
+                    "backup.folder_not_copied", folder=folder_name, error=error
+                )
                 self._published.pop(token, None)
             else:
                 self._published[token] = folder
@@ -401,7 +404,7 @@ class Copier:
         try:
             self._local_names, self._local_error = self.local.versions(), None
         except OSError as error:
-            self._local_error = f"{self.local.root} cannot be read: {error}"
+            self._local_error = phrase("backup.file_unreadable", path=self.local.root, error=error)
             return
         known, self._local_manifests = self._local_manifests, {}
         for name in self._local_names:

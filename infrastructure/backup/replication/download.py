@@ -50,15 +50,11 @@ def fetch_newest(
             log.warning(
                 phrase("backup.skips_damaged_checkpoint", url=link.place.url, damage=damage[-1])
             )
-    what = "checkpoint" if step is None else f"checkpoint of step {step}"
     details = "".join(f"; {text}" for text in damage)
-    raise CheckpointError(
-        "backup.no_intact_checkpoint",
-        url=link.place.url,
-        run_id=link.run_id,
-        what=what,
-        details=details,
-    )
+    about = {"url": link.place.url, "run_id": link.run_id, "details": details}
+    if step is None:
+        raise CheckpointError("backup.no_intact_checkpoint", **about)
+    raise CheckpointError("backup.no_intact_checkpoint_of_step", step=step, **about)
 
 
 def _listed(link: RemoteSession, sleep: Callable[[float], None]) -> list[str]:
@@ -106,6 +102,9 @@ def _retrying(link: RemoteSession, action: Callable[[], T], sleep: Callable[[flo
             is_missing = isinstance(cause, FileNotFoundError)
             if not isinstance(cause, OSError) or (is_missing and attempt >= NUM_LOOKS):
                 raise
-            problem = f"{link.place.url} does not answer: {cause}; {link.place.advice(cause)}"
+            advice = link.place.advice(cause)
+            problem = phrase(
+                "run.destination_not_responding", url=link.place.url, reason=cause, advice=advice
+            )
         sleep(FIRST_WAIT_SECONDS * 2**attempt)
     raise StorageError(problem)

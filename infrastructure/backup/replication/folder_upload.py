@@ -240,7 +240,7 @@ def compare(place: Place, target: Path, sums: Mapping[str, str]) -> Iterator[str
         try:
             actual = _sha256(place, target / name)
         except FileNotFoundError:
-            yield f"{target / name} is missing"
+            yield phrase("backup.store_file_missing", path=target / name)
             continue
         if actual != digest:
             yield phrase("backup.published_file_mismatch", path=target / name)

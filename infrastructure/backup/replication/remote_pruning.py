@@ -21,7 +21,7 @@ from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
-from infrastructure.core.messages import counted, phrase
+from infrastructure.core.messages import phrase
 
 GRACE_SECONDS = 3600.0
 OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
@@ -186,7 +186,8 @@ def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[
     num_removed = len({*listed} - {*link.store.versions()})
     write_json(record, pruning.unnamed_since)
     waiting = len(pruning.unnamed_since)
-    sentences = [f"{counted(num_removed, 'checkpoint')} removed at {link.place.url}"]
+    url = link.place.url
+    sentences = [phrase("backup.checkpoints_removed_there", count=num_removed, url=url)]
     if waiting:
         sentences.append(phrase("backup.unreferenced_objects_remain", count=waiting))
     elif before:

@@ -154,25 +154,35 @@ class BackupStatus:
         `backup: step 120 confirmed 45 s ago at drive:temper (step 140 is being copied, 63 %)`.
         """
         if self.state in (UNKNOWN, OFF):
-            return PossibleLoss(None, f"backup: {state_words(self.state)}")
-        what = f"{self._confirmed(now)} at {self.place}{self._on_its_way()}"
+            state = state_words(self.state)
+            return PossibleLoss(None, phrase("backup.status_without_destination", state=state))
+        problem = ""
         if self.error is not None:
-            times = f", {self.num_failures} times" if self.num_failures > 1 else ""
-            what += f"; {self.error}{times}{self._remedy}"
+            is_repeated = self.num_failures > 1
+            times = phrase("backup.failed_times", count=self.num_failures) if is_repeated else ""
+            problem = f"; {self.error}{times}{self._remedy}"
         elif self.state in ("doubtful", FENCED, LEFT, GONE, DOWN):
-            what += f"; {state_words(self.state)}"
+            problem = f"; {state_words(self.state)}"
+        text = phrase(
+            "backup.status",
+            confirmed=self._confirmed(now),
+            place=self.place,
+            in_flight=self._on_its_way(),
+            problem=problem,
+        )
         if self.state == FINISHED:
-            return PossibleLoss(0.0, f"backup: {what}")
+            return PossibleLoss(0.0, text)
         seconds = None if self.saved_at is None else max(0.0, now - self.saved_at)
-        return PossibleLoss(seconds, f"backup: {what}")
+        return PossibleLoss(seconds, text)
 
     def _confirmed(self, now: float) -> str:
         if self.confirmed_at is None or self.saved_at is None:
             return phrase("backup.nothing_confirmed_yet")
-        text = f"step {self.confirmed_step} confirmed {age_words(now - self.confirmed_at)} ago"
-        if self.confirmed_at - self.saved_at > LATE_SECONDS:
-            text += f" (saved {age_words(now - self.saved_at)} ago)"
-        return text
+        step, age = self.confirmed_step, age_words(now - self.confirmed_at)
+        if self.confirmed_at - self.saved_at <= LATE_SECONDS:
+            return phrase("backup.step_confirmed", step=step, age=age)
+        saved_age = age_words(now - self.saved_at)
+        return phrase("backup.step_confirmed_late", step=step, age=age, saved_age=saved_age)
 
     def _on_its_way(self) -> str:
         if self.in_flight_step is not None:
@@ -182,23 +192,25 @@ class BackupStatus:
             )
         if self.in_flight_folder is not None:
             percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
-            return f" ({self.in_flight_folder}/ is being copied, {min(99, percent)} %)"
+            return phrase(
+                "backup.folder_in_flight", folder=self.in_flight_folder, percent=min(99, percent)
+            )
         if self.newest_step is not None and not self.is_safe:
-            return f" (step {self.newest_step} is waiting)"
+            return phrase("backup.step_waiting", step=self.newest_step)
         return ""
 
 
 def short_words(status: BackupStatus, now: float) -> str:
     """Return the last confirmed step and the age of its state: `backup: step 120, 45 s old`."""
     if status.state == FENCED:
-        return "backup: stopped"
+        return phrase("backup.short_status_fenced")
     if status.state == DOWN:
         return phrase("backup.short_status_not_copying")
-    failing = ", copying fails" if status.state == RETRYING else ""
+    failing = phrase("backup.copying_fails") if status.state == RETRYING else ""
     if status.saved_at is None:
         return phrase("backup.short_status_none_confirmed", failing=failing)
     age = age_words(now - status.saved_at)
-    return f"backup: step {status.confirmed_step}, {age} old{failing}"
+    return phrase("backup.short_status", step=status.confirmed_step, age=age, failing=failing)
 
 
 def age_words(seconds: float) -> str:

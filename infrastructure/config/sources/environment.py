@@ -141,7 +141,9 @@ def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Settin
             continue
         if variable not in known:
             meant = nearest(variable, known)
-            hint = f"did you mean {meant}?" if meant else phrase("config.config_lists_all_keys")
+            hint = phrase("config.config_lists_all_keys")
+            if meant:
+                hint = phrase("config.meant_variable", meant=meant)
             raise ConfigurationError(
                 "config.unknown_environment_variable", variable=variable, hint=hint
             )

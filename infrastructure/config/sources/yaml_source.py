@@ -48,7 +48,8 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
     except ValueError:  # thousands of digits
         mark = node.start_mark
-        raise yaml.constructor.ConstructorError(None, None, "a number too long", mark) from None
+        text = phrase("config.number_too_long")
+        raise yaml.constructor.ConstructorError(None, None, text, mark) from None
 
 
 for _kind, (_pattern, _first) in _RESOLVERS.items():

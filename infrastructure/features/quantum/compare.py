@@ -22,9 +22,9 @@ from infrastructure.features.quantum.config import (
     RANK_ALLOCATION,
     SAMPLER,
 )
+from infrastructure.features.quantum.records import COMPARISON_FILE
 from infrastructure.features.quantum.training.step_records import SKIPPED, read_records
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
-from infrastructure.features.quantum.records import COMPARISON_FILE
 from infrastructure.monitoring.report.report import REPORT_FILE, write_report
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.samples import use_sample_data

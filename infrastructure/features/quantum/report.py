@@ -8,6 +8,11 @@ from infrastructure.features.quantum.plots import (
     density_picture,
     energy_picture,
 )
+from infrastructure.features.quantum.records import (
+    COMPARISON_FILE,
+    QUANTUM_FILE,
+    baseline_is_as_good,
+)
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_duration,
@@ -16,11 +21,6 @@ from infrastructure.monitoring.drawing.formatting import (
     is_number,
 )
 from infrastructure.monitoring.drawing.html import Markup, element, table
-from infrastructure.features.quantum.records import (
-    COMPARISON_FILE,
-    QUANTUM_FILE,
-    baseline_is_as_good,
-)
 from infrastructure.monitoring.records.run_reader import objects_in
 from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 from infrastructure.monitoring.report.report_sections import NOTHING, section

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from infrastructure.core.errors import MissingSecretError
 from infrastructure.core.lookup import look_up
+from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import missing_module
 from infrastructure.core.optional import refuse_missing
 
@@ -26,11 +27,11 @@ class Access:
 
     Attributes:
         variables: environment variables, one of which must be set; users normally set the first.
-        sentence: a message that says what is needed and what to do.
+        need: the code of the message that says what is needed, and what to do.
     """
 
     variables: tuple[str, ...]
-    sentence: str
+    need: str
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,12 @@ _LEAP = SamplerNeeds(
     "dwave.system",
     Access(
         (DWAVE_TOKEN, DWAVE_CONFIG_FILE),
-        f"uses D-Wave's Leap, which needs a token: set {DWAVE_TOKEN} in the environment",
+        "config.needs_leap_token",
     ),
 )
 _AZURE = Access(
     (AZURE_CONNECTION, AZURE_WORKSPACE),
-    f"needs a workspace of Azure Quantum: set {AZURE_CONNECTION} in the environment, to the"
-    " connection string of its access keys",
+    "config.needs_azure_workspace",
 )
 
 SAMPLER_NEEDS: dict[str, SamplerNeeds] = {
@@ -93,7 +93,7 @@ def check_sampler(name: str) -> None:
         return
     needs = look_up("sampler", canonical(name), SAMPLER_NEEDS)
     if needs.package is not None:
-        refuse_missing(needs.package, f"the sampler {name}")
+        refuse_missing(needs.package, phrase("quantum.the_sampler", name=name))
     check_access(name)
 
 
@@ -105,7 +105,8 @@ def check_access(name: str) -> None:
     """
     access = SAMPLER_NEEDS[canonical(name)].access
     if access is not None and not any(map(os.environ.get, access.variables)):
-        raise MissingSecretError("config.sampler_access_missing", name=name, need=access.sentence)
+        need = phrase(access.need, variable=access.variables[0])
+        raise MissingSecretError("config.sampler_access_missing", name=name, need=need)
 
 
 def most_variables(name: str) -> int | None:

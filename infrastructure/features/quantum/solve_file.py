@@ -7,6 +7,7 @@ from typing import TypedDict
 import dimod
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.model_file import read_model
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.sampler_factory import (
@@ -83,7 +84,7 @@ def solve_file(
         "is_limit_kept": seconds <= limit_seconds + KEPT_WITHIN_SECONDS,
         "is_cut_off": bool(samples.info.get("is_cut_off", False)),
         "sampler": samples.info.get("sampler", sampler_name),
-        "reason": samples.info.get("reason", "it was asked for"),
+        "reason": samples.info.get("reason", phrase("quantum.sampler_requested")),
         "num_reads": samples.info.get("num_reads"),
         "num_ones": sum(value > 0 for value in values),
         "variables": labels,

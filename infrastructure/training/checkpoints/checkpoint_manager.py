@@ -196,7 +196,7 @@ class CheckpointManager:
             name, rejected = self.store.newest()
         damage = [f"{version.name[:12]}: {version.reason}" for version in rejected]
         for text in damage:
-            log.warning("skipping a damaged checkpoint: %s", text)
+            log.warning(phrase("training.skipping_damaged_checkpoint", damage=text))
         if name is not None:
             return self.store.manifest_path(name)
         reason, advice = "; ".join(damage), phrase("run.restore_intact_checkpoint")

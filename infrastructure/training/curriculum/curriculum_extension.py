@@ -103,8 +103,13 @@ class CurriculumExtension(Extension):
         if not np.array_equal(ids, data.selected):
             data.select(ids)
             log.info(
-                "%s: %s of %s training examples, by %s",
-                *(state.phase.name, f"{len(ids):,}", f"{data.num_candidates:,}", self.by),
+                phrase(
+                    "training.examples_of_phase",
+                    phase=state.phase.name,
+                    num_selected=len(ids),
+                    num_candidates=data.num_candidates,
+                    measure=self.by,
+                )
             )
 
     def lengths(self) -> list[Indices] | None:

@@ -314,10 +314,14 @@ def _beginning(run: TrainerRun) -> str | None:
     A whole training of Temper reports its run directory itself.
     """
     place = run.copies.backup.options.place
-    copies = None if place is None else f"copies go to {redact_urls(place)}"
+    copies = ""
+    if place is not None:
+        copies = phrase("trainer.copies_go_to", place=redact_urls(place))
     if not run.is_whole:
-        return f"Run {run.name} in {run.directory}: {copies or run.copies_line()}"
-    return copies and f"Run {run.name}: {copies}"
+        shown = copies or run.copies_line()
+        name, folder = run.name, run.directory
+        return phrase("trainer.run_line_with_folder", run=name, folder=folder, copies=shown)
+    return phrase("trainer.run_line", run=run.name, copies=copies) if copies else None
 
 
 def _has_closing_lines(run: TrainerRun, state: TrainingState) -> bool:

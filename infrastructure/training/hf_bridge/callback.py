@@ -160,9 +160,8 @@ class TemperCallback:
     def on_train_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
     ) -> None:
-        """Begin the training, once the Trainer has made all its parts and loaded the version to
-        resume."""
-        self._break_off(RuntimeError("the Trainer has begun again"))
+        """Begin the training. All of its parts exist, and a version to resume from is loaded."""
+        self._break_off(RuntimeError(phrase("trainer.begun_again")))
         call = TrainCall()
         its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
         if self._is_replaced(its_trainer):
@@ -250,7 +249,7 @@ class TemperCallback:
         """Record that an exception has ended `Trainer.train`. Called in the watchdog's thread."""
         error = _last_error()
         is_new = error is not None and error is not self._error_before
-        unknown = RuntimeError("an exception ended the training; see where it was raised")
+        unknown = RuntimeError(phrase("trainer.ended_by_exception"))
         self._break_off(error if is_new and error is not None else unknown)
 
     def ended_by(self, error: BaseException) -> None:

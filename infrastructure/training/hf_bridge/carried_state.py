@@ -20,6 +20,7 @@ from infrastructure.backup.state.random_state import capture_random, restore_ran
 from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.exact_json import from_json, to_json
 from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.core.messages import phrase
 
 LOSS_SUM = "_total_loss_scalar"
 # A Trainer sets these at its start, so a change since then is not informative.
@@ -41,8 +42,8 @@ NEVER = frozenset(
 TENSOR, GENERATOR = "tensor of the version", "state of a generator"
 # Callbacks of TRL with their own weights, which no version holds.
 LOST = {
-    "SyncRefModelCallback": "the reference model that it moves",
-    "BEMACallback": "the averaged weights that it keeps",
+    "SyncRefModelCallback": "trainer.moved_reference_model",
+    "BEMACallback": "trainer.averaged_weights",
 }
 GENERATORS = "generators"  # the samplers' generators at the start of the epoch
 SAMPLERS = ("batch_sampler", "sampler", "base_dataloader", "generator")
@@ -333,4 +334,4 @@ def lost_state(trainer: Any) -> str:
     """Return a description of the callbacks' state that no version holds; "" if there is none."""
     callbacks = [] if trainer is None else trainer.callback_handler.callbacks
     lost = {type(one).__name__ for one in callbacks} & LOST.keys()
-    return " and ".join(f"{LOST[name]} ({name})" for name in sorted(lost))
+    return " and ".join(f"{phrase(LOST[name])} ({name})" for name in sorted(lost))

@@ -341,7 +341,7 @@ class FactsReader:
         count, num_hashed = facts["num_examples"], facts["num_hashed"]
         if count is None or num_hashed < count:
             which = (
-                "the rows of"
+                phrase("trainer.rows_unseen")
                 if not num_hashed
                 else phrase("trainer.rows_after_first", num_hashed=num_hashed)
             )

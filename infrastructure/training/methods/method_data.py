@@ -34,7 +34,6 @@ from infrastructure.training.data.encoding.row_accounting import (
 from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
 from infrastructure.training.data.encoding.token_survival import LOST, UNCHANGED, Survivals
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, num_common
-from infrastructure.training.data.preparation.data_report import rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 from infrastructure.training.data.preparation.row_stats import SharedSystemPrompt
 from infrastructure.training.data.readers.rows import (
@@ -111,21 +110,28 @@ class MethodData:
         return sum(row.get("label") is True for row in self.train)
 
     def lines(self) -> list[str]:
-        """Return lines for the user about the rows that were read and their use."""
-        counts = f"{rows_in_words(self.num_read)} read: {self.shape.reason}"
+        """Return lines for the user: what was read, and how it is used."""
+        counts = phrase("methods.rows_read", count=self.num_read, reason=self.shape.reason)
         if self.unused and self.shape.kind is not RowKind.PROMPTS:  # rewards may read them
-            counts += f"; not used: {', '.join(self.unused)}"
-        trained = f"{len(self.train):,} are trained on"
+            unused = ", ".join(self.unused)
+            counts = phrase("data.columns_unused_too", shape=counts, columns=unused)
+        trained = phrase("methods.rows_trained", count=len(self.train))
         if self.shape.kind is RowKind.JUDGED:
-            num_good = self.num_good
-            trained += f" ({num_good:,} good, {len(self.train) - num_good:,} not)"
-        parts = [trained, f"{len(self.held_out):,} held out"]
+            num_bad = len(self.train) - self.num_good
+            trained = phrase(
+                "methods.rows_judged",
+                count=len(self.train),
+                num_good=self.num_good,
+                num_bad=num_bad,
+            )
+        parts = [trained, phrase("methods.rows_held_out", count=len(self.held_out))]
         if self.quarantine.total:
             first = self.quarantine.examples[0]
-            parts.append(f"{self.quarantine.total:,} skipped (first: {first})")
+            total = self.quarantine.total
+            parts.append(phrase("methods.rows_skipped", count=total, first=first))
         if self.num_cut:
             parts.append(phrase("methods.rows_truncated", count=self.num_cut))
-        return [f"{counts}; {', '.join(parts)}", *self.notes]
+        return [phrase("methods.rows_used", read=counts, uses=", ".join(parts)), *self.notes]
 
 
 def sample(files: Sequence[DataFile]) -> list[Row]:
@@ -178,8 +184,8 @@ def read_data(
             raise InputError(
                 "methods.held_out_kind_differs",
                 file=held_out_files[0].name,
-                held_out_kind=other.kind.value,
-                train_kind=shape.kind.value,
+                held_out_kind=phrase(other.kind.value),
+                train_kind=phrase(shape.kind.value),
             )
         held_out, more = _written(held_out_files, other, writer, quarantine)
         train, num_read = places, num_read + more
@@ -410,12 +416,12 @@ class RowWriter:
             if name == OPTIONS and method.rows is RowKind.PROMPTS:
                 advice = phrase("methods.set_options_for_all_rows", options=OPTIONS)
             raise FormatError(
-                f"it has {name}, which TRL's {method.title} does not pass on to the chat template",
+                phrase("methods.option_not_passed", name=name, method=method.title),
                 advice,
             )
         if given and self.plain is not None:
             raise FormatError(
-                f"it has {', '.join(given)}: only a chat template can write that",
+                phrase("methods.option_needs_chat_template", names=", ".join(given)),
                 phrase("data.no_chat_template"),
             )
         if self.options:
@@ -516,7 +522,7 @@ def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
         answer, *more = row.answers[name]
         if more or answer.calls_tools:
             raise FormatError(
-                "an answer of several messages, or of calls of tools, needs a chat template",
+                phrase("methods.answer_needs_chat_template"),
                 phrase("data.no_chat_template"),
             )
         answers[name] = answer.text

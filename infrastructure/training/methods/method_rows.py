@@ -123,7 +123,7 @@ class MethodShape:
                 turn for part in (understood.prompt, *understood.answers.values()) for turn in part
             )
             if any(turn.num_pictures for turn in turns):
-                raise ShapeError(PICTURE, "it shows a picture, and methods train on text here")
+                raise ShapeError(PICTURE, phrase("methods.row_shows_image"))
         except ShapeError as error:
             text = excerpt(json.dumps(row.values, ensure_ascii=True, default=str))
             return BadRow(row.source, row.line, error.reason, error.detail, text, row.offset)
@@ -194,19 +194,21 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
     def convert(values: RowValues) -> MethodRow:
         better, worse = schema.answers(values, chosen), schema.answers(values, rejected)
         if better == worse:
-            raise ShapeError(NO_PREFERENCE, f"{chosen!r} and {rejected!r} say the same")
+            detail = phrase("methods.answers_equal", chosen=chosen, rejected=rejected)
+            raise ShapeError(NO_PREFERENCE, detail)
         if not has_prompt and all(isinstance(value_of(values, n), str) for n in (chosen, rejected)):
             (first,), (second,) = better, worse
             return _split_texts(first.text, second.text)
         together = zip(better, worse, strict=False)
         shared = [turn for turn, _ in takewhile(lambda two: two[0] == two[1], together)]
         if not shared and not has_prompt:
-            raise ShapeError(NOT_SUPERVISED, "the two conversations share no prompt")
+            detail = phrase("methods.conversations_without_shared_prompt")
+            raise ShapeError(NOT_SUPERVISED, detail)
         prompt = _prompt_of(schema, values, shared)
         answers = {"chosen": better[len(shared) :], "rejected": worse[len(shared) :]}
         for turns in answers.values():
             if not turns or turns[0].role != "assistant" or not _has_content(turns[0]):
-                raise ShapeError(NOT_SUPERVISED, "what differs does not begin with an answer")
+                raise ShapeError(NOT_SUPERVISED, phrase("methods.difference_not_an_answer"))
         named = {name: tuple(turns) for name, turns in answers.items()}
         return MethodRow(prompt, named, schema.inputs(values))
 
@@ -215,7 +217,7 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
         if has_prompt
         else phrase("methods.common_beginning_is_prompt", reason=schema.reason)
     )
-    reason = f"{words}, {chosen!r} is better than {rejected!r}"
+    reason = phrase("methods.one_is_better", reason=words, chosen=chosen, rejected=rejected)
     return MethodShape(RowKind.PAIRS, reason, _used(schema) | {chosen, rejected}, convert)
 
 
@@ -230,7 +232,8 @@ def _prompt_of(
     while not messages and turns and turns[-1].role == "assistant":
         turns.pop()
     if not any(turn.role != "system" for turn in turns):
-        raise ShapeError(EMPTY, f"column {schema.columns['prompt']!r} asks nothing")
+        column = schema.columns["prompt"]
+        raise ShapeError(EMPTY, phrase("methods.prompt_column_empty", column=column))
     return tuple(turns)
 
 
@@ -249,10 +252,10 @@ def _split_texts(better: str, worse: str) -> MethodRow:
         end -= 1
     prompt = better[:end].rstrip(" ")
     if not prompt.strip():
-        raise ShapeError(NOT_SUPERVISED, "the two texts share no prompt")
+        raise ShapeError(NOT_SUPERVISED, phrase("methods.texts_without_shared_prompt"))
     rest = {"chosen": better[len(prompt) :], "rejected": worse[len(prompt) :]}
     if not all(text.strip() for text in rest.values()):
-        raise ShapeError(EMPTY, "one of the two texts is the other's beginning")
+        raise ShapeError(EMPTY, phrase("methods.text_begins_other"))
     answers = {name: (Turn(TEXT_ROLE, text),) for name, text in rest.items()}
     return MethodRow((Turn(TEXT_ROLE, prompt),), answers)
 
@@ -296,7 +299,7 @@ def _judged(
     def convert(values: RowValues) -> MethodRow:
         judged = _truth(values.get(label))
         if judged is None:
-            raise ShapeError(WRONG_TYPE, f"column {label!r} is neither true nor false")
+            raise ShapeError(WRONG_TYPE, phrase("methods.label_not_boolean", column=label))
         return inner(values, "completion", {"label": judged})
 
     reason = phrase("methods.label_column_found", reason=schema.reason, column=label)
@@ -330,9 +333,9 @@ def _of_conversation(
     def convert(values: RowValues, name: str, others: dict[str, Any]) -> MethodRow:
         conversation = schema.conversation(Row(values, "", 0))
         if not conversation.prompt:
-            raise ShapeError(EMPTY, "nothing is asked before the answer")
+            raise ShapeError(EMPTY, phrase("methods.answer_without_prompt"))
         if not _has_content(conversation.answer):
-            raise ShapeError(EMPTY, "the answer says nothing")
+            raise ShapeError(EMPTY, phrase("methods.answer_empty"))
         answers = {name: (conversation.answer,)}
         return MethodRow(conversation.prompt, answers, conversation.inputs, others)
 

@@ -26,11 +26,11 @@ from infrastructure.core.optional import refuse_missing
 
 
 class RowKind(Enum):
-    """The kinds of rows that a method learns from."""
+    """The kinds of rows that a method learns from: the code of the words for each."""
 
-    PAIRS = "pairs of a better and a worse answer"
-    JUDGED = "answers that are good or bad"
-    PROMPTS = "prompts"
+    PAIRS = "methods.pairs"
+    JUDGED = "methods.judged_answers"
+    PROMPTS = "methods.prompts"
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class _Bar:
             "mininterval": BAR_REFRESH_SECONDS,
         }
         if kind == "notebook":
-            self._bar = require("tqdm.notebook", "the progress bar").tqdm(**options)
+            self._bar = require("tqdm.notebook", "training.progress_bar").tqdm(**options)
         else:
             self._bar = _QuietTqdm(file=stream, dynamic_ncols=True, **options)
 

@@ -31,6 +31,7 @@ from infrastructure.config import registries
 from infrastructure.core.console import show
 from infrastructure.core.errors import InputError
 from infrastructure.core.line_file import LineFile
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing, require
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import (
@@ -275,7 +276,7 @@ class TensorBoardSink(Sink):
     name = "tensorboard"
 
     def __init__(self, directory: Path) -> None:
-        require("tensorboard", "the metrics sink 'tensorboard'")
+        require("tensorboard", phrase("training.metrics_sink", name="tensorboard"))
         self.directory = directory
         self._writer: SummaryWriter | None = None
 
@@ -304,7 +305,9 @@ class TensorBoardSink(Sink):
 
     def _open(self) -> "SummaryWriter":
         if self._writer is None:
-            tensorboard = require("torch.utils.tensorboard", "the metrics sink 'tensorboard'")
+            tensorboard = require(
+                "torch.utils.tensorboard", phrase("training.metrics_sink", name="tensorboard")
+            )
             _show_no_tracebacks_of_its_thread()
             self._writer = tensorboard.SummaryWriter(
                 str(self.directory), flush_secs=TENSORBOARD_FLUSH_SECONDS
@@ -399,7 +402,7 @@ class TrackioSink(Sink):
 
     def __init__(self, run_directory: Path) -> None:
         self._run_name = run_directory.name
-        self._trackio: Any = require("trackio", "the metrics sink 'trackio'")
+        self._trackio: Any = require("trackio", phrase("training.metrics_sink", name="trackio"))
         self._is_open = False
         self._first_new = self._highest = 0
 
@@ -439,7 +442,7 @@ class WandbSink(Sink):
 
     def __init__(self, run_directory: Path) -> None:
         self._directory = run_directory
-        self._wandb: Any = require("wandb", "the metrics sink 'wandb'")
+        self._wandb: Any = require("wandb", phrase("training.metrics_sink", name="wandb"))
         self._run: Any = None
 
     def write(self, record: Record) -> None:
@@ -500,7 +503,7 @@ def check_sinks(names: Iterable[str]) -> None:
     for name in names:
         SINKS.get(name)
         if name in OF_A_PACKAGE:
-            refuse_missing(name, f"the metrics sink {name!r}")
+            refuse_missing(name, phrase("training.metrics_sink", name=name))
 
 
 def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = None) -> list[Sink]:

@@ -41,7 +41,7 @@ CHAT = RowSchema(
     {"chat": "messages", "tools": "tools", "options": "chat_template_kwargs", "system": "system"},
     "messages given as they are",
 )
-IN_PYTHON = "the messages given"
+IN_PYTHON = "models.given_messages"
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -87,7 +87,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         if not isinstance(encoded, Encoded):
             raise InputError(
                 "models.messages_not_encoded",
-                source=IN_PYTHON,
+                source=phrase(IN_PYTHON),
                 reason=encoded.reason,
                 detail=encoded.detail,
             )
@@ -106,7 +106,7 @@ class DialogueModelAdapter(StandardModelAdapter):
             return self.encoder.prompt_ids(whole.turns[:-1], whole.inputs)
         except FormatError as error:
             raise InputError(
-                "models.messages_not_rendered", source=IN_PYTHON, sentence=error.sentence
+                "models.messages_not_rendered", source=phrase(IN_PYTHON), sentence=error.sentence
             ) from error
 
     @cached_property
@@ -258,10 +258,10 @@ def _conversation(
         "chat_template_kwargs": options,
     }
     try:
-        return CHAT.conversation(Row(values, IN_PYTHON, 1))
+        return CHAT.conversation(Row(values, phrase(IN_PYTHON), 1))
     except ShapeError as error:
         raise InputError(
-            "models.messages_invalid", source=IN_PYTHON, reason=error.reason, error=error
+            "models.messages_invalid", source=phrase(IN_PYTHON), reason=error.reason, error=error
         ) from error
 
 

@@ -104,7 +104,7 @@ def _example(
 ) -> TokenizedExample:
     noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file = io.BytesIO()
-    require("PIL.Image", "training on pictures").fromarray(noise).save(file, "PNG")
+    require("PIL.Image", "data.decode_images").fromarray(noise).save(file, "PNG")
     try:
         ((picture,), (image,)) = pictures.read([file.getvalue()], Path())
         inside = pictures.ids_of(image)

@@ -94,7 +94,7 @@ def _not_supported(
     if training.time_step_masking:
         return phrase("models.unsloth_no_masked_diffusion")
     if num_processes > 1:
-        return "this run trains in several processes"
+        return phrase("models.several_processes")
     if model_config.adapter not in ("auto", "standard"):
         return phrase("models.adapter_loads_model", adapter=model_config.adapter)
     if training.gradient_checkpointing and training.gradient_checkpointing_mode != "all":
@@ -107,7 +107,7 @@ def _not_supported(
         return phrase("models.unsloth_no_qat")
     source = find_source(model_config.name)
     if source.kind not in (SourceKind.HUB, SourceKind.FOLDER, SourceKind.LORA_FOLDER):
-        return f"{model_config.name} is a registered model"
+        return phrase("models.registered_model", name=model_config.name)
     if model_config.trust_remote_code:
         return phrase("models.model_has_own_code")
     model_type = _model_type(source, model_config)

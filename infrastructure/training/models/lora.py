@@ -202,7 +202,7 @@ def _folder_of(model: torch.nn.Module) -> str:
     name = str(getattr(model, "name_or_path", ""))
     if Path(name).is_dir():
         return name
-    hub = require("huggingface_hub", "loading a model from the hub")
+    hub = require("huggingface_hub", "models.load_from_hub")
     commit = getattr(getattr(model, "config", None), "_commit_hash", None)
     return str(hub.snapshot_download(name, revision=commit, local_files_only=True))
 

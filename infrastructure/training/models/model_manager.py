@@ -314,7 +314,7 @@ class ModelManager:
         if self.vision is not None:
             self._check_vision(source)
         refusals = {
-            "adapter": (self.sees, is_trained, "reads no images"),
+            "adapter": (self.sees, is_trained, phrase("models.reads_no_images")),
             "train_vision": (
                 config.train_vision,
                 is_seeing,
@@ -330,7 +330,11 @@ class ModelManager:
                 is_trained,
                 phrase("models.not_loaded_by_unsloth"),
             ),
-            "trust_remote_code": (config.trust_remote_code, is_trained, "comes without code"),
+            "trust_remote_code": (
+                config.trust_remote_code,
+                is_trained,
+                phrase("models.comes_without_code"),
+            ),
             "revision": (
                 config.revision,
                 source.kind is SourceKind.HUB,

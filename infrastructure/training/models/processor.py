@@ -37,8 +37,8 @@ def load_processor(source: ModelSource, options: LoadOptions) -> Any:
         ValueError: the model has no processor, or the processor is damaged.
         MissingPackageError: the processor needs a package that is not installed.
     """
-    transformers = require("transformers", "loading a processor")
-    require("PIL", "training on pictures")
+    transformers = require("transformers", "models.load_processor")
+    require("PIL", "data.decode_images")
     if source.kind is not SourceKind.HUB:
         check_tokenizer(source.folder)
         if not has_processor(source.folder):

@@ -11,7 +11,7 @@ from infrastructure.core.optional import require
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
     """Hide transformers' progress bars inside the block."""
-    logging = require("transformers.utils.logging", "a quiet transformers")
+    logging = require("transformers.utils.logging", "models.load_model")
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -28,7 +28,7 @@ def download_bars_in_a_terminal() -> Iterator[None]:
     Downloads may take long. transformers' own bars are hidden, because the run's own lines report
     what is done.
     """
-    hub = require("huggingface_hub.utils", "a model of the hub")
+    hub = require("huggingface_hub.utils", "models.load_from_hub")
     was_enabled = not hub.are_progress_bars_disabled()
     with without_progress_bars():
         if was_enabled and shows_bars(sys.stderr):

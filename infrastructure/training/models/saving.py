@@ -248,7 +248,7 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
     if (folder / BASE / "config.json").is_file():
         where, place = phrase("models.card_base_in_folder", base=BASE), f'f"{{folder}}/{BASE}"'
     elif is_of_hub:
-        where, place = f"`{base}` on the Hugging Face Hub", f'"{base}"'
+        where, place = phrase("models.card_base_on_hub", base=base), f'"{base}"'
     else:
         where = phrase("models.card_base_elsewhere", base=base)
         path = str(Path(base).absolute()) if Path(base).is_dir() else base

@@ -44,7 +44,7 @@ def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> li
         ValueError: the trained model could not be saved or read. The text says what to do.
     """
     inner: Any = inner_model(model)
-    if not isinstance(inner, require("transformers", "saving a model").PreTrainedModel):
+    if not isinstance(inner, require("transformers", "models.save_model").PreTrainedModel):
         return []
     if quantized_layers(inner) and not hasattr(model, "peft_config"):
         refuse_quantized_base(str(inner.name_or_path))
@@ -102,7 +102,7 @@ def _rehearse(model: torch.nn.Module, inner: Any) -> None:
     Raises:
         ValueError: writing or reading fails; the text is that of transformers or PEFT.
     """
-    transformers = require("transformers", "saving a model")
+    transformers = require("transformers", "models.save_model")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:

@@ -20,7 +20,7 @@ from infrastructure.training.models.saved_model import (
 TOWER = Setting("training.multimodal.vision_tower")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
-SUCH_AS = "use a CLIP, a SigLIP, a ViT or a DINOv2"
+SUCH_AS = "models.give_vision_model"
 
 
 def has_processor(folder: Path) -> bool:
@@ -49,7 +49,11 @@ def check_tower(name: str) -> None:
         raise InputError("models.vision_encoder_unusable", key=TOWER, error=error) from error
     if source.kind is not SourceKind.FOLDER:
         raise InputError(
-            "models.not_a_vision_model", key=TOWER, name=name, kind=source.kind, remedy=SUCH_AS
+            "models.not_a_vision_model",
+            key=TOWER,
+            name=name,
+            kind=source.kind,
+            remedy=phrase(SUCH_AS),
         )
     if not has_processor(source.folder):
         raise InputError("models.image_processor_missing", key=TOWER, location=source.location)

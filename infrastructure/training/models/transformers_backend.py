@@ -93,7 +93,7 @@ def load_weights(
     Raises:
         ValueError: it cannot be loaded, or its weights have other shapes.
     """
-    transformers = require("transformers", "loading a model")
+    transformers = require("transformers", "models.load_model")
     try:
         with download_bars_in_a_terminal():
             model, info = getattr(transformers, auto).from_pretrained(
@@ -160,7 +160,7 @@ def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedCon
     Raises:
         ValueError: it is not available, or contains an invalid value.
     """
-    transformers = require("transformers", "loading a model")
+    transformers = require("transformers", "models.load_model")
     try:
         config = transformers.AutoConfig.from_pretrained(
             source.location, **hub_arguments(source, options)
@@ -176,7 +176,7 @@ def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedCon
 
 def without_weights(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
     """Create a model's layers on the meta device, without memory and without loading anything."""
-    transformers = require("transformers", "loading a model")
+    transformers = require("transformers", "models.load_model")
     with torch.device("meta"):
         model: torch.nn.Module = getattr(transformers, auto_class(options)).from_config(
             config, trust_remote_code=options.trust_remote_code
@@ -189,7 +189,7 @@ def _check_config_file(path: Path, options: LoadOptions) -> None:
     if values.get("model_type") is None:
         raise InputError("models.no_model_type", path=path)
     if values.get("auto_map") and not options.trust_remote_code:
-        models = require("transformers.models.auto.modeling_auto", "loading a model")
+        models = require("transformers.models.auto.modeling_auto", "models.load_model")
         if values["model_type"] not in models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise InputError("models.remote_code_not_trusted", folder=path.parent)
 
@@ -224,7 +224,7 @@ def auto_class(options: LoadOptions) -> str:
 
 def class_names(mapping: str) -> set[str]:
     """Return all model classes in one of transformers' mappings."""
-    models = require("transformers.models.auto.modeling_auto", "loading a model")
+    models = require("transformers.models.auto.modeling_auto", "models.load_model")
     known: set[str] = set()
     for names in getattr(models, mapping).values():
         known.update([names] if isinstance(names, str) else names)
@@ -232,7 +232,7 @@ def class_names(mapping: str) -> set[str]:
 
 
 def _check_sees(config: "PreTrainedConfig", source: ModelSource, saved_as: str | None) -> None:
-    models = require("transformers.models.auto.modeling_auto", "loading a model")
+    models = require("transformers.models.auto.modeling_auto", "models.load_model")
     is_known = config.model_type in getattr(models, SEEING)
     if not is_known or (saved_as is not None and saved_as not in class_names(SEEING)):
         raise InputError(
@@ -248,7 +248,8 @@ def _refuse_other_shapes(
     ordered = sorted((name, list(stored), list(wanted)) for name, stored, wanted in mismatched)
     if ordered:
         name, stored, wanted = ordered[0]
-        more = f", and {len(ordered) - 1} more differ" if len(ordered) > 1 else ""
+        num_more = len(ordered) - 1
+        more = phrase("models.more_weights_differ", count=num_more) if num_more else ""
         raise InputError(
             "models.weight_shape_mismatch",
             location=source.location,
@@ -275,7 +276,7 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
     if is_lookup and "gated" in reason:
         return phrase("models.model_is_gated", location=source.location)
     if is_lookup:
-        constants = require("huggingface_hub.constants", "loading a model from the hub")
+        constants = require("huggingface_hub.constants", "models.load_from_hub")
         return str(not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE))
     return phrase("models.model_not_loaded", location=source.location, reason=shortened(reason))
 
@@ -309,7 +310,7 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
     Raises:
         ValueError: there is none, it is damaged, or it has no end token.
     """
-    transformers = require("transformers", "loading a tokenizer")
+    transformers = require("transformers", "models.load_tokenizer")
     if source.kind is not SourceKind.HUB:
         check_tokenizer(source.folder)
     try:
@@ -340,7 +341,7 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
     Raises:
         ValueError: it is pickled, damaged, or made for another base model.
     """
-    peft = require("peft", "loading a LoRA")
+    peft = require("peft", "models.load_adapter")
     [file] = weight_files(folder, "adapter_model")
     try:
         with no_words_on_ties():
@@ -348,7 +349,7 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
                 base, str(folder), is_trainable=True
             )
         if (folder / GENERATION_FILE).is_file():
-            transformers = require("transformers", "loading a LoRA")
+            transformers = require("transformers", "models.load_adapter")
             ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
             teach_ends(model, ends if isinstance(ends, list) else [] if ends is None else [ends])
         return model

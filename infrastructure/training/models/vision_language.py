@@ -125,7 +125,7 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
             location=source.location,
             shape=list(features.shape),
             num_patches=num_patches,
-            remedy=SUCH_AS,
+            remedy=phrase(SUCH_AS),
         )
     return VisionTower(source, config, image_processor, features.shape[1], num_patches, size, layer)
 
@@ -150,9 +150,9 @@ def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
     Raises:
         ValueError: there is none, or it cannot be loaded.
     """
-    require("PIL", "training on pictures")
+    require("PIL", "data.decode_images")
     # not by the name that the package exports, which needs torchvision
-    auto = require("transformers.models.auto.image_processing_auto", "loading an image processor")
+    auto = require("transformers.models.auto.image_processing_auto", "models.load_image_processor")
     # of the two kinds the one without torchvision, so that all machines see the same pixels
     try:
         return auto.AutoImageProcessor.from_pretrained(
@@ -174,7 +174,7 @@ def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
     Raises:
         ValueError: the input's shape depends on the size of the image.
     """
-    images = require("PIL.Image", "training on pictures")
+    images = require("PIL.Image", "data.decode_images")
     made = [
         image_processor([images.new("RGB", size)], return_tensors="pt")["pixel_values"]
         for size in PROBED_SIZES
@@ -188,7 +188,7 @@ def _hidden_states(
     source: ModelSource, config: "PreTrainedConfig", pixels: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Return hidden states of a vision encoder on the meta device: only their shapes."""
-    transformers = require("transformers", "loading a model")
+    transformers = require("transformers", "models.load_model")
     try:
         with torch.device("meta"):
             tower = transformers.AutoModel.from_config(config)
@@ -201,7 +201,7 @@ def _hidden_states(
             key=TOWER,
             location=source.location,
             reason=reason,
-            remedy=SUCH_AS,
+            remedy=phrase(SUCH_AS),
         ) from error
 
 
@@ -228,7 +228,7 @@ def make_processor(
     Raises:
         ValueError: the image token is not read as one token.
     """
-    transformers = require("transformers", "loading a processor")
+    transformers = require("transformers", "models.load_processor")
     mark = vision.image_token
     if mark not in tokenizer.get_vocab():
         added = transformers.AddedToken(mark, special=True, normalized=False)
@@ -265,8 +265,8 @@ def put_together(
     Raises:
         ValueError: Llava would compute something else from a text than the text model does.
     """
-    transformers = require("transformers", "loading a model")
-    modeling = require("transformers.models.llava.modeling_llava", "loading a model")
+    transformers = require("transformers", "models.load_model")
+    modeling = require("transformers.models.llava.modeling_llava", "models.load_model")
     mark_id = int(processor.image_token_id)
     name = str(language_model(text).config.name_or_path)
     add_row(text, mark_id)

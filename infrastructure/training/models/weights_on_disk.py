@@ -49,7 +49,7 @@ class WeightOnDisk:
         with self.file.open("rb") as file:
             file.seek(self.begin + first * length)
             if file.readinto(content) != len(content):
-                raise OSError(f"{self.file} has become shorter")
+                raise OSError(phrase("models.weight_file_truncated", file=self.file))
         empty = torch.empty(0, dtype=self.dtype)
         part = torch.frombuffer(content, dtype=self.dtype) if content else empty
         return part.reshape(count, *self.shape[1:])
@@ -119,7 +119,7 @@ def weight_bytes(source: ModelSource, options: LoadOptions) -> int:
 
 
 def _fetched(source: ModelSource, options: LoadOptions) -> Path:
-    hub = require("huggingface_hub", "loading a model from the hub")
+    hub = require("huggingface_hub", "models.load_from_hub")
     revision = source.revision or options.revision
     return Path(
         hub.snapshot_download(
@@ -130,7 +130,7 @@ def _fetched(source: ModelSource, options: LoadOptions) -> Path:
 
 def _layers(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
     """Create the layers, with parameters on the meta device and buffers on the CPU."""
-    accelerate = require("accelerate", "a model that is too large for one process")
+    accelerate = require("accelerate", "models.load_in_parts")
     with accelerate.init_empty_weights(include_buffers=False):
         model = _made(config, options)
     cast(Any, model).tie_weights()
@@ -138,7 +138,7 @@ def _layers(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module
 
 
 def _made(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
-    transformers = require("transformers", "loading a model")
+    transformers = require("transformers", "models.load_model")
     attention = {} if options.attention is None else {"attn_implementation": options.attention}
     model: torch.nn.Module = getattr(transformers, auto_class(options)).from_config(
         config, dtype=options.dtype, trust_remote_code=options.trust_remote_code, **attention

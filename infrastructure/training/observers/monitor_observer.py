@@ -225,16 +225,18 @@ class RunLogObserver(Observer):
         self.write = write
 
     def train_start(self, state: TrainingState) -> None:
-        self._log_event("the training begins", state, total_steps=state.total_steps)
+        begins = phrase("training.log_training_begins")
+        self._log_event(begins, state, total_steps=state.total_steps)
 
     def phase_start(self, state: TrainingState) -> None:
-        self._log_event("a phase begins", state, phase=state.phase.name)
+        self._log_event(phrase("training.log_phase_begins"), state, phase=state.phase.name)
 
     def eval_end(self, state: TrainingState) -> None:
-        self._log_event("evaluated", state, **state.evaluation)
+        self._log_event(phrase("training.log_evaluated"), state, **state.evaluation)
 
     def checkpoint_saved(self, state: TrainingState) -> None:
-        self._log_event("a checkpoint is safe", state, checkpoint=str(state.checkpoint))
+        saved = phrase("training.log_checkpoint_saved")
+        self._log_event(saved, state, checkpoint=str(state.checkpoint))
 
     def error(self, state: TrainingState) -> None:
         self._log_event(phrase("training.error_ended_training"), state, error=repr(state.error))

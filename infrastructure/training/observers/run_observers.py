@@ -27,7 +27,7 @@ from infrastructure.training.recovery.recovery_log import error_record
 
 logger = logging.getLogger(__name__)
 
-DISPLAY = "the progress display"
+DISPLAY = "training.progress_display"
 INCOMPLETE = "training.file_incomplete"
 
 
@@ -105,17 +105,19 @@ class ProgressObserver(Observer):
         def make() -> ProgressDisplay:
             return self.make_progress(state.total_steps, state.step)
 
-        self._progress = self._best_effort.attempt(DISPLAY, make)
+        self._progress = self._best_effort.attempt(phrase(DISPLAY), make)
 
     def step_end(self, state: TrainingState) -> None:
         progress = self._progress
         loss, rate = state.metrics.get("loss"), state.metrics.get("tokens_per_second")
         if progress is not None:
-            self._best_effort.attempt(DISPLAY, lambda: progress.update(state.step, loss, rate))
+            self._best_effort.attempt(
+                phrase(DISPLAY), lambda: progress.update(state.step, loss, rate)
+            )
 
     def train_end(self, state: TrainingState) -> None:
         if self._progress is not None:
-            self._best_effort.attempt(DISPLAY, self._progress.close)
+            self._best_effort.attempt(phrase(DISPLAY), self._progress.close)
         self._progress = None
 
 
@@ -183,7 +185,7 @@ class ErrorsObserver(Observer):
         self._write_new(state)
         if isinstance(state.error, Exception):  # an interrupt is not an error
             kind, message = type(state.error).__name__, f"{state.error}{at_place(state.error)}"
-            record = error_record(state.step, kind, "the run stopped", message)
+            record = error_record(state.step, kind, phrase("training.run_stopped"), message)
             self._attempt(lambda: self._write(record))
 
     def train_end(self, state: TrainingState) -> None:

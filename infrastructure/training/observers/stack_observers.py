@@ -69,7 +69,7 @@ class PhaseRecords(Observer):
         try:
             write_record(self.path, {"plan": asdict(plan), "began": began})
         except OSError as error:  # only informative: the training's checkpoints have the data
-            logger.warning("%s is not complete: %s", self.path, error)
+            logger.warning(phrase("training.file_incomplete", name=self.path, error=error))
 
 
 class StackFiles(Observer):

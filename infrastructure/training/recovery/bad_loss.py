@@ -48,7 +48,7 @@ def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig)
     is_spike = bad.kind == RecoveryKind.LOSS_SPIKE
     chosen = policy.loss_spike if is_spike else policy.not_finite
     if chosen != "roll_back":
-        return f"{Setting(f'training.recovery.{bad.kind}', chosen)} is set"
+        return phrase("training.policy_is", policy=Setting(f"training.recovery.{bad.kind}", chosen))
     if num_rollbacks(state) >= policy.max_rollbacks:
         return phrase("training.max_rollbacks_reached", limit=policy.max_rollbacks)
     return None
@@ -67,7 +67,7 @@ def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: boo
         state.skipped.append(SkippedBatch(*batch))
         action = phrase("training.rolled_back_to_skip", start=began, step=bad.step)
         if was_searched:
-            action = f"found it and {action}"
+            action = phrase("training.batch_found", action=action)
     counts = not (bad.is_exact and was_searched)
     step = bad.step
     record_recovery(state, bad.kind, action, bad.numbers, bad.rows, step=step, is_rollback=counts)
@@ -115,7 +115,7 @@ def name_bad_rows(
     rows = tuple(names[index] for index in bad) or skipped.rows
     index = state.skipped.index(skipped)
     state.skipped[index] = replace(skipped, rows=rows, is_searched=True)
-    verdict = "bad by themselves" if bad else phrase("training.no_single_row_is_bad")
+    verdict = phrase("training.rows_bad_alone" if bad else "training.no_single_row_is_bad")
     record_recovery(
         state, skipped.kind, phrase("training.bad_batch_skipped"), verdict, rows, step=skipped.step
     )

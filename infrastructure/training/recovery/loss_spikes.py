@@ -127,7 +127,7 @@ class BadStep:
             else phrase("training.bad_loss_within_steps", count=self.num_steps)
         )
         loss, norm = format_number(self.loss), format_number(self.grad_norm)
-        return f"loss {loss}, gradient norm {norm}{of}"
+        return phrase("training.bad_loss_numbers", loss=loss, norm=norm, extent=of)
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.numbers}"

@@ -101,7 +101,10 @@ def row_names(data: object, epoch: int, example: int, count: int) -> list[str]:
             return list(places(epoch, example, count))
         except (TemperError, OSError, ValueError) as error:
             log.warning(phrase("training.row_names_unavailable", error=error))
-    return [f"example {number} of epoch {epoch}" for number in range(example, example + count)]
+    return [
+        phrase("training.row_place", number=number, epoch=epoch)
+        for number in range(example, example + count)
+    ]
 
 
 def _is_rollback(entry: JsonObject) -> bool:

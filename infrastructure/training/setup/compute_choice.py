@@ -102,7 +102,9 @@ class ComputeChoice:
         """Return the choice as lines of text; empty if it is the default."""
         precision, count = self.precision, self.num_threads
         usual, most = next(iter(self.seconds))
-        shown = [f"CPU threads: {count} of {most}"] if count != most else []
+        shown = []
+        if count != most:
+            shown.append(phrase("training.cpu_threads", count=count, most=most))
         if precision != usual:
             shown.append(format(Setting(PRECISION, precision)))
         if not shown:

@@ -195,17 +195,31 @@ class PlanCosts:
 
     def _heading(self) -> str:
         sizes = sorted({end - first for first, end in self.stacks})
-        shape = f"{_layers(sizes[0])}" if len(sizes) == 1 else f"{sizes[0]} to {_layers(sizes[-1])}"
-        stacks = f"{len(self.stacks)} stack{'s' if len(self.stacks) > 1 else ''} of {shape}"
-        in_turn = "growing" if self._grows() else phrase("stackwise.order_one_after_another")
+        count = len(self.stacks)
+        stacks = phrase("stackwise.equal_stacks", num_stacks=count, num_layers=sizes[0])
+        if len(sizes) > 1:
+            stacks = phrase(
+                "stackwise.unequal_stacks",
+                num_stacks=count,
+                smallest=sizes[0],
+                largest=sizes[-1],
+            )
+        grows = self._grows()
+        in_turn = phrase(
+            "stackwise.order_growing" if grows else "stackwise.order_one_after_another"
+        )
         how = {
             STACKWISE: phrase("stackwise.order_each_on_its_own"),
             RACKWISE: phrase("stackwise.order_one_common_loss"),
         }.get(self.kind, in_turn if len(self.stacks) > 1 else phrase("stackwise.order_as_a_whole"))
         steps = sum(phase.num_steps for phase in self.phases)
-        count = len(self.phases)
-        in_all = f": {steps:,} steps in {count} phase{'s' if count > 1 else ''}"
-        return f"Stack-wise training, {stacks}, {how}{in_all}"
+        return phrase(
+            "stackwise.plan_heading",
+            stacks=stacks,
+            order=how,
+            num_steps=steps,
+            num_phases=len(self.phases),
+        )
 
     def _grows(self) -> bool:
         """Return whether the lower layers continue to train when others are added."""
@@ -219,11 +233,19 @@ class PlanCosts:
             if part not in (LAYERS, *TRAINING_PARTS)
         ]
         most = max(self.phases, key=lambda phase: phase.total_bytes)
-        parts = most.weights_bytes, most.gradient_bytes, most.optimizer_bytes
-        description = "weights {}, gradients {}, optimizer {}".format(*map(format_bytes, parts))
+        description = phrase(
+            "stackwise.memory_parts",
+            weights=format_bytes(most.weights_bytes),
+            gradients=format_bytes(most.gradient_bytes),
+            optimizer=format_bytes(most.optimizer_bytes),
+        )
         notes = [
-            f"  Of {_count(total)} parameters: layers {_count(self.parameters.get(LAYERS, 0))},"
-            f" {', '.join(outside)}",
+            phrase(
+                "stackwise.plan_parameters",
+                total=_count(total),
+                layers=_count(self.parameters.get(LAYERS, 0)),
+                others=", ".join(outside),
+            ),
             phrase("stackwise.memory_without_activations", description=description),
         ]
         if self.finished_as is not None:

@@ -332,9 +332,9 @@ def find_layers(
         raise InputError(
             "stackwise.layers_not_identified",
             model=kind,
-            reason=f"it has several lists of layers ({', '.join(outermost)})"
+            reason=phrase("stackwise.several_layer_lists", names=", ".join(outermost))
             if outermost
-            else "none of its module lists passes on hidden states (batch, length, width)",
+            else phrase("stackwise.no_layer_list"),
         )
     [(path, layers)] = outermost.items()
     return layers, path

@@ -223,9 +223,9 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
             "stackwise.no_such_stack",
             folder=folder,
             stack=stack,
-            available=f"; it has: {', '.join(map(str, there))}"
+            available=phrase("stackwise.stacks_available", stacks=", ".join(map(str, there)))
             if there
-            else "; it contains no stacks",
+            else phrase("stackwise.no_stacks"),
         )
     record: dict[str, Any] = read_record(record_file)
     if record.get("format") != FORMAT_VERSION:
@@ -326,7 +326,9 @@ def _refuse_other_model(
         return
     kind = type(inner_model(model)).__name__
     has = (
-        phrase("stackwise.tensor_missing_in_model") if shape is None else f"has it as {list(shape)}"
+        phrase("stackwise.tensor_missing_in_model")
+        if shape is None
+        else phrase("stackwise.tensor_has_shape", shape=str(list(shape)))
     )
     raise InputError(
         "stackwise.stack_of_other_model",

@@ -13,6 +13,7 @@ from infrastructure.backup.backends.base import Content, Evidence
 from infrastructure.backup.backends.bucket import BucketPlace
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
+from infrastructure.core.messages import phrase
 from tests.backup.backends.hub_server import TOKEN, Hub, running_hub
 from tests.faults.store_history import tensors_at
 
@@ -115,7 +116,7 @@ def test_it_is_made_private_and_one_of_somebody_elses_is_cautioned_about(
         PermissionError, match=r"backup\.hub_token_lacks_permission.*repo_id=me/backups"
     ) as caught:
         place.write(FILE, [DATA])
-    assert "write access" in place.advice(caught.value)
+    assert place.advice(caught.value) == phrase("backup.advice_hub_log_in")
 
 
 def test_a_bucket_that_is_not_there_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def test_a_bucket_that_is_not_there_is_named(hub: Hub, monkeypatch: pytest.Monke
     assert caught.value.strerror == (
         "backup.hub_repository_not_found(repo_type=bucket, repo_id=me/backups)"
     )
-    assert opened(hub).advice(caught.value).startswith("check its name")
+    assert opened(hub).advice(caught.value) == phrase("backup.advice_hub_check_name")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(OSError, match=r"backup\.hub_token_missing") as caught_too:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,7 +155,7 @@ def test_half_a_file_does_not_keep_the_name(mount: Path) -> None:
     with pytest.raises(OSError, match="quota") as caught:
         place.write(FILE, [b"hello there"])
     assert place.names(FILE.parent) == []
-    assert "empty its trash" in place.advice(caught.value)
+    assert place.advice(caught.value).startswith("backup.advice_drive_full(")
 
 
 def lost_connections(place: DrivePlace) -> list[OSError]:
@@ -167,7 +168,7 @@ def lost_connections(place: DrivePlace) -> list[OSError]:
         lambda: place.confirm(FILE, CONTENT),
         lambda: place.remove(FILE),
     ):
-        with pytest.raises(OSError, match=r"is not there|backup\.drive_connection_lost") as caught:
+        with pytest.raises(OSError, match=r"path_missing\(|drive_connection_lost\(") as caught:
             operation()
         errors.append(caught.value)
     return errors
@@ -184,9 +185,9 @@ def test_a_drive_that_was_never_mounted_gets_no_folder(tmp_path: Path) -> None:
     place = DrivePlace(tmp_path / "drive" / "MyDrive" / "backups")
     for error in lost_connections(place):
         assert error.errno == errno.ENOTCONN
-        assert place.advice(error) == (
-            f"mount Drive again: drive.mount('{tmp_path / 'drive'}', force_remount=True)"
-        )
+        advice = place.advice(error)
+        assert advice.startswith("backup.advice_remount_drive(")
+        assert advice.endswith(f"mount={tmp_path / 'drive'})")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -198,7 +199,7 @@ def test_a_folder_that_was_there_does_not_go_missing(place: DrivePlace) -> None:
         lambda: place.names(Path("run-1")),
         lambda: place.write(FILE, [b"x"]),
     ):
-        with pytest.raises(OSError, match=r"backup\.drive_connection_lost"):
+        with pytest.raises(OSError, match=r"backup\.drive_connection_lost\(path=.*run-1"):
             operation()
     assert not (place.root / "run-1").exists()
     with pytest.raises(FileNotFoundError):
@@ -214,14 +215,13 @@ def test_a_transport_endpoint_that_is_not_connected_is_named(mount: Path) -> Non
     place = DrivePlace(mount / "MyDrive" / "backups", Disconnected())
     with pytest.raises(OSError, match="not connected") as caught:
         place.confirm(FILE, CONTENT)
-    assert "force_remount" in place.advice(caught.value)
+    assert place.advice(caught.value).startswith("backup.advice_remount_drive(")
 
 
 @pytest.mark.parametrize("number", [*ADVICE, errno.ELOOP])
 def test_every_error_has_a_remedy(place: DrivePlace, number: int) -> None:
     advice = place.advice(OSError(number, "x"))
-    assert len(advice) > 20
-    assert "{" not in advice
+    assert re.fullmatch(r"backup\.advice_\w+\(url=.*, mount=.*\)", advice)
 
 
 def test_a_store_on_a_drive_is_a_store(place: DrivePlace) -> None:
@@ -280,7 +280,7 @@ def test_where_mounts_are_unknown_a_folder_named_my_drive_counts_as_a_drive(tmp_
 def test_the_folder_of_a_shared_drive_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "Shareddrives").mkdir()
     place = DrivePlace(tmp_path / "Shareddrives" / "team" / "x")
-    with pytest.raises(OSError, match="is not there"):
+    with pytest.raises(OSError, match=r"backup\.path_missing\(path=.*team"):
         place.write(FILE, [b"x"])
 
 

@@ -22,6 +22,7 @@ from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.messages import phrase
 from tests.backup.memory_place import RUN, MemoryPlace
 
 OWN = {"model/a@0": TensorBytes("U8", (4,), b"own!")}
@@ -112,7 +113,7 @@ def test_what_other_machines_wrote_is_no_damage_here_and_is_fetched_to_go_on(
     assert "backup.object_only_at_destination" in reason
     (done,) = StoreRepair(store, link.store, place.url).steps()
     assert done.outcome is Outcome.REPAIRED
-    assert done.text.startswith("backup.checkpoint_parts_elsewhere(step=1) were fetched from ")
+    assert done.text == phrase("backup.checkpoint_parts_fetched", step=1, where=place.url)
     store.verify(store.read(name))
     assert [*StoreRepair(store, link.store, place.url).steps()] == []
 

@@ -516,7 +516,7 @@ def test_a_local_store_that_cannot_be_read_is_reported_until_it_can(
         patch.setattr(rig.local, "versions", refuses)
         rig.settle()
         error = str(rig.copier.status().error)
-    assert error.startswith(f"{rig.local.root} cannot be read: ")
+    assert error.startswith(f"backup.file_unreadable(path={rig.local.root}, error=")
     assert "Input/output error" in error
     rig.settle()
     assert rig.copier.status().error is None

@@ -39,7 +39,7 @@ def test_the_newest_or_that_of_a_step_is_fetched(rig: Rig) -> None:
     assert rig.fetch() == rig.names[1]
     assert rig.fetch(1) == rig.names[0]
     assert rig.local.versions() == rig.names[::-1]
-    with pytest.raises(CheckpointError, match=r"backup\.no_intact_checkpoint.*step 3"):
+    with pytest.raises(CheckpointError, match=r"backup\.no_intact_checkpoint_of_step\(step=3"):
         rig.fetch(3)
 
 
@@ -67,7 +67,10 @@ def test_a_place_that_is_away_is_no_reason_to_take_an_older_version(rig: Rig) ->
             raise OSError(errno.EIO, "Input/output error")
 
     rig.place.fault = refuses
-    with pytest.raises(StorageError, match=r"does not answer: .*Input/output error.*; look at it"):
+    with pytest.raises(
+        StorageError,
+        match=r"run\.destination_not_responding\(.*Input/output error, advice=look at it",
+    ):
         rig.fetch()
     assert rig.local.versions() == []
 
@@ -79,7 +82,7 @@ def test_a_version_of_which_a_part_stays_away_is_passed_over(
     pack = manifest.packs[manifest.tensors["model/w"].pack].hash
     del rig.place.files.files[rig.link.store.objects.path_of(pack)]
     assert rig.fetch() == rig.names[0]
-    assert "is missing" in caplog.text
+    assert "backup.object_is_missing" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["manifest", "object"])
@@ -100,7 +103,7 @@ def test_a_file_that_is_missing_for_a_moment_is_waited_for(rig: Rig, what: str) 
 def test_the_waits_double_until_it_is_given_up(rig: Rig) -> None:
     rig.place.fault = disconnected
     waits: list[float] = []
-    with pytest.raises(StorageError, match="does not answer"):
+    with pytest.raises(StorageError, match=r"run\.destination_not_responding"):
         fetch_newest(rig.link, rig.local, None, lambda done, total: None, waits.append)
     assert waits == [FIRST_WAIT_SECONDS * 2**n for n in range(NUM_ATTEMPTS)]
     assert 5 < sum(waits) < 600

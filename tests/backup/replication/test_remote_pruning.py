@@ -13,6 +13,7 @@ from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.replication.remote_pruning import PlacePruning, prune_once
 from infrastructure.backup.replication.remote_session import RemoteSession, UploadedFile
+from infrastructure.core.messages import phrase
 from tests.backup.memory_place import RUN, MemoryPlace, save
 from tests.faults.drive_model import Clock
 
@@ -30,7 +31,7 @@ def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
     names = [save(link.store, step) for step in range(1, 5)]
     record = tmp_path / "unnamed.json"
     pruned = prune_once(link, RETENTION, record)
-    assert pruned[0] == "2 checkpoints removed at memory:here"
+    assert pruned[0] == phrase("backup.checkpoints_removed_there", count=2, url="memory:here")
     assert "backup.unreferenced_objects_remain(count=2)" in pruned[1]
     assert prune_once(link, RETENTION, record)[1] == pruned[1]
     place = link.place
@@ -96,7 +97,7 @@ def test_objects_may_lie_there_compressed_and_older_versions_are_not_read(
     place.fault = lambda what, path: read.append(path.name[:64]) if what == "read" else None
     (old,) = link.store.read(first).packs
     versions, objects = prune_once(link, RETENTION, tmp_path / "unnamed.json")
-    assert versions.startswith("2 checkpoints")
+    assert versions == phrase("backup.checkpoints_removed_there", count=2, url="memory:here")
     assert objects.startswith(
         "backup.unreferenced_objects_remain(count=2)"
     )  # those that stay have theirs

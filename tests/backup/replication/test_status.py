@@ -17,6 +17,7 @@ from infrastructure.backup.replication.status import (
     write_status,
 )
 from infrastructure.core.lock import Lock
+from infrastructure.core.messages import phrase
 
 CONFIRMED = BackupStatus(
     place="drive:MyDrive/temper",
@@ -37,16 +38,18 @@ def test_one_sentence_states_what_is_safe_and_what_is_on_its_way() -> None:
     loss = CONFIRMED.possible_loss(1055.0)
     assert loss.seconds == 55.0
     assert loss.text == (
-        "backup: step 120 confirmed 45 s ago at drive:MyDrive/temper"
-        "backup.step_in_flight(step=140, percent=63)"
+        "backup.status(confirmed=backup.step_confirmed(step=120, age=45 s),"
+        " place=drive:MyDrive/temper,"
+        " in_flight=backup.step_in_flight(step=140, percent=63), problem=)"
     )
 
 
 def test_a_version_that_took_long_to_arrive_is_reported_with_its_age() -> None:
     late = replace(CONFIRMED, confirmed_at=2800.0, in_flight_step=None)
     assert late.possible_loss(2845.0).text == (
-        "backup: step 120 confirmed 45 s ago (saved 30 min 45 s ago) at drive:MyDrive/temper"
-        " (step 140 is waiting)"
+        "backup.status("
+        "confirmed=backup.step_confirmed_late(step=120, age=45 s, saved_age=30 min 45 s),"
+        " place=drive:MyDrive/temper, in_flight=backup.step_waiting(step=140), problem=)"
     )
 
 
@@ -55,17 +58,20 @@ def test_an_error_is_reported_with_what_can_be_done() -> None:
         BackupStatus(place="p", state="retrying"), error="no answer", num_failures=3, advice="mount"
     )
     text = failing.possible_loss(0.0).text
-    known = "backup: backup.nothing_confirmed_yet() at p; no answer, 3 times"
+    known = (
+        "backup.status(confirmed=backup.nothing_confirmed_yet(), place=p, in_flight=,"
+        " problem=; no answerbackup.failed_times(count=3)"
+    )
     continues = "(mountbackup.copying_then_continues())"
-    assert text == f"{known} {continues}"
+    assert text == f"{known} {continues})"
     assert failing.problem == f"no answer {continues}"
     left = replace(failing, state="left")
-    assert left.possible_loss(0.0).text == f"{known} (mount)", "nobody copies any more"
+    assert left.possible_loss(0.0).text == f"{known} (mount))", "nobody copies any more"
 
 
 def test_without_a_place_the_sentence_names_that() -> None:
     loss = BackupStatus(state="off").possible_loss(5.0)
-    assert loss == (None, "backup: backup.state_off()")
+    assert loss == (None, "backup.status_without_destination(state=backup.state_off())")
 
 
 @pytest.mark.parametrize(
@@ -147,11 +153,12 @@ def test_of_a_killed_copier_nothing_is_on_its_way(tmp_path: Path, state: str) ->
 
 
 def test_a_short_line_names_the_step_and_the_age_of_what_is_safe() -> None:
-    assert short_words(CONFIRMED, 1055.0) == "backup: step 120, 55 s old"
+    assert short_words(CONFIRMED, 1055.0) == ("backup.short_status(step=120, age=55 s, failing=)")
     assert short_words(replace(CONFIRMED, state="retrying"), 1055.0) == (
-        "backup: step 120, 55 s old, copying fails"
+        "backup.short_status(step=120, age=55 s, failing=backup.copying_fails())"
     )
-    assert "stopped" in short_words(replace(CONFIRMED, state="fenced"), 0.0)
+    fenced = replace(CONFIRMED, state="fenced")
+    assert short_words(fenced, 0.0) == phrase("backup.short_status_fenced")
     assert "backup.short_status_not_copying" in short_words(replace(CONFIRMED, state="down"), 0.0)
     assert "120" not in short_words(replace(CONFIRMED, saved_at=None), 0.0)
 

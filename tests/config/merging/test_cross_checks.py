@@ -56,7 +56,8 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
         ),
         (
             {"training.optimization_frequency": 9, "quantum.answer": "gredy"},
-            "(setting=quantum.answer, reason=unknown answer 'gredy'core.did_you_mean(meant=greedy)",
+            "(setting=quantum.answer, reason=core.unknown_name(what=answer, name=gredy,"
+            " hint=core.did_you_mean(meant=greedy)",
         ),
         (
             {**QUANTUM, "quantum.background": True, "training.num_epochs": 1},
@@ -140,7 +141,7 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
         ),
         (
             {**QUANTUM, "quantum.solver": "tabbu"},
-            "setting=quantum.solver, reason=unknown sampler 'tabbu'",
+            "setting=quantum.solver, reason=core.unknown_name(what=sampler, name=tabbu,",
         ),
         (
             {**QUANTUM, "quantum.fallback": ["tabu", "leap_hybrid"]},

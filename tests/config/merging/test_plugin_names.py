@@ -80,7 +80,7 @@ def test_what_a_run_began_with_is_known_again_and_called_by_its_package() -> Non
     )
     assert "plugins" not in DeploymentConfig().to_dict()
     with pytest.raises(
-        ValueError, match=r"=training\.strategy, .*unknown training strategy 'theirs'"
+        ValueError, match=r"=training\.strategy, .*what=training strategy, name=theirs,"
     ):
         DeploymentConfig(**{"training.strategy": "theirs"}).check_supported()
 

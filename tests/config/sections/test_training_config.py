@@ -133,7 +133,7 @@ def test_an_address_is_a_name_and_a_wrong_name_mentions_addresses(setting: str) 
     with pytest.raises(ValueError, match=r"core\.unknown_plugin") as raised:
         TrainingConfig(**{setting: "my_module"})
     assert f"setting=training.{setting}, " in str(raised.value)
-    assert "'my_module'" in str(raised.value)
+    assert "name=my_module," in str(raised.value)
 
 
 def test_a_wrong_name_in_a_list_gets_the_nearest() -> None:

@@ -126,7 +126,7 @@ def test_abbreviated_and_unknown_flags_are_refused(wrong: str) -> None:
 
 
 def test_an_unknown_flag_in_a_mapping_suggests_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"unknown flag '--batch-sizes'.*meant=--batch-size\)"):
+    with pytest.raises(ValueError, match=r"what=flag, name=--batch-sizes,.*meant=--batch-size\)"):
         load_config(environment={}, flags={"--batch-sizes": "1"})
 
 

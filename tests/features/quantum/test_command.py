@@ -69,7 +69,7 @@ def test_a_search_that_would_go_on_is_cut_off_by_its_limit(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--sampler", "anneal"], "unknown sampler 'anneal'"),
+        (["--sampler", "anneal"], "what=sampler, name=anneal,"),
         (["--sampler", f"{MISBEHAVING}:Raising"], "quantum.sampler_failed"),
         (["--sampler", f"{MISBEHAVING}:Empty"], "quantum.sampler_returned_nothing"),
         (["--sampler", "tabu", "--num-ones", "2"], "quantum.sampler_parameter_unknown"),

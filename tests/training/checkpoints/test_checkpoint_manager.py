@@ -106,7 +106,7 @@ def test_every_damage_is_noticed_and_the_one_before_serves(
     with pytest.raises(CheckpointError):
         verify(bad)
     assert CheckpointManager(tmp_path).newest() == good
-    assert ("skipping a damaged checkpoint" in caplog.text) is bad.exists()
+    assert ("training.skipping_damaged_checkpoint" in caplog.text) is bad.exists()
 
 
 def test_damage_is_no_reason_to_remove_anything(tmp_path: Path) -> None:

@@ -662,7 +662,7 @@ QUESTIONS = [
         "train-v2.0.json",
         SQUAD_2,
         ("qa", BELOW, A),
-        "no answer",
+        "data.column_without_answer(column=answers)",
         num_rows=1,
     ),
     rows(
@@ -1015,8 +1015,8 @@ JSON_FILES = [
         "{'prompt': 'x', 'completion': 'y'}\n" * 2,
         None,
         (
-            "rows.jsonl:1: broken JSON (Expecting property name enclosed in double "
-            "quotes at column 2): data.write_with_json_dumps()"
+            "rows.jsonl:1: broken JSON (data.json_error_at_column(error=Expecting property name "
+            "enclosed in double quotes, column=2)): data.write_with_json_dumps()"
         ),
     ),
     Shape(
@@ -1119,7 +1119,7 @@ TABLES = [
         "rows.csv",
         sheet([["question", "answer"], [Q, A]]),
         None,
-        "an Excel workbook",
+        "kind=data.kind_excel()",
     ),
     Shape(
         "Word",
@@ -1127,7 +1127,7 @@ TABLES = [
         "rows.docx",
         zipped({"[Content_Types].xml": b"x", "word/document.xml": b"x"}),
         None,
-        "a Word document",
+        "=data.kind_word()",
     ),
     Shape(
         "gzip",
@@ -1143,7 +1143,7 @@ TABLES = [
         gzip.compress(lines(PAIR)),
         None,
         (
-            "data.file_not_text(path=/rows.jsonl, kind=compressed with gzip, "
+            "data.file_not_text(path=/rows.jsonl, kind=data.kind_gzip(), "
             "contrast=data.not_text_as_named(), remedy=data.add_gz_extension())"
         ),
     ),
@@ -1155,7 +1155,7 @@ TABLES = [
         lzma.compress(lines(PAIR)),
         None,
         (
-            "data.path_is_not_data(path=rows.jsonl.xz, kind=compressed with xz, "
+            "data.path_is_not_data(path=rows.jsonl.xz, kind=data.kind_xz(), "
             "remedy=data.unpack_or_export())"
         ),
     ),
@@ -1196,7 +1196,7 @@ TABLES = [
         "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
         None,
         (
-            "data.file_not_text(path=/rows.jsonl, kind=a Git LFS pointer, "
+            "data.file_not_text(path=/rows.jsonl, kind=data.kind_lfs_pointer(), "
             "contrast=data.not_text_as_named(), remedy=data.fetch_lfs_file())"
         ),
     ),
@@ -1206,7 +1206,7 @@ TABLES = [
         "rows.csv",
         "<!DOCTYPE html>\n<html></html>\n",
         None,
-        "web page",
+        "kind=data.kind_web_page()",
     ),
     Shape(
         "SQLite",
@@ -1214,7 +1214,7 @@ TABLES = [
         "rows.db",
         b"SQLite format 3\x00" + b"\x00" * 99,
         None,
-        "an SQLite database",
+        "kind=data.kind_sqlite()",
     ),
 ]
 TABLES += [
@@ -1251,7 +1251,7 @@ FOLDERS = [
         "cloned/",
         {"README.md": b"# Read me\n", "data/train.csv": CSV.encode(), "notes.txt": b"x"},
         QA_GIVES,
-        "notes.txt is left out",
+        "data.files_skipped(files_are=data.files_is(files=notes.txt))",
     ),
     Shape(
         "splits in a folder",

@@ -282,7 +282,8 @@ def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.balance_with_streaming"):
         pipeline(data, cache, balance_by="task", streaming=True).prepare()
     with pytest.raises(
-        ValueError, match=r"setting=data\.balance_by, reason=unknown column 'tusk'.*\(meant=task\)"
+        ValueError,
+        match=r"setting=data\.balance_by, reason=.*what=column, name=tusk,.*\(meant=task\)",
     ):
         pipeline(data, cache, balance_by="tusk").prepare()
 

@@ -68,7 +68,7 @@ def test_a_message_of_weight_0_is_not_trained_on(tmp_path: Path, train_on: str) 
     assert texts
     assert not any("Paris" in text for text in texts)
     assert all("Dublin" in text for text in texts)
-    unused = ("not used: ", "data.unused_columns")
+    unused = ("data.unused_fields", "data.columns_unused_too", "data.unused_columns")
     assert not any(one in line for line in lines for one in unused)  # the weight is
 
 
@@ -82,8 +82,12 @@ def test_what_is_not_used_is_named_once_with_what_to_do(tmp_path: Path) -> None:
         data = prepared(rows, tmp_path, byte_level_tokenizer(), num_workers=num_workers)
         (line,) = [line for line in data.prepare().lines() if "data.unused_columns" in line]
         assert line == "data.unused_columns(columns=source, seldom)"
-        (line,) = [line for line in data.report.lines(is_verbose=False) if "not used: " in line]
-        assert "; not used: source, seldom" in line
+        (line,) = [
+            line
+            for line in data.report.lines(is_verbose=False)
+            if "data.columns_unused_too" in line
+        ]
+        assert ", columns=source, seldom)" in line
         data.close()
 
 
@@ -98,11 +102,11 @@ def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: 
     for folder, one in (("template", tokenizer), ("plain", byte_level_tokenizer())):
         data = prepared(rows, tmp_path / folder, one)
         lines = data.prepare().lines(is_verbose=False)
-        (fields,) = [line for line in lines if line.startswith("not used: ")]
-        assert fields.startswith("not used: mood (")
+        (fields,) = [line for line in lines if line.startswith("data.unused_fields(")]
+        assert fields.startswith("data.unused_fields(fields=mood, ")
         assert {one["kind"]: one["rows"] for one in data.report.left_out} == {
-            "reasoning": 20,
-            "tool": 20,
+            "data.lost_reasoning()": 20,
+            "data.lost_tool()": 20,
         }
         (first, second) = [line for line in lines if "rows.jsonl:1" in line]
         is_plain = folder == "plain"
@@ -113,8 +117,8 @@ def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: 
         )
     reads = tokenizer_for(training_templates()["qwen3"])
     data = prepared(rows, tmp_path / "qwen3", reads)
-    (line,) = [line for line in data.prepare().lines() if "not used" in line]
-    assert line.startswith("not used: mood (")
+    (line,) = [line for line in data.prepare().lines() if "unused_fields" in line]
+    assert line.startswith("data.unused_fields(fields=mood, ")
     assert data.report.left_out == []
 
 

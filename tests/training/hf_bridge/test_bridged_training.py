@@ -165,7 +165,8 @@ def test_the_record_and_the_summary_are_of_what_was_trained(tmp_path: Path) -> N
     assert 0 < summary["seconds"] < 120
     assert summary["backup"] == {"text": phrase("monitoring.checkpoints_not_backed_up")}
     assert summary["loss"] == read_metrics(run_of(tmp_path) / "metrics.jsonl")[-2]["loss"]
-    assert any(line.startswith(f"Run tiny in {run_of(tmp_path)}: ") for line in lines)
+    begins = f"trainer.run_line_with_folder(run=tiny, folder={run_of(tmp_path)}, "
+    assert any(line.startswith(begins) for line in lines)
     more = f"trainer.model_and_report(directory={run_of(tmp_path)})"
     assert f"trainer.run_ended(run=tiny, status=finished, step=3, more={more})" in lines
 

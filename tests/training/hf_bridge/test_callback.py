@@ -382,7 +382,7 @@ def test_an_error_is_reported_and_the_same_lines_go_on_at_once(
     assert any(resuming_from(5) in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed())
     errors = read_metrics(run_of(tmp_path) / "logs" / "errors" / "errors.jsonl")
-    assert [e["action"] for e in errors] == ["the run stopped"]
+    assert [e["action"] for e in errors] == ["training.run_stopped()"]
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -412,7 +412,7 @@ def test_another_machine_goes_on_from_the_place(
     shutil.rmtree(here)
     trainer, _, lines = train(there, config=settings(there, backup=backup))
     assert any(f"trainer.run_restored(name=tiny, destination={place}" in line for line in lines)
-    assert any(line.endswith(f": copies go to {place}") for line in lines)
+    assert any(line.endswith(f", copies=trainer.copies_go_to(place={place}))") for line in lines)
     assert not any("nobody copies" in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed())
     records = read_metrics(run_of(there) / "metrics.jsonl")
@@ -692,7 +692,8 @@ def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     _, _, lines = train(tmp_path, config=config, max_steps=1)
     notes = [line for line in lines if "trainer.setting_without_effect" in line]
     assert notes == ["trainer.setting_without_effect(key=training.learning_rate)"]
-    assert f"Run tiny in {run_of(tmp_path)}: monitoring.checkpoints_not_backed_up()" in lines
+    begins = f"trainer.run_line_with_folder(run=tiny, folder={run_of(tmp_path)}, "
+    assert f"{begins}copies=monitoring.checkpoints_not_backed_up())" in lines
 
 
 def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -> None:

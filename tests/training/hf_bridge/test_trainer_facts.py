@@ -491,7 +491,7 @@ def test_rows_are_those_of_every_data_set_and_as_many_as_were_hashed() -> None:
     ]
     stream: Any = again._rows("data", iter([1]))
     assert (stream["num_examples"], stream["num_hashed"], stream["rows"]) == (None, 0, None)
-    assert again.reader.unseen[2:] == ["the rows of data (list_iterator)"]
+    assert again.reader.unseen[2:] == ["trainer.rows_unseen() data (list_iterator)"]
 
 
 def test_held_out_rows_and_a_transform_count_where_there_are_some() -> None:
@@ -644,7 +644,7 @@ def test_the_facts_are_of_all_parts_and_keep_the_key_of_the_run(tmp_path: Path) 
     assert len(bytes.fromhex(read().key)) == 32
     assert found["parts"].keys() >= {"data", "held_out_data", "model_config", "trainer"}
     assert not {"lora", "callbacks", "extensions", "base_model"} & found["parts"].keys()
-    assert found["unseen"] == ["the rows of held_out_data (list_iterator)"]
+    assert found["unseen"] == ["trainer.rows_unseen() held_out_data (list_iterator)"]
     assert found["num_threads"] == torch.get_num_threads()
     assert found["attention"] in ("sdpa", "eager")
     assert {"torch", "trl", "accelerate"} <= found["versions"].keys()

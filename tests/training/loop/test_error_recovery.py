@@ -24,6 +24,11 @@ POISON = 13
 OFTEN: dict[str, Any] = {"checkpoint_frequency": 2, "log_frequency": 1}
 
 
+def place(number: int, epoch: int) -> str:
+    """A row of data without places of its own."""
+    return f"training.row_place(number={number}, epoch={epoch})"
+
+
 def batch_with(example: int, epoch: int) -> tuple[int, list[int]]:
     """The number, from 0, of the batch of six in an epoch that holds `example`, and the batch."""
     batches = list(ToySource().train_batches(epoch, 0, 6))
@@ -71,7 +76,7 @@ def test_a_poisoned_row_is_named_and_passed_over(tmp_path: Path, log_frequency: 
     assert len(training.state.skipped) == 3
     for epoch, skipped in enumerate(training.state.skipped):
         number, batch = batch_with(POISON, epoch)
-        row = f"example {6 * number + batch.index(POISON)} of epoch {epoch}"
+        row = place(6 * number + batch.index(POISON), epoch)
         assert (skipped.step, skipped.epoch, skipped.example) == (
             4 * epoch + number + 1,
             epoch,
@@ -168,7 +173,10 @@ def test_after_too_many_ways_back_the_evidence_is_kept(tmp_path: Path) -> None:
     with pytest.raises(TrainingDivergedError) as caught:
         training.run()
     text = str(caught.value)
-    assert text.startswith("step 6: loss NaN, gradient norm NaN, rows example 6 of epoch 1")
+    assert text.startswith(
+        "step 6: training.bad_loss_numbers(loss=NaN, norm=NaN, extent=), rows "
+        "training.row_place(number=6, epoch=1)"
+    )
     assert "training.max_rollbacks_reached(limit=2)" in text
     assert "step 4: training.rolled_back_to_skip(start=0, step=4)" in text
     assert "step 5: training.rolled_back_to_skip(start=4, step=5)" in text
@@ -194,7 +202,7 @@ def test_the_count_of_ways_back_outlives_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("directory", "recovery", "reason"),
     [
-        ("runs", {"not_finite": "stop"}, "training.recovery.not_finite=stop is set"),
+        ("runs", {"not_finite": "stop"}, r"training\.policy_is\(kind=not_finite, policy=stop\)"),
         ("runs", {"max_rollbacks": 0}, "training.max_rollbacks_reached"),
         (None, {}, "training.no_checkpoints_saved"),
     ],
@@ -236,7 +244,7 @@ def test_a_loss_spike_is_gone_back_from(tmp_path: Path, log_frequency: int) -> N
     (skipped,) = training.state.skipped
     number, batch = batch_with(POISON, 6)
     assert (skipped.kind, skipped.step) == ("loss_spike", 24 + number + 1)
-    assert skipped.rows == (f"example {6 * number + batch.index(POISON)} of epoch 6",)
+    assert skipped.rows == (place(6 * number + batch.index(POISON), 6),)
     assert training.state.step == 32
 
 

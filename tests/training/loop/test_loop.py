@@ -109,7 +109,7 @@ def test_one_example_that_does_not_fit_is_an_error() -> None:
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path: Path) -> None:
     training = Training(tmp_path, checkpoint_frequency=1, recovery={"not_finite": "stop"})
     training.adapter.poison_example = 7
-    with pytest.raises(TrainingDivergedError, match="loss NaN"):
+    with pytest.raises(TrainingDivergedError, match=r"training\.bad_loss_numbers\(loss=NaN"):
         training.run()
     for checkpoint in filter(training.checkpoints.is_healthy, training.checkpoints.checkpoints()):
         weights = load_checkpoint(checkpoint).tensors["model"]

@@ -138,7 +138,8 @@ def test_columns_that_nobody_reads_are_named_once_in_their_order(
     ]
     data = read(tmp_path, tokenizer, rows, "dpo")
     assert data.unused == ["origin", "score"]
-    assert "not used: origin, score" in data.lines()[0]
+    assert "data.columns_unused_too(" in data.lines()[0]
+    assert "columns=origin, score" in data.lines()[0]
     prompts = [{"prompt": "a", "answer": "b", "level": 1}]
     given = read(tmp_path, tokenizer, prompts, "grpo", training={"max_completion_length": 8})
     assert "not used" not in given.lines()[0]  # rewards may read it

@@ -82,20 +82,51 @@ def test_pairs(values: dict[str, Any], expected: dict[str, Any]) -> None:
     assert plainly(shape.row(Row(values, "rows.jsonl", 1))) == expected
 
 
+EMPTY = "data.value_empty(where=data.place_column(column={}))"
+
+
 @pytest.mark.parametrize(
     ("values", "reason", "detail"),
     [
-        (PAIR | {"rejected": "a"}, "no preference", "say the same"),
-        (PAIR | {"chosen": None}, "empty", "'chosen' is empty"),
-        ({"prompt": "Say a.", "rejected": "b"}, "missing column", "no column 'chosen'"),
-        (PAIR | {"chosen": " "}, "empty", "'chosen' is empty"),
-        (PAIR | {"chosen": 3.5}, "wrong type", "a number, not text"),
-        (PAIR | {"prompt": ""}, "empty", "'prompt' is empty"),
-        (PAIR | {"chosen": [USER, GOOD]}, "no supervised token", "does not begin with an answer"),
-        (PAIR | {"chosen": [{"type": "image"}]}, "wrong type", "a list, not text"),
-        (CHAT_PAIR | {"rejected": [USER]}, "no supervised token", "does not begin with an answer"),
-        (CHAT_PAIR | {"prompt": [GOOD]}, "empty", "asks nothing"),
-        (CHAT_PAIR | {"chosen": [{"role": "wizard", "content": "a"}]}, "wrong type", "wizard"),
+        (
+            PAIR | {"rejected": "a"},
+            "no preference",
+            "methods.answers_equal(chosen=chosen, rejected=rejected)",
+        ),
+        (PAIR | {"chosen": None}, "empty", EMPTY.format("chosen")),
+        (
+            {"prompt": "Say a.", "rejected": "b"},
+            "missing column",
+            "data.column_missing(column=chosen)",
+        ),
+        (PAIR | {"chosen": " "}, "empty", EMPTY.format("chosen")),
+        (
+            PAIR | {"chosen": 3.5},
+            "wrong type",
+            "data.value_not_text(where=data.place_column(column=chosen), kind=a number",
+        ),
+        (PAIR | {"prompt": ""}, "empty", EMPTY.format("prompt")),
+        (
+            PAIR | {"chosen": [USER, GOOD]},
+            "no supervised token",
+            "methods.difference_not_an_answer()",
+        ),
+        (
+            PAIR | {"chosen": [{"type": "image"}]},
+            "wrong type",
+            "data.value_not_text(where=data.place_column(column=chosen), kind=a list",
+        ),
+        (
+            CHAT_PAIR | {"rejected": [USER]},
+            "no supervised token",
+            "methods.difference_not_an_answer()",
+        ),
+        (CHAT_PAIR | {"prompt": [GOOD]}, "empty", "methods.prompt_column_empty(column=prompt)"),
+        (
+            CHAT_PAIR | {"chosen": [{"role": "wizard", "content": "a"}]},
+            "wrong type",
+            "data.message_role_unknown",
+        ),
     ],
 )
 def test_a_pair_that_does_not_fit_is_set_aside(
@@ -296,11 +327,13 @@ def test_an_answer_column_that_no_row_answers_with_is_refused() -> None:
         shape_of("grpo", values, answer_column="score")
     for setting in ("prompt_column", "answer_column"):
         with pytest.raises(
-            ValueError, match=rf"setting=data\.{setting}, reason=unknown column 'nothing'"
+            ValueError,
+            match=rf"setting=data\.{setting}, reason=.*what=column, name=nothing,",
         ):
             shape_of("grpo", values, **{setting: "nothing"})
         with pytest.raises(
-            ValueError, match=rf"setting=data\.{setting}, reason=unknown column 'nothing'"
+            ValueError,
+            match=rf"setting=data\.{setting}, reason=.*what=column, name=nothing,",
         ):
             shape_of("kto", JUDGED | values, **{setting: "nothing"})
 
@@ -362,10 +395,15 @@ def test_a_picture_anywhere_sets_a_row_aside() -> None:
 def test_the_columns_of_a_pair_are_used_and_named() -> None:
     with_prompt = shape_of("dpo", PAIR)
     assert with_prompt.used == {"prompt", "chosen", "rejected"}
-    assert with_prompt.reason == "column 'prompt' asks, 'chosen' is better than 'rejected'"
+    assert with_prompt.reason == (
+        "methods.one_is_better(reason=data.recognized_prompt(column=prompt), "
+        "chosen=chosen, rejected=rejected)"
+    )
     inside = shape_of("dpo", {"chosen": [USER, GOOD], "rejected": [USER, BAD]})
     assert inside.used == {"chosen", "rejected"}
-    assert inside.reason.startswith("methods.common_beginning_is_prompt")
+    assert inside.reason.startswith(
+        "methods.one_is_better(reason=methods.common_beginning_is_prompt"
+    )
 
 
 def test_one_answered_prompt_is_enough_for_answers_to_be_read() -> None:

@@ -154,9 +154,11 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
         TrainingDeployment(config, say=lines.append).run()
         assert "config.warmup_too_long" in "".join(lines)
         assert sum("data.model_without_chat_template" in line for line in lines) == 1
-        assert sum("copies go to" in line for line in lines) == 1
+        assert sum("trainer.copies_go_to(" in line for line in lines) == 1
         assert sum("deployment.training_starts" in line for line in lines) == 1
-        assert sum("backup: " in line for line in lines) == 1  # how they stand, at the end alone
+        assert (
+            sum("backup.status(" in line for line in lines) == 1
+        )  # how they stand, at the end alone
         assert trained_rows(RunDirectory(run_folder(config))) is not None
         assert "pairs ranked rightly (higher is better)" in "".join(lines)
         assert sum(line.startswith("run.ranked_pairs") for line in lines) == 1

@@ -272,7 +272,7 @@ def test_sinks_by_name_write_into_the_run_directory(tmp_path: Path) -> None:
 
 def test_a_misspelt_sink_suggests_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"unknown metrics sink 'tensorbord'.*\(meant=tensorboard\)"
+        ValueError, match=r"what=metrics sink, name=tensorbord,.*\(meant=tensorboard\)"
     ):
         make_sinks(["tensorbord"], tmp_path)
 

@@ -158,7 +158,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         r"models\.dialogue_adapter_plain_text\(reason=data\.recognized_plain_text\(column=text\)",
     ),
-    ({"messages": [FIRST[0], {**FIRST[1], "role": "wizard"}]}, {}, "unknown role 'wizard'"),
+    (
+        {"messages": [FIRST[0], {**FIRST[1], "role": "wizard"}]},
+        {},
+        r"data\.message_role_unknown\(where=.*, role=wizard\)",
+    ),
     (
         {"messages": FIRST},
         {"chat_template": "{{ raise_exception('no') }}"},
@@ -214,7 +218,7 @@ def test_messages_that_are_none_are_named(model: Path) -> None:
     adapter = adapter_for(model)
     with pytest.raises(ValueError, match=r"models\.messages_invalid"):
         adapter.encode(TALK[:1])
-    with pytest.raises(ValueError, match="unknown role"):
+    with pytest.raises(ValueError, match=r"data\.message_role_unknown"):
         adapter.prompt_ids([{"role": "wizard", "content": "?"}])
 
 

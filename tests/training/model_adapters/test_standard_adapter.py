@@ -191,5 +191,5 @@ def test_what_was_found_at_loading_is_noted(saved_llama: Path, tmp_path: Path) -
 
 
 def test_an_unknown_adapter_gets_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"unknown model adapter 'standart'.*\(meant=standard\)"):
+    with pytest.raises(ValueError, match=r"what=model adapter, name=standart,.*\(meant=standard\)"):
         get_model_adapter("standart", ModelConfig(), TrainingConfig(), "cpu")

@@ -85,7 +85,7 @@ def test_without_a_choice_nothing_is_reported_or_imported(
         ({"strategy": "progressive"}, "models.unsloth_strategy_unsupported(strategy=progressive)"),
         ({"mode": "blockwise"}, "models.unsloth_strategy_unsupported(strategy=progressive)"),
         ({"time_step_masking": True}, "models.unsloth_no_masked_diffusion()"),
-        ({"num_processes": 2}, "this run trains in several processes"),
+        ({"num_processes": 2}, "models.several_processes()"),
         ({"model": {"attention": "eager"}}, "models.unsloth_own_attention()"),
         ({"memory_efficient_attention": False}, "models.unsloth_own_attention()"),
         ({"model": {"trust_remote_code": True}}, "models.model_has_own_code()"),

@@ -293,9 +293,9 @@ def test_a_registered_module(tmp_path: Path) -> None:
     [
         (
             {"model": "tactical_mapo"},
-            r"unknown registered model 'tactical_mapo'.*\(meant=tactical_mappo\)",
+            r"what=registered model, name=tactical_mapo,.*\(meant=tactical_mappo\)",
         ),
-        ({}, "unknown registered model 'None'"),
+        ({}, "what=registered model, name=None,"),
     ],
 )
 def test_a_module_that_is_not_registered_here(

@@ -178,8 +178,8 @@ def test_the_log_has_beginning_evaluations_checkpoints_and_end(tmp_path: Path) -
     training = Training(tmp_path, hooks=[RunLogObserver(records.append)])
     training.run()
     messages = [record["message"] for record in records]
-    assert messages[0] == "the training begins"
+    assert messages[0] == "training.log_training_begins()"
     assert messages[-1] == "training.training_ended()"
-    assert messages.count("evaluated") == 3
-    assert "a checkpoint is safe" in messages
+    assert messages.count("training.log_evaluated()") == 3
+    assert "training.log_checkpoint_saved()" in messages
     assert records[-1]["step"] == training.state.total_steps

@@ -39,7 +39,7 @@ def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> Non
     assert [a["rule"] for a in alerts if a["rule"] == "gradient_norm"] == ["gradient_norm"]
     assert sum("monitoring.alert_line(severity=warning, " in line for line in lines) == 1
     log = (run / TRAINING_FILE).read_text()
-    assert "the training begins" in log
+    assert "training.log_training_begins()" in log
     assert "training.training_ended" in log
     page = (run / "report.html").read_text()
     assert "monitoring.system_metrics_heading" in page

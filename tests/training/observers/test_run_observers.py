@@ -181,7 +181,7 @@ def test_a_closed_terminal_does_not_stop_the_training(
         log_step(state, hooks, step, 1.0)
     hooks.fire(Event.TRAIN_END, state)
     assert len(caplog.records) == 1
-    assert "core.part_is_off(name=the progress display, " in caplog.text
+    assert "core.part_is_off(name=training.progress_display(), " in caplog.text
 
 
 # --- report ------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_each_recovery_and_the_error_that_ends_a_run_are_written(tmp_path: Path)
     assert kinds[0] == ("out_of_memory", 1)
     assert ("not_finite", 2) in kinds
     assert kinds[-1] == ("RuntimeError", 9)
-    assert written[-1]["action"] == "the run stopped"
+    assert written[-1]["action"] == "training.run_stopped()"
     message = written[-1]["message"]
     assert message.startswith("the machine went away at test_run_observers.py:")
 

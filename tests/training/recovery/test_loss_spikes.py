@@ -82,7 +82,12 @@ def test_what_was_seen_outlives_a_restart() -> None:
 def test_a_bad_step_is_reported_in_one_line() -> None:
     bad = BadStep("not_finite", 7, math.nan, math.inf, 3)
     one_of_three = "training.bad_loss_within_steps(count=3)"
-    assert str(bad) == f"step 7: loss NaN, gradient norm Infinity{one_of_three}"
+    assert (
+        str(bad)
+        == f"step 7: training.bad_loss_numbers(loss=NaN, norm=Infinity, extent={one_of_three})"
+    )
     spike = BadStep("loss_spike", 111, 0.05428131090270148, 5.538748741149902, 1)
-    assert spike.numbers == "loss 0.05428, gradient norm 5.539"  # where the step is named already
+    assert (
+        spike.numbers == "training.bad_loss_numbers(loss=0.05428, norm=5.539, extent=)"
+    )  # where the step is named already
     assert not bad.is_exact

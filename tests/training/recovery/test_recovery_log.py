@@ -77,5 +77,5 @@ def test_rows_are_named_by_the_source_that_knows_them() -> None:
             raise DataError("the file is gone")
 
     assert row_names(Knows(), 2, 5, 2) == ["file:2:5", "file:2:6"]
-    positions = ["example 5 of epoch 2", "example 6 of epoch 2"]
+    positions = [f"training.row_place(number={number}, epoch=2)" for number in (5, 6)]
     assert row_names(Cannot(), 2, 5, 2) == row_names(object(), 2, 5, 2) == positions

@@ -134,7 +134,10 @@ def test_fewer_threads_have_to_be_clearly_faster(
     lines = choice.lines()
     assert len(lines) == (num_threads != 4)
     for line in lines:
-        assert f"compute_choice_measured(chosen=CPU threads: {num_threads} of 4, " in line
+        assert (
+            f"compute_choice_measured(chosen=training.cpu_threads(count={num_threads}, most=4), "
+            in line
+        )
         assert f"seconds={choice.seconds['fp32', num_threads]}, usual_seconds=0.3" in line
         assert choice.seconds["fp32", num_threads] == pytest.approx(seconds[num_threads])
         assert "in_usual=, threads=4 threads" in line
@@ -163,7 +166,10 @@ def test_formats_are_compared_with_all_threads_and_with_half_of_them(
     assert (choice.num_threads, choice.precision) == (2, "fp32")
     assert (torch.get_num_threads(), trainer.precision.name) == (2, "fp32")
     (line,) = choice.lines()
-    assert "chosen=CPU threads: 2 of 4, training.mixed_precision=fp32, seconds=0.1" in line
+    assert (
+        "chosen=training.cpu_threads(count=2, most=4), training.mixed_precision=fp32, seconds=0.1"
+        in line
+    )
     assert "usual_seconds=0.2, in_usual= in bf16, threads=4 threads" in line
     assert choice.decided().keys() == {"num_threads", "training.mixed_precision"}
 

@@ -317,10 +317,10 @@ def test_a_corruption_of_ones_own() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
-    unknown = r"unknown corruption 'unifrom'core\.did_you_mean\(meant=uniform\)"
+    unknown = r"what=corruption, name=unifrom, hint=core\.did_you_mean\(meant=uniform\)"
     with pytest.raises(ValueError, match=unknown):
         objective_of(corruption="unifrom")
-    with pytest.raises(ValueError, match="unknown mask weighting 'inverted'"):
+    with pytest.raises(ValueError, match="what=mask weighting, name=inverted,"):
         objective_of(weighting="inverted")
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.messages import WORDS
 from infrastructure.training.core import precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -58,6 +59,12 @@ class Held(Observer):
         kept = [v for s in state.optimizer.state.values() for v in s.values()]
         held["weights_bytes"] = sum(tensor.nbytes for tensor in weights)
         held["optimizer_bytes"] = sum(v.nbytes for v in kept if isinstance(v, torch.Tensor))
+
+
+def heading(stacks: str, order: str, num_steps: int, num_phases: int) -> str:
+    """The first line of a plan."""
+    counts = f"num_steps={num_steps}, num_phases={num_phases}"
+    return f"stackwise.plan_heading(stacks={stacks}, order={order}, {counts})"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,16 +129,18 @@ def test_what_lies_outside_the_layers_is_named(name: str, parts: set[str]) -> No
         assert found.parameters["head"] == sum(p.numel() for p in model.lm_head.parameters())
 
 
-def test_many_equal_phases_are_one_row() -> None:
-    lines = plan_for("llama", {"mode": "layerwise"}, num_hidden_layers=32).lines()
+def test_many_equal_phases_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for("llama", {"mode": "layerwise"}, num_hidden_layers=32)
+    lines = plan.lines()
     assert len(lines) <= 8
     text = "\n".join(lines)
     order = "stackwise.order_one_after_another()"
-    assert f"32 stacks of 1 layer, {order}: 640 steps in 32 phases" in text
+    assert heading("stackwise.equal_stacks(num_stacks=32, num_layers=1)", order, 640, 32) in text
     assert "1: layer 1, embedding, final norm, head" in text
     assert "2 to 32: 1 layer each" in text
     assert "20 each" in text
-    assert max(map(len, lines)) <= 120
+    monkeypatch.delenv(WORDS)  # the width is that of the words
+    assert max(map(len, plan.lines())) <= 120
 
 
 def test_time_steps_are_in_the_rows() -> None:
@@ -145,14 +154,15 @@ def test_time_steps_are_in_the_rows() -> None:
 def test_one_block_is_the_whole_model() -> None:
     text = "\n".join(plan_for("llama", {"mode": "blockwise", "block_size": 99}).lines())
     order = "stackwise.order_as_a_whole()"
-    assert f"1 stack of 2 layers, {order}: 20 steps in 1 phase" in text
+    assert heading("stackwise.equal_stacks(num_stacks=1, num_layers=2)", order, 20, 1) in text
 
 
 def test_the_plan_of_a_model_that_grows_has_its_phases() -> None:
     shape = {"strategy": "progressive", "progressive": {"target_stacks": 4, "growth": "once"}}
     plan = plan_for("llama", shape, num_hidden_layers=4)
     text = "\n".join(plan.lines([60.0, 180.0]))
-    assert "2 stacks of 1 to 3 layers, growing: 40 steps in 2 phases" in text
+    stacks = "stackwise.unequal_stacks(num_stacks=2, smallest=1, largest=3)"
+    assert heading(stacks, "stackwise.order_growing()", 40, 2) in text
     assert [phase.name for phase in plan.phases] == ["layer 1 of 4", "layers 1 to 4 of 4"]
     predicted = [line.partition("about ")[2] for line in plan.lines([60.0, 180.0])]
     assert predicted[3:5] == ["1 min 00 s", "3 min 00 s"]
@@ -215,7 +225,7 @@ def test_all_at_once_is_one_phase() -> None:
     shape = {"strategy": "end_to_end", "progressive": {"target_stacks": 2}}
     text = "\n".join(plan_for("llama", shape).lines())
     order = "stackwise.order_one_common_loss()"
-    assert f"2 stacks of 1 layer, {order}: 20 steps in 1 phase" in text
+    assert heading("stackwise.equal_stacks(num_stacks=2, num_layers=1)", order, 20, 1) in text
     assert "1: layers 1 to 2, embedding, final norm, head" in text
 
 
@@ -245,7 +255,9 @@ def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
     config.verbose = True
     run, lines = deploy(config)
     [first] = [
-        i for i, line in enumerate(lines) if line.startswith("Stack-wise training, 2 stacks")
+        i
+        for i, line in enumerate(lines)
+        if line.startswith("stackwise.plan_heading(stacks=stackwise.equal_stacks(num_stacks=2")
     ]
     [forecast] = [i for i, line in enumerate(lines) if "deployment.forecast_summary" in line]
     assert first < forecast

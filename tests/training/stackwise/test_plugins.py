@@ -55,7 +55,7 @@ def test_another_quantisation_stores_the_trunk(tmp_path: Path) -> None:
         run, lines = deploy(config)
     assert len(widths) > 1
     # the plan knows its size
-    assert any(line.startswith("Stack-wise training, ") for line in lines)
+    assert any(line.startswith("stackwise.plan_heading(") for line in lines)
     assert losses(run) != losses(train(tmp_path, "ours", **quantized))
 
 

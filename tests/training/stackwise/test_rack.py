@@ -77,5 +77,5 @@ def test_the_middle_is_put_between_the_halves() -> None:
 
 def test_a_model_without_a_list_of_layers_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9))
-    with pytest.raises(ValueError, match="none of its module lists passes on hidden states"):
+    with pytest.raises(ValueError, match=r"stackwise\.no_layer_list"):
         Rack(model)

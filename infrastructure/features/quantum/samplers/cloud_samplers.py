@@ -8,6 +8,7 @@ import dimod
 import numpy as np
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.features.quantum.sampler_needs import (
     DWAVE_CONFIG_FILE,
@@ -37,7 +38,12 @@ class LeapHybrid(dimod.Sampler):
     properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self, make: MakeSampler | None = None, **config: object) -> None:
-        make = make or require("dwave.system", "the sampler leap_hybrid").LeapHybridSampler
+        make = (
+            make
+            or require(
+                "dwave.system", phrase("quantum.the_sampler", name="leap_hybrid")
+            ).LeapHybridSampler
+        )
         self.sampler: Any = make(**_access("leap_hybrid"), **config)
 
     def sample(
@@ -79,7 +85,7 @@ class QuantumAnnealer(dimod.Sampler):
     properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self, make: MakeSampler | None = None, **config: object) -> None:
-        system = require("dwave.system", "the sampler qpu")
+        system = require("dwave.system", phrase("quantum.the_sampler", name="qpu"))
         child = (make or system.DWaveSampler)(**_access("qpu"), **config)
         self.sampler = system.EmbeddingComposite(child)
 

@@ -11,6 +11,7 @@ from typing import Any
 import dimod
 import numpy as np
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.features.quantum.sampler_needs import check_access
 from infrastructure.features.quantum.samplers.qaoa_sampler import Angles
@@ -26,7 +27,7 @@ def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> object:
     the i-th variable; a measured 1 is a one, or up. For spins s = ±1 with energies h·s and J·s·s,
     exp(-i a E) is RZ(-2 a h) and RZZ(2 a J), since |1> is s = +1 here.
     """
-    qiskit = require("qiskit", "a circuit of gates")
+    qiskit = require("qiskit", phrase("quantum.gate_circuit"))
     spin = bqm if bqm.vartype is dimod.SPIN else bqm.change_vartype(dimod.SPIN, inplace=False)
     order = {label: i for i, label in enumerate(bqm.variables)}
     circuit = qiskit.QuantumCircuit(len(order), len(order))
@@ -51,12 +52,14 @@ class AerEngine:
     repeats_itself = True
 
     def __init__(self) -> None:
-        self.backend = require("qiskit_aer", "the sampler aer_qaoa").AerSimulator()
+        self.backend = require(
+            "qiskit_aer", phrase("quantum.the_sampler", name="aer_qaoa")
+        ).AerSimulator()
 
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
     ) -> Mapping[int, int]:
-        qiskit = require("qiskit", "the sampler aer_qaoa")
+        qiskit = require("qiskit", phrase("quantum.the_sampler", name="aer_qaoa"))
         circuit = qiskit.transpile(qaoa_circuit(bqm, angles), self.backend, optimization_level=1)
         job = self.backend.run(circuit, shots=num_shots, seed_simulator=seed)
         return _numbers(job.result().get_counts())
@@ -91,12 +94,12 @@ class AzureEngine:
         job = self.backend.run(qaoa_circuit(bqm, angles), shots=num_shots)
         result = job.result(timeout=WAIT_SECONDS)
         if not result.success:
-            raise RuntimeError(f"the job {job.job_id()} failed at Azure Quantum")
+            raise RuntimeError(phrase("quantum.azure_job_failed", job=job.job_id()))
         return _numbers(result.get_counts())
 
 
 def _provider() -> Any:
-    quantum = require("azure.quantum", "the sampler azure_quantum")
+    quantum = require("azure.quantum", phrase("quantum.the_sampler", name="azure_quantum"))
     check_access("azure_quantum")
     providers = importlib.import_module("azure.quantum.qiskit")
     return providers.AzureQuantumProvider(quantum.Workspace())

@@ -13,6 +13,7 @@ from typing import ClassVar
 import dimod
 import numpy as np
 
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.features.quantum.samplers.bqm_arrays import vectors_of
 from infrastructure.features.quantum.samplers.deadline import Clock, Deadline
@@ -95,7 +96,9 @@ class SimulatedAnnealing(LibrarySampler):
     library_class: ClassVar[str] = "SimulatedAnnealingSampler"
 
     def __init__(self, num_sweeps: int = MOST_SWEEPS) -> None:
-        library = require("dwave.samplers", "the sampler simulated_annealing")
+        library = require(
+            "dwave.samplers", phrase("quantum.the_sampler", name="simulated_annealing")
+        )
         self.num_sweeps = num_sweeps
         self.library = getattr(library, self.library_class)()
 
@@ -133,7 +136,9 @@ class Tabu(LibrarySampler):
     ends_by_clock = True
 
     def __init__(self) -> None:
-        self.library = require("dwave.samplers", "the sampler tabu").TabuSampler()
+        self.library = require(
+            "dwave.samplers", phrase("quantum.the_sampler", name="tabu")
+        ).TabuSampler()
 
     def read(
         self, bqm: dimod.BinaryQuadraticModel, number: int, seed: int, seconds_left: float
@@ -151,7 +156,7 @@ class SteepestDescent(LibrarySampler):
 
     def __init__(self) -> None:
         self.library = require(
-            "dwave.samplers", "the sampler steepest_descent"
+            "dwave.samplers", phrase("quantum.the_sampler", name="steepest_descent")
         ).SteepestDescentSampler()
 
     def read(
@@ -172,7 +177,7 @@ class TreeDecomposition(dimod.Sampler):
 
     def __init__(self) -> None:
         self.library = require(
-            "dwave.samplers", "the sampler tree_decomposition"
+            "dwave.samplers", phrase("quantum.the_sampler", name="tree_decomposition")
         ).TreeDecompositionSolver()
 
     def sample(

@@ -9,6 +9,7 @@ import numpy as np
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.arrays import Array
 
 # A received and a sent message: JSON values, and arrays by name.
@@ -61,5 +62,5 @@ def _fill(stream: BinaryIO, view: memoryview) -> None:
     while place < len(view):
         count = stream.readinto(view[place:])  # type: ignore[attr-defined]
         if not count:
-            raise EOFError("the other process has ended")
+            raise EOFError(phrase("quantum.other_process_ended"))
         place += count

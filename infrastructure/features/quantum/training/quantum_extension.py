@@ -305,7 +305,9 @@ class QuantumExtension(Extension):
             return
         predicted = spent + step.cost_seconds(gradient_seconds, number)
         is_solvers_limit = most < self.config.max_qubits and number == most
-        limit = f" ({self.config.solver} takes no more)" if is_solvers_limit else ""
+        limit = ""
+        if is_solvers_limit:
+            limit = phrase("quantum.solver_limit", solver=self.config.solver)
         is_whole = number == min(most, self._data.num_candidates)
         is_long = predicted >= LONG_SECONDS
         (self.session.report if is_long else details(self.session.report))(

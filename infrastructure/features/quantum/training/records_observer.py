@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from infrastructure.core.checksums import write_record
+from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.records import QUANTUM_FILE
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -49,7 +50,7 @@ class QuantumRecords(Observer):
         try:
             write_record(self.path, quantum_facts(self.session))
         except OSError as error:  # for display only: checkpoints have the records, too
-            log.warning("%s is not complete: %s", self.path, error)
+            log.warning(phrase("training.file_incomplete", name=self.path, error=error))
 
 
 class QuantumFacts(TypedDict):

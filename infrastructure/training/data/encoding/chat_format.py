@@ -138,7 +138,7 @@ class PlainFormat:
         for index, turn in enumerate(conversation.taught):
             if turn.calls_tools:
                 raise FormatError(
-                    f"message {index + 1} calls tools: only a chat template can write that",
+                    phrase("data.message_calls_tools", number=index + 1),
                     phrase("data.no_chat_template"),
                 )
             start = len(text)
@@ -310,7 +310,7 @@ class TemplateFormat:
     ) -> int:
         prefix, _ = self._render(turns, inputs, prompts=prompts)
         if not text.startswith(prefix):
-            what = phrase("data.text_before_answer") if prompts else "earlier messages"
+            what = phrase("data.text_before_answer" if prompts else "data.earlier_messages")
             raise HistoryError(phrase("data.template_rewrites_earlier", what=what))
         return len(prefix)
 
@@ -329,10 +329,7 @@ class TemplateFormat:
         now = [other[start:end] for start, end in other_spans]
         differing = [n for n in range(min(len(spoken), len(now))) if spoken[n] != now[n]]
         if len(spoken) != len(now) or not differing:
-            raise FormatError(
-                f"message {index + 1} is not to be learnt, and where the template writes it cannot"
-                " be told"
-            )
+            raise FormatError(phrase("data.untrained_message_not_located", number=index + 1))
         while (after := differing[-1] + 1) < len(spoken) and self._is_end_alone(spoken[after]):
             differing.append(after)
         return differing
@@ -428,8 +425,8 @@ class TemplateFormat:
 
         if not turns:
             raise FormatError(
-                "the conversation begins with an answer",
-                "give a text that is to be learned whole in a column text",
+                phrase("data.conversation_begins_with_answer"),
+                phrase("data.put_whole_text_in_column"),
             )
         given = json.loads(inputs) if inputs else {}
         options = {**self.variables, **given.pop("chat_template_kwargs", {}), **given}

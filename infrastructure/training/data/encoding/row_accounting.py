@@ -26,27 +26,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Message, phrase
 from infrastructure.training.data.readers.rows import ANSWER_ROLES, Conversation, Turn, excerpt
 
-ACCOUNTING_VERSION = 1  # of the facts that are stored with prepared rows
+# Version of the facts that are stored with prepared rows. 2: each kind of text with its own cause.
+ACCOUNTING_VERSION = 2
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 REASONING = re.compile(r"(\s*<think>)?(.*?)(</think>)", re.DOTALL)
 THINK_TAGS = ("<think>", "</think>")
-REASONING_KIND = "reasoning"
-AFTER_LAST = "message after the last answer"
+# Kinds of texts, and causes: codes of the words that name them in messages.
+REASONING_KIND = "data.lost_reasoning"
+AFTER_LAST = "data.lost_after_last"
+DESCRIPTION_KIND = "data.lost_tool_description"
 FIRST_MARK, MOST_MARKS = 0xF0000, 60_000
 MARKS = re.compile(r"([\U000F0000-\U000FFFFD])\1*")
 ESCAPED_MARKS = re.compile(r"\\+u(db[89ab][0-9a-f])\\+u(d[c-f][0-9a-f]{2})|\\+U(000f[0-9a-f]{4})")
 FIRST_NUMBER = 790_000_000_000  # stands for a number, so that it stays a number
 END = "\0"  # end of a text, so that its last piece is matched completely
 NUMBERS = re.compile(r"(?<![\d.])79(\d{10})(?:\.5)?(?![\d.])")
-CAUSE = "which the chat template does not write"
+CAUSE = "data.template_omits_it"
 
-CAUSES = {AFTER_LAST: "which no answer follows"}
+CAUSES = {AFTER_LAST: "data.no_answer_follows"}
 MOST_FORMS = 512  # of rows, whose marked output is cached
 MOST_TRIED_ALONE = 64
-ROLE_KINDS = {"assistant": "answer", "tool": "tool result"}
+ROLE_KINDS = {
+    "assistant": "data.lost_answer",
+    "system": "data.lost_system_message",
+    "tool": "data.lost_tool_result",
+    "user": "data.lost_user_message",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +62,8 @@ class Missing:
     """A text of a row that the model does not read completely.
 
     Attributes:
-        kind: "system message", "reasoning", "answer", "argument", …
-        what: the kind with its position in the row, such as "reasoning of message 3".
+        kind: the code of its kind, such as REASONING_KIND.
+        what: the same with its position in the row, in words: "the reasoning of message 3".
         text: the whole text.
         is_learnt: it is part of an answer that is trained on.
         is_cut: a part of it is read.
@@ -70,7 +78,8 @@ class Missing:
     message: int = 0
 
     def __str__(self) -> str:
-        return f"{'part of ' if self.is_cut else ''}{self.what} ({excerpt(self.text, 60)!r})"
+        code = "data.lost_part" if self.is_cut else "data.lost_whole"
+        return phrase(code, what=self.what, text=excerpt(self.text, 60))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +108,16 @@ class LeftOut:
     """Counts of the texts that the rows of a dataset lose, by kind.
 
     Attributes:
+        cause: the code of why it is lost, or the end of a sentence.
         rows: kind → number of rows that lose such a text.
         firsts: kind → the first of these rows: its position, and the lost text.
-        cause: why it is lost, as the end of a sentence.
+        causes: kind → cause, for kinds that were read from JSON.
     """
 
     cause: str = CAUSE
     rows: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    causes: dict[str, str] = field(default_factory=dict)
 
     def add(self, place: str, missing: Iterable[Missing]) -> None:
         """Count the texts that the row at `place` loses."""
@@ -122,37 +133,40 @@ class LeftOut:
         return [
             phrase(
                 "data.never_read_by_model",
-                kind=kind,
+                kind=phrase(kind),
                 count=count,
                 noun="row" if count == 1 else "rows",
                 example=self.firsts[kind][1],
                 place=self.firsts[kind][0],
-                cause=CAUSES.get(kind, self.cause),
+                cause=self._cause_of(kind),
             )
             for kind, count in self.rows.most_common()
         ]
 
     def to_json(self) -> list[JsonObject]:
-        """Return records that JSON can hold, one per kind."""
+        """Return records that JSON can hold, one per kind, in words."""
         return [
             {
-                "kind": kind,
+                "kind": phrase(kind),
                 "rows": count,
                 "place": self.firsts[kind][0],
                 "what": self.firsts[kind][1],
-                "cause": self.cause,
+                "cause": self._cause_of(kind),
             }
             for kind, count in self.rows.most_common()
         ]
 
+    def _cause_of(self, kind: str) -> str:
+        return phrase(self.causes.get(kind) or CAUSES.get(kind, self.cause))
+
     @classmethod
     def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Rebuild the counts from the result of `to_json`."""
+        """Rebuild the counts from the result of `to_json`; kinds and causes are in words."""
         left_out = cls()
         for record in records:
             left_out.rows[record["kind"]] = record["rows"]
             left_out.firsts[record["kind"]] = (record["place"], record["what"])
-            left_out.cause = record["cause"]
+            left_out.causes[record["kind"]] = record["cause"]
         return left_out
 
 
@@ -244,14 +258,14 @@ class RowAccounting:
         if skeleton is not None and skeleton.fits(marker.pieces, text):
             return Account(_missing(marker.texts, skeleton))
         missing: list[Missing] = []
-        undetermined = [one.what for one in marker.texts[MOST_TRIED_ALONE:]]
+        undetermined = [str(one.what) for one in marker.texts[MOST_TRIED_ALONE:]]
         for number, one in enumerate(marker.texts[:MOST_TRIED_ALONE]):
             alone = _Marker(kept=self._strings, names=self._names, keeps_length=True, only=number)
             skeleton = self._written(alone.conversation(conversation), alone)
             if skeleton is not None and skeleton.fits(alone.pieces, text):
                 missing += _missing(alone.texts, skeleton)
             else:
-                undetermined.append(one.what)
+                undetermined.append(str(one.what))
         return Account(tuple(missing), tuple(undetermined))
 
 
@@ -260,7 +274,7 @@ class _Text:
     """A text of a row, and the numbers of the marks that stand for it."""
 
     kind: str
-    what: str
+    what: Message
     text: str
     is_learnt: bool
     marks: list[int]
@@ -308,10 +322,11 @@ class _Marker:
         return replace(conversation, turns=tuple(turns), inputs=inputs)
 
     def _turn(self, turn: Turn, number: int, is_learnt: bool, is_after: bool) -> Turn:
-        kind = AFTER_LAST if is_after else ROLE_KINDS.get(turn.role, f"{turn.role} message")
-        what = phrase("data.part_message_text", number=number, role=turn.role)
+        kind = AFTER_LAST if is_after else ROLE_KINDS.get(turn.role, "")
+        kind = kind or phrase("data.lost_message_of_role", role=turn.role)
+        what = _words("data.part_message_text", number=number, role=turn.role)
         if turn.role == "system" and number == 1:
-            what = "the system message"
+            what = _words("data.part_system_message")
         fields: dict[str, Any] = json.loads(turn.fields) if turn.fields else {}
         parts = fields.get("content")
         if isinstance(parts, list):
@@ -330,15 +345,16 @@ class _Marker:
         packed = json.dumps(fields) if fields else ""
         return replace(turn, text=text, fields=packed)
 
-    def _with_reasoning(self, text: str, kind: str, what: str, number: int, is_learnt: bool) -> str:
-        """Mark an answer that holds reasoning in tags as two texts, and return it."""
+    def _with_reasoning(
+        self, text: str, kind: str, what: Message, number: int, is_learnt: bool
+    ) -> str:
+        """Mark an answer that holds reasoning in tags, as two texts."""
         match = REASONING.match(text)
         assert match is not None
         head, thought, close = match.groups()
         rest = text[match.end() :]
-        owner = self._text(
-            REASONING_KIND, phrase("data.part_message_reasoning", number=number), thought, is_learnt
-        )
+        of_message = _words("data.part_message_reasoning", number=number)
+        owner = self._text(REASONING_KIND, of_message, thought, is_learnt)
         marked = f"{head or ''}{self._marked(thought, owner)}{close}"
         return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
 
@@ -346,7 +362,7 @@ class _Marker:
         """Mark the fields of a message besides its text, in place."""
         for name in REASONING_FIELDS:
             if isinstance(value := fields.get(name), str):
-                what = phrase("data.part_message_reasoning", number=number)
+                what = _words("data.part_message_reasoning", number=number)
                 owner = self._text(REASONING_KIND, what, value, is_learnt)
                 fields[name] = self._marked(value, owner)
         if isinstance(value := fields.get("tool_call_id"), str):
@@ -357,30 +373,32 @@ class _Marker:
                 call["id"] = self._unnamed(call["id"])
             function = call.get("function", call)
             name = function["name"]
-            where = phrase("data.part_tool_call", name=name, number=number)
-            where += f" (call {order})" if len(calls) > 1 else ""
-            owner = self._text("call of a tool", f"the name {where}", name, is_learnt)
+            where = _words("data.part_tool_call", name=name, number=number)
+            if len(calls) > 1:
+                where = _words("data.part_numbered_call", name=name, number=number, order=order)
+            what = _words("data.part_call_name", where=where)
+            owner = self._text("data.lost_tool_call", what, name, is_learnt)
             function["name"] = self._marked(name, owner)
             if isinstance(arguments := function.get("arguments"), dict):
                 function["arguments"] = self._object(arguments, "", where, is_learnt)
 
     def _object(
-        self, values: dict[str, Any], path: str, where: str, is_learnt: bool
+        self, values: dict[str, Any], path: str, where: Message, is_learnt: bool
     ) -> dict[str, Any]:
         """Mark arguments: each is one text, made of its key and its value."""
         owners = {}
         for key in sorted(values, key=str.lower):  # templates may sort by key; marks sort the same
             value = values[key]
-            what = f"argument {path + key!r} {where}"
+            what = _words("data.part_argument", argument=path + key, where=where)
             shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            owner = self._text("argument of a call", what, shown, is_learnt)
+            owner = self._text("data.lost_argument", what, shown, is_learnt)
             owners[key] = (self._key(key, owner), owner)
         return {
             owners[key][0]: self._value(value, f"{path}{key}", where, owners[key][1])
             for key, value in values.items()
         }
 
-    def _value(self, value: Any, path: str, where: str, owner: int) -> Any:
+    def _value(self, value: Any, path: str, where: Message, owner: int) -> Any:
         if isinstance(value, str):
             return self._marked(value, owner)
         if isinstance(value, dict):
@@ -396,36 +414,40 @@ class _Marker:
         for tool in given.get("tools") or ():
             function = tool.get("function", tool)
             name = function["name"]
-            owner = self._text("tool", phrase("data.part_tool_name", name=name), name, False)
+            what = _words("data.part_tool_name", name=name)
+            owner = self._text("data.lost_tool", what, name, False)
             function["name"] = self._marked(name, owner)
-            self._schema(function, f"of tool {name!r}")
+            self._schema(function, _words("data.part_of_tool", name=name))
         return json.dumps(given)
 
-    def _schema(self, schema: dict[str, Any], where: str) -> None:
+    def _schema(self, schema: dict[str, Any], where: Message) -> None:
         """Mark the texts in a tool's description, in place; types stay as they are."""
         if isinstance(value := schema.get("description"), str):
-            owner = self._text("description of a tool", f"the description {where}", value, False)
+            what = _words("data.part_description", where=where)
+            owner = self._text(DESCRIPTION_KIND, what, value, False)
             schema["description"] = self._marked(value, owner)
         if isinstance(values := schema.get("enum"), list):
             shown = json.dumps(values, ensure_ascii=False)
-            owner = self._text("description of a tool", f"the choices {where}", shown, False)
+            what = _words("data.part_choices", where=where)
+            owner = self._text(DESCRIPTION_KIND, what, shown, False)
             schema["enum"] = [self._marked(v, owner) if isinstance(v, str) else v for v in values]
         if isinstance(properties := schema.get("properties"), dict):
             keys = {}
             for key in sorted(properties, key=str.lower):
-                what = f"parameter {key!r} {where}"
-                keys[key] = self._key(key, self._text("description of a tool", what, key, False))
+                what = _words("data.part_parameter", parameter=key, where=where)
+                keys[key] = self._key(key, self._text(DESCRIPTION_KIND, what, key, False))
             schema["properties"] = {keys[key]: value for key, value in properties.items()}
             if isinstance(required := schema.get("required"), list):
                 schema["required"] = [keys.get(one, one) for one in required]
             for key, value in properties.items():
                 if isinstance(value, dict):
-                    self._schema(value, f"of {key!r} {where}")
+                    self._schema(value, _words("data.part_of_parameter", name=key, where=where))
         for name in ("parameters", "items", "return"):
             if isinstance(schema.get(name), dict):
-                self._schema(schema[name], where if name == "parameters" else f"({name}) {where}")
+                inner = _words("data.part_of_schema", name=name, where=where)
+                self._schema(schema[name], where if name == "parameters" else inner)
 
-    def _text(self, kind: str, what: str, text: str, is_learnt: bool) -> int:
+    def _text(self, kind: str, what: Message, text: str, is_learnt: bool) -> int:
         self.texts.append(_Text(kind, what, text, is_learnt, [], self._message))
         return len(self.texts) - 1
 
@@ -552,19 +574,24 @@ def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]
     that is read."""
     lost = [one for one in texts if not skeleton.whole.issuperset(one.marks)]
     thoughts = (one for one in texts if one.kind == REASONING_KIND and one not in lost)
-    written = {(one.what, one.text.strip()) for one in thoughts}
+    written = {(str(one.what), one.text.strip()) for one in thoughts}
     return tuple(
         Missing(
             one.kind,
-            one.what,
+            str(one.what),
             one.text.strip(),
             one.is_learnt,
             not skeleton.seen.isdisjoint(one.marks),
             one.message,
         )
         for one in lost
-        if (one.what, one.text.strip()) not in written
+        if (str(one.what), one.text.strip()) not in written
     )
+
+
+def _words(code: str, /, **about: object) -> Message:
+    """Return words that are rendered only if a text is lost, which few rows are."""
+    return Message(code, about)
 
 
 def _words_of(sources: Iterable[str]) -> tuple[set[str], set[str]]:

@@ -100,6 +100,33 @@ ROLES = {
 CALL_ROLES = ("function_call", "tool_call")  # their text is a tool call, or a list of calls
 
 
+MESSAGE, IMAGE, ENTRY = "data.place_message", "data.place_image", "data.place_tool"
+IMAGE_OF_MESSAGE = "data.image_of_message"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A position in a row, which is rendered only if a message names it.
+
+    Attributes:
+        number: of the part of the column, from 1; 0: the whole column.
+        part: the code of the words for such a part.
+        key: the key of a value inside that part; "": all of it.
+    """
+
+    column: str
+    number: int = 0
+    part: str = MESSAGE
+    key: str = ""
+
+    def __str__(self) -> str:
+        if self.key:
+            return phrase("data.place_key", key=self.key, where=replace(self, key=""))
+        if not self.number:
+            return phrase("data.place_column", column=self.column)
+        return phrase(self.part, number=self.number, column=self.column)
+
+
 class ShapeError(Exception):
     """An error for a row that does not fit the shape; the row becomes a `BadRow`."""
 
@@ -158,13 +185,13 @@ class RowSchema:
         if listed and not own:
             first = next((n for n, turn in enumerate(turns) if turn.role == "user"), None)
             if first is None:
-                raise ShapeError(PICTURE, f"column {column!r} has a picture, and no message asks")
+                raise ShapeError(PICTURE, phrase("data.image_without_prompt", column=column))
             text = [{"type": "text", "text": turns[first].text}]
             turns[first] = _of_parts(turns[first], [{"type": PICTURE_PART}] * len(listed) + text)
             own = [None] * len(listed)
         if own.count(None) != len(listed):
             has = (
-                f"column {column!r} has {len(listed)}"
+                phrase("data.column_image_count", column=column, count=len(listed))
                 if column
                 else phrase("data.row_without_image_column")
             )
@@ -204,7 +231,8 @@ class RowSchema:
         if isinstance(value_of(values, self.columns["prompt"]), list):
             return before + _with_answer(after, answer), len(before)
         if after[0].role != "assistant":
-            raise ShapeError(NOT_SUPERVISED, f"column {answer!r} does not begin with an answer")
+            detail = phrase("data.answer_column_begins_otherwise", column=answer)
+            raise ShapeError(NOT_SUPERVISED, detail)
         return [*before, *after], 0
 
     def prompt_turns(self, values: RowValues, messages: Sequence[Turn] = ()) -> list[Turn]:
@@ -223,7 +251,7 @@ class RowSchema:
         if context or listed:
             last = max((n for n, turn in enumerate(turns) if turn.role == "user"), default=None)
             if last is None:
-                raise ShapeError(EMPTY, "no message asks what the other columns belong to")
+                raise ShapeError(EMPTY, phrase("data.columns_without_prompt"))
             turns[last] = _with_more_text(_with_more_text(turns[last], context), listed)
         return self._system(values, turns) + turns
 
@@ -241,7 +269,7 @@ class RowSchema:
         listed = value if isinstance(value, list) else [value]
         if any(isinstance(one, Mapping) and message_keys(one)[0] in one for one in listed):
             return chat_turns(listed, column)
-        text = _as_text(_first_answer(value, column), f"column {column!r}")
+        text = _as_text(_first_answer(value, column), Where(column))
         return [Turn("assistant", text)]
 
     def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
@@ -256,11 +284,16 @@ class RowSchema:
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)
             value = from_json_text(value_of(values, column), column) if column else None
-            if not value:
+            if not column or not value:
                 continue
             if not isinstance(value, kind):
-                wanted = kind_of(kind())
-                raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not {wanted}")
+                detail = phrase(
+                    "data.column_of_wrong_type",
+                    column=column,
+                    kind=kind_of(value),
+                    wanted=kind_of(kind()),
+                )
+                raise ShapeError(WRONG_TYPE, detail)
             if isinstance(value, list):
                 inputs["tools"] = _tool_schemas(value, column)
             elif isinstance(value, dict):
@@ -288,7 +321,7 @@ def _held(values: RowValues, column: str) -> tuple[object, bool]:
 def _present(values: RowValues, column: str) -> object:
     value, is_there = _held(values, column)
     if not is_there:
-        raise ShapeError(MISSING_COLUMN, f"no column {column!r}")
+        raise ShapeError(MISSING_COLUMN, phrase("data.column_missing", column=column))
     return value
 
 
@@ -305,18 +338,18 @@ def _first_of(value: object, column: str) -> object:
     if not isinstance(value, list):
         return value
     if not value:
-        raise ShapeError(EMPTY, f"column {column!r} has no answer")
+        raise ShapeError(EMPTY, phrase("data.column_without_answer", column=column))
     return value[0].get("text") if isinstance(value[0], Mapping) else value[0]
 
 
 def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
     """Return the earlier turns, which a column gives as pairs of a question and an answer."""
     past = from_json_text(value_of(values, column), column) if column else None
-    if not past:
+    if not column or not past:
         return []
     if not isinstance(past, list) or not all(isinstance(p, list) and len(p) == 2 for p in past):
-        raise ShapeError(WRONG_TYPE, f"column {column!r} is no list of [question, answer]")
-    where, texts = f"column {column!r}", [text for pair in past for text in pair]
+        raise ShapeError(WRONG_TYPE, phrase("data.history_not_pairs", column=column))
+    where, texts = Where(column), [text for pair in past for text in pair]
     roles = ("user", "assistant") * len(past)
     return [Turn(role, _as_text(text, where)) for role, text in zip(roles, texts, strict=True)]
 
@@ -325,7 +358,7 @@ def _listed_choices(values: RowValues, column: str) -> str:
     """Return the answers to choose from, one per line."""
     lines = _lines_of_choices(values, column)[0]
     if not lines:
-        raise ShapeError(WRONG_TYPE, f"column {column!r} lists no answers to choose from")
+        raise ShapeError(WRONG_TYPE, phrase("data.choices_missing", column=column))
     return "\n".join(lines)
 
 
@@ -334,7 +367,8 @@ def _choice(values: RowValues, column: str, answer: str) -> str:
     lines, labels = _lines_of_choices(values, column)
     number = chosen_number(_present(values, answer), labels)
     if number is None:
-        raise ShapeError(WRONG_TYPE, f"column {answer!r} names none of the answers in {column!r}")
+        detail = phrase("data.choice_unknown", answer=answer, column=column)
+        raise ShapeError(WRONG_TYPE, detail)
     return lines[number]
 
 
@@ -374,16 +408,18 @@ def _by_turns(value: object, column: str) -> list[Turn] | None:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None
     return [
-        Turn("assistant" if n % 2 else "user", _as_text(text, f"message {n + 1} of {column!r}"))
+        Turn("assistant" if n % 2 else "user", _as_text(text, Where(column, n + 1)))
         for n, text in enumerate(texts)
     ]
 
 
 def _text(values: RowValues, column: str) -> str:
-    return _as_text(_present(values, column), f"column {column!r}")
+    return _as_text(_present(values, column), Where(column))
 
 
 def _optional_text(values: RowValues, column: str | None) -> str:
+    if not column:
+        return ""
     value = value_of(values, column)
     if isinstance(value, Mapping) and isinstance(value.get("parts"), list):
         value = value["parts"]  # as in Gemini's system instruction
@@ -391,23 +427,23 @@ def _optional_text(values: RowValues, column: str | None) -> str:
         return ""
     if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
         value = "\n\n".join(str(_part(part)) for part in value)
-    text = _as_text(value, f"column {column!r}", may_be_empty=True)
+    text = _as_text(value, Where(column), may_be_empty=True)
     return text if text.strip() else ""
 
 
-def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
+def _as_text(value: object, where: Where, may_be_empty: bool = False) -> str:
     if value is None:
-        raise ShapeError(EMPTY, f"{where} is empty")
+        raise ShapeError(EMPTY, phrase("data.value_empty", where=where))
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        digits = phrase("data.quote_number")
-        advice = digits if isinstance(value, float) else ""
-        raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(value)}, not text{advice}")
+        advice = phrase("data.quote_number") if isinstance(value, float) else ""
+        detail = phrase("data.value_not_text", where=where, kind=kind_of(value), advice=advice)
+        raise ShapeError(WRONG_TYPE, detail)
     if not may_be_empty and not value.strip():
-        raise ShapeError(EMPTY, f"{where} is empty")
+        raise ShapeError(EMPTY, phrase("data.value_empty", where=where))
     if has_surrogates(value):
-        raise ShapeError(HALF_CHARACTER, f"in {where}")
+        raise ShapeError(HALF_CHARACTER, phrase("data.character_cut_in", where=where))
     return value
 
 
@@ -415,14 +451,18 @@ def chat_turns(value: object, column: str) -> list[Turn]:
     """Return the messages of a list, whatever the names of their keys; raises `ShapeError`."""
     messages = from_json_text(value, column)
     if not isinstance(messages, list):
-        raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not a list")
+        detail = phrase("data.column_not_list", column=column, kind=kind_of(value))
+        raise ShapeError(WRONG_TYPE, detail)
     if not messages:
-        raise ShapeError(EMPTY, f"column {column!r} has no messages")
-    return [_turn(message, f"message {n} of {column!r}") for n, message in enumerate(messages, 1)]
+        raise ShapeError(EMPTY, phrase("data.column_without_messages", column=column))
+    return [_turn(message, Where(column, n)) for n, message in enumerate(messages, 1)]
 
 
-def from_json_text(value: object, column: str) -> object:
+def from_json_text(value: object, column: str | Where) -> object:
     """Return the value of a column; parse a list or object in JSON or as Python prints it.
+
+    Args:
+        column: its name, or another position in the row.
 
     Raises:
         ShapeError: the text begins like a list or an object and cannot be parsed.
@@ -436,28 +476,30 @@ def from_json_text(value: object, column: str) -> object:
             return parse_python(value)
         except ValueError as other:
             detail = phrase(
-                "data.column_neither_json_nor_python",
-                column=column,
+                "data.value_neither_json_nor_python",
+                where=Where(column) if isinstance(column, str) else column,
                 json_error=error,
                 python_error=other,
             )
             raise ShapeError(BROKEN_JSON, detail) from error
 
 
-def _turn(message: object, where: str) -> Turn:
+def _turn(message: object, where: Where) -> Turn:
     if not isinstance(message, dict):
-        raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(message)}, not an object")
+        detail = phrase("data.message_not_object", where=where, kind=kind_of(message))
+        raise ShapeError(WRONG_TYPE, detail)
     keys = message_keys(message)
     if keys[0] not in message:
-        raise ShapeError(MISSING_COLUMN, f"{where} names no role")
+        raise ShapeError(MISSING_COLUMN, phrase("data.message_without_role", where=where))
     role = ROLES.get(str(message[keys[0]]).lower())
     if role is None:
-        raise ShapeError(WRONG_TYPE, f"{where} has the unknown role {message[keys[0]]!r}")
+        detail = phrase("data.message_role_unknown", where=where, role=message[keys[0]])
+        raise ShapeError(WRONG_TYPE, detail)
     if message.get("function_call"):
         detail = phrase("data.function_call_replaced", where=where)
         raise ShapeError(WRONG_TYPE, detail)
     if str(message[keys[0]]).lower() in CALL_ROLES:
-        spoken = from_json_text(message.get(keys[1]), f"{keys[1]} of {where}")
+        spoken = from_json_text(message.get(keys[1]), replace(where, key=keys[1]))
         listed = spoken if isinstance(spoken, list) else [spoken]
         message = {**message, keys[1]: None, "tool_calls": listed}
     if message.get("tool_calls"):
@@ -480,17 +522,17 @@ def _turn(message: object, where: str) -> Turn:
     return Turn(role, text, packed, _is_learnt(message, where))
 
 
-def _calls(calls: object, where: str) -> list[object]:
+def _calls(calls: object, where: Where) -> list[object]:
     """Return tool calls with their arguments as objects.
 
     OpenAI writes arguments as JSON text, which a chat template would quote a second time.
     """
     if not (isinstance(calls, list) and all(map(_names_function, calls))):
-        raise ShapeError(WRONG_TYPE, f"tool_calls of {where} is no list of calls with names")
+        raise ShapeError(WRONG_TYPE, phrase("data.calls_without_names", where=where))
     return [_with_object_arguments(call, where) for call in calls]
 
 
-def _with_object_arguments(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _with_object_arguments(call: Mapping[str, Any], where: Where) -> dict[str, Any]:
     function: Mapping[str, Any] = call.get("function", call)
     name, arguments = function["name"], function.get("arguments")
     if isinstance(arguments, str):
@@ -528,11 +570,11 @@ def are_tools(value: object) -> bool:
     return any(isinstance(schema, Mapping) for schema in schemas)
 
 
-def _tool_schemas(tools: Sequence[object], column: str | None) -> list[object]:
+def _tool_schemas(tools: Sequence[object], column: str) -> list[object]:
     """Return the tools for a chat template: objects with names; each may be given as JSON text."""
-    schemas = [from_json_text(tool, f"an entry of {column}") for tool in tools]
+    schemas = [from_json_text(one, Where(column, n, ENTRY)) for n, one in enumerate(tools, 1)]
     if not all(map(_names_function, schemas)):
-        raise ShapeError(WRONG_TYPE, f"column {column!r} is no list of tools with names")
+        raise ShapeError(WRONG_TYPE, phrase("data.tools_without_names", column=column))
     return schemas
 
 
@@ -545,13 +587,14 @@ def _learnt_keys(message: Mapping[object, object]) -> list[str]:
     return [key for key in given if key != "loss" or isinstance(message[key], bool)]
 
 
-def _is_learnt(message: Mapping[object, object], where: str) -> bool:
+def _is_learnt(message: Mapping[object, object], where: Where) -> bool:
     """Return whether a message is trained on by OpenAI's `weight`, Axolotl's `train`, or ms-swift's
     `loss`: 0 or false excludes it."""
     values = {key: message[key] for key in _learnt_keys(message)}
     for key, value in values.items():
         if value not in (0, 1):
-            raise ShapeError(WRONG_TYPE, f"{key} of {where} is {value!r}; it can be 0 or 1")
+            detail = phrase("data.weight_not_0_or_1", key=key, where=where, value=value)
+            raise ShapeError(WRONG_TYPE, detail)
     return all(values.values())
 
 
@@ -569,10 +612,10 @@ def _part(part: object) -> object:
     return part.get("text") if isinstance(part, dict) else part
 
 
-def _joined_parts(parts: Sequence[object], where: str) -> str:
+def _joined_parts(parts: Sequence[object], where: Where) -> str:
     texts = [_part(part) for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ShapeError(WRONG_TYPE, f"{where} holds more than text")
+        raise ShapeError(WRONG_TYPE, phrase("data.message_not_only_text", where=where))
     return "".join(map(str, texts))
 
 
@@ -580,7 +623,7 @@ def _is_picture(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") in PICTURE_TYPES
 
 
-def _plain_part(part: object, where: str) -> dict[str, str]:
+def _plain_part(part: object, where: Where) -> dict[str, str]:
     """Return a part of a message as chat templates take it; an image part without its content."""
     if _is_picture(part):
         return {"type": PICTURE_PART}
@@ -609,9 +652,11 @@ def _listed_pictures(value: object, column: str) -> list[PictureSource]:
     if value in (None, "", b""):
         return []
     held = value if isinstance(value, list) else [value]
-    where = f"column {column!r}"
-    names = [f"picture {n} of {where}" for n in range(1, len(held) + 1)] if held[1:] else [where]
-    return [_source(one, name) for one, name in zip(held, names, strict=False)]
+    is_alone = len(held) == 1
+    return [
+        _source(one, Where(column, 0 if is_alone else number, IMAGE))
+        for number, one in enumerate(held, 1)
+    ]
 
 
 def _own_pictures(values: RowValues, column: str) -> list[PictureSource | None]:
@@ -622,14 +667,14 @@ def _own_pictures(values: RowValues, column: str) -> list[PictureSource | None]:
         content = message.get(message_keys(message)[1]) if isinstance(message, dict) else None
         for part in filter(_is_picture, content if isinstance(content, list) else []):
             has_own = any(part.get(key) is not None for key in SOURCE_KEYS)
-            where = phrase("data.image_of_message", number=number, column=column)
+            where = Where(column, number, IMAGE_OF_MESSAGE)
             sources.append(_source(part, where) if has_own else None)
     return sources
 
 
-def _source(value: object, where: str) -> PictureSource:
+def _source(value: object, where: Where) -> PictureSource:
     try:
-        return picture_source(value, where)
+        return picture_source(value, str(where))
     except PictureError as error:
         raise ShapeError(PICTURE, str(error)) from error
 
@@ -638,9 +683,10 @@ def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
     """Return the messages, after checking that at least one is an answer that is not empty."""
     answers = {n: turn for n, turn in enumerate(turns, 1) if turn.role == "assistant"}
     if not answers:
-        raise ShapeError(NOT_SUPERVISED, "no message of the assistant")
+        raise ShapeError(NOT_SUPERVISED, phrase("data.no_assistant_message"))
     if not any(turn.text.strip() or turn.calls_tools for turn in answers.values()):
-        raise ShapeError(EMPTY, f"message {max(answers)} of {column!r} is empty")
+        where = Where(column, max(answers))
+        raise ShapeError(EMPTY, phrase("data.value_empty", where=where))
     return turns
 
 

@@ -132,7 +132,7 @@ def recognise_question(
     if prompt is not None:
         parts["prompt"] = prompt
         context = _contexts(PROMPT if request.prompt_column else ALPACA, [prompt], columns, request)
-        words = f"column {prompt!r} asks" + _add_context(parts, context)
+        words = phrase("data.recognized_prompt", column=prompt) + _add_context(parts, context)
     words += _add_others(parts, columns)
     _, parts, words = _with_more((PROMPT, parts, words), rows, columns, answers)
     words += _add_rare(parts, rows, columns, request)
@@ -173,7 +173,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
         if name == TEXT:
             raise InputError("data.images_without_prompt", column=column, text_column=parts["text"])
         parts[PICTURES] = column
-        reason += f", column {column!r} holds the images"
+        reason += phrase("data.column_holds_images", column=column)
     return RowSchema(name, parts, reason, request.task_column, request.group_column)
 
 
@@ -194,11 +194,11 @@ def _picture_column(
 def picture_words(rows: Sequence[Row], schema: RowSchema) -> str:
     """Return a description of where rows of this shape hold images; "" if they hold none."""
     if PICTURES in schema.columns:
-        return f"column {schema.columns[PICTURES]!r}"
+        return phrase("data.place_column", column=schema.columns[PICTURES])
     for row in rows:
         conversation = schema.convert(row)
         if isinstance(conversation, Conversation) and conversation.num_pictures:
-            return f"the messages of {conversation.place}"
+            return phrase("data.images_in_messages", place=conversation.place)
     return ""
 
 
@@ -666,12 +666,21 @@ def _is_mixed(rows: Sequence[Row], request: ShapeRequest) -> bool:
 def _seen(rows: Sequence[Row], request: ShapeRequest) -> str:
     groups = _by_columns(rows)
     shown = "; ".join(_described(group, request) for group in groups[:NUM_GROUPS_SHOWN])
-    more = f"; and {len(groups) - NUM_GROUPS_SHOWN} more" if len(groups) > NUM_GROUPS_SHOWN else ""
+    num_more = len(groups) - NUM_GROUPS_SHOWN
+    more = phrase("data.more_groups", count=num_more) if num_more > 0 else ""
     return phrase("data.shapes_of_first_rows", num_rows=len(rows), groups=shown, more=more)
 
 
 def _described(rows: list[Row], request: ShapeRequest) -> str:
     columns = list(rows[0].values)
     names = {name for name, _, _ in _candidates(rows, columns, request)}
-    shape = f"of the shape {names.pop()}" if len(names) == 1 else phrase("data.unclear_shape")
-    return f"{len(rows)} are {shape} (columns: {shown(columns)}; {rows[0].source}:{rows[0].line})"
+    is_clear = len(names) == 1
+    return phrase(
+        "data.rows_of_shape",
+        count=len(rows),
+        shape=phrase("data.of_shape", shape=names.pop())
+        if is_clear
+        else phrase("data.unclear_shape"),
+        columns=shown(columns),
+        place=f"{rows[0].source}:{rows[0].line}",
+    )

@@ -92,7 +92,8 @@ def token_preview(
         shown = [_in_text(text, kind, has_colour) for text, kind in run]
         joined = "|".join(shown)
         parts.append(joined if is_masked else f"⟦{joined}⟧")
-    return "".join(parts) + _rest(example) + "".join(f"\nleft out: {one}" for one in left_out)
+    below = "".join("\n" + phrase("data.left_out", text=one) for one in left_out)
+    return "".join(parts) + _rest(example) + below
 
 
 def token_preview_html(
@@ -110,7 +111,8 @@ def token_preview_html(
         spans.append(_element(kind, shown))
     key = " ".join(_element(kind, kind.value) for kind in Kind)
     line = html.escape(counts_line(kinds_of(example, tokenizer)))
-    below = "".join(f"<p>left out: {html.escape(one)}</p>" for one in left_out)
+    lost = (html.escape(phrase("data.left_out", text=one)) for one in left_out)
+    below = "".join(f"<p>{one}</p>" for one in lost)
     return f"<p>{key} · {line}</p><pre>{'&#8203;'.join(spans)}{_rest(example)}</pre>{below}"
 
 
@@ -164,4 +166,4 @@ def _text(
 
 def _rest(example: TokenizedExample) -> str:
     more = len(example.input_ids) - MOST_TOKENS
-    return f" … and {more:,} more tokens" if more > 0 else ""
+    return phrase("data.more_tokens", count=more) if more > 0 else ""

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 SURVIVAL_VERSION = 2  # of the facts that are stored with prepared rows
 LOST, LETTERS, WHITE_SPACE = "lost", "letters", "white space"
 KINDS = {
-    LETTERS: "learned in other letters than the data has",
-    WHITE_SPACE: "learned with other line breaks, tabs or indentation than the data has",
+    LETTERS: "data.learned_in_other_letters",
+    WHITE_SPACE: "data.learned_in_other_layout",
 }
 UNREAD = "unread"  # rows that lose text that is not trained on
 # A line break and characters of several scripts: a tokenizer that has tokens for these has tokens
@@ -292,7 +292,7 @@ class Survivals:
                 "data.tokenizer_changed_answers",
                 count=count,
                 answers_are="answer is" if count == 1 else "answers are",
-                difference=KINDS[kind],
+                difference=phrase(KINDS[kind]),
                 example=self.firsts[kind][1],
                 place=self.firsts[kind][0],
             )

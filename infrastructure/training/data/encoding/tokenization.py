@@ -298,7 +298,9 @@ class ConversationEncoder:
         account = self.prompt_account(turns, inputs)
         left_out = {one.message for one in account.missing if one.kind != REASONING_KIND}
         return "\n".join(
-            f"{turn.role}{' (left out)' if number in left_out else ''}: {turn.text}"
+            phrase("data.message_left_out", role=turn.role, text=turn.text)
+            if number in left_out
+            else f"{turn.role}: {turn.text}"
             for number, turn in enumerate(turns, 1)
         )
 
@@ -368,7 +370,7 @@ class ConversationEncoder:
 
     @property
     def _writer(self) -> str:
-        return "the chat template" if self.own_template else "the plain format"
+        return phrase("data.chat_template" if self.own_template else "data.plain_format")
 
     def advice_for(self, conversation: Conversation) -> str:
         """Return the remedy for a row with text that would not be trained on."""

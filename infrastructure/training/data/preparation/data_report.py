@@ -117,7 +117,7 @@ class DataReport:
         origin = (
             phrase("data.read_from_cache")
             if self.from_cache
-            else f"Prepared in {self.seconds:.1f} s"
+            else phrase("data.prepared_in", seconds=self.seconds)
         )
         return [*sections, *self._unused(), origin]
 
@@ -130,24 +130,25 @@ class DataReport:
         _, _, counts = self._rows()
         tokens, *_ = self._tokens()
         set_aside, *examples = self._quarantined() or [""]
-        first = [f"{set_aside}; the first:{examples[0][1:]}"] if examples else []
-        unused = f"; not used: {self.unused_columns}" if self.unused_columns else ""
-        line = phrase(
-            "data.data_line",
-            counts=counts,
-            names=self._names(),
-            shape=f"{self.shape_reason}{unused}",
-        )
+        first = [
+            phrase("data.first_skipped", skipped=set_aside, example=example.strip())
+            for example in examples[:1]
+        ]
+        shape = self.shape_reason
+        if columns := self.unused_columns:
+            shape = phrase("data.columns_unused_too", shape=shape, columns=columns)
+        line = phrase("data.data_line", counts=counts, names=self._names(), shape=shape)
         return [line, tokens, *first]
 
     def _names(self) -> str:
         names = [*dict.fromkeys(f"{file['name']} ({file['format']})" for file in self.files)]
-        more = f" and {len(names) - 3} more files" if len(names) > 3 else ""
-        return ", ".join(names[:3]) + more
+        if len(names) <= 3:
+            return ", ".join(names)
+        return phrase("data.more_files", names=names[:3], count=len(names) - 3)
 
     def _rows(self) -> list[str]:
         return [
-            f"{rows_in_words(self.rows_read)} read from {self._names()}",
+            phrase("data.rows_read", count=self.rows_read, names=self._names()),
             f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]}",
             phrase(
                 "data.split_counts",
@@ -158,9 +159,9 @@ class DataReport:
 
     def _tokens(self) -> list[str]:
         quantiles = ", ".join(f"{share} ≤ {n}" for share, n in self.length_quantiles.items())
-        ends = f"answers end with {', '.join(self.end_tokens)}"
-        if not self.end_tokens:
-            ends = phrase("data.answers_without_end")
+        ends = phrase("data.answers_without_end")
+        if self.end_tokens:
+            ends = phrase("data.answers_end_with", tokens=", ".join(self.end_tokens))
         lines = [
             phrase(
                 "data.trained_token_share",
@@ -179,8 +180,10 @@ class DataReport:
         if set(self.task_counts) - {""}:
             common = Counter(self.task_counts).most_common(MAX_TASKS_SHOWN)
             rest = len(self.task_counts) - len(common)
-            tasks = ", ".join(f"{task or 'no task'} {count:,}" for task, count in common)
-            lines.append(f"tasks: {tasks}" + (f" and {rest} more" if rest > 0 else ""))
+            without = phrase("data.no_task")
+            tasks = ", ".join(f"{task or without} {count:,}" for task, count in common)
+            tasks = phrase("data.more_names", names=tasks, count=rest) if rest > 0 else tasks
+            lines.append(phrase("data.tasks", tasks=tasks))
         return lines
 
     def _quarantined(self) -> list[str]:
@@ -188,8 +191,8 @@ class DataReport:
             return []
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.quarantine.counts.most_common())
         share = 100 * self.quarantine.total / self.rows_read
-        set_aside = rows_in_words(self.quarantine.total)
-        lines = [f"{set_aside} skipped ({share:.2g} %): {reasons}"]
+        total = self.quarantine.total
+        lines = [phrase("data.rows_skipped", count=total, percent=share, reasons=reasons)]
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
     def _warnings(self, num_positions: int | None) -> list[str]:
@@ -216,10 +219,9 @@ class DataReport:
                 )
             )
         if sentence := about_template(self.template_tokens, self.max_length):
-            lines.append(f"note: {sentence}")
+            lines.append(phrase("data.note", sentence=sentence))
         if self.duplicates:
-            verb = "repeats" if self.duplicates == 1 else "repeat"
-            lines.append(f"{rows_in_words(self.duplicates, 'training ')} {verb} an earlier one")
+            lines.append(phrase("data.rows_repeated", count=self.duplicates))
         if self.leaked:
             verb = "is" if self.leaked == 1 else "are"
             rows = rows_in_words(self.leaked, "training ")
@@ -230,7 +232,8 @@ class DataReport:
                 if self.special_text_rows == 1
                 else (phrase("data.rows_spell_special_token"))
             )
-            lines.append(f"{rows_in_words(self.special_text_rows)} {spells}")
+            rows = rows_in_words(self.special_text_rows)
+            lines.append(phrase("data.special_token_rows", rows=rows, contain=spells))
         return lines
 
     def _keeps_whole(self, num_positions: int | None) -> str:

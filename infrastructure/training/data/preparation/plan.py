@@ -141,8 +141,10 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
         except PictureError as error:
             faults.append(f"{converted.place}: {error}")
     if faults:
-        count = f"the first {len(faults)} rows" if len(faults) > 1 else "the only row"
-        raise InputError("data.images_unusable", path=config.path, rows=count, fault=faults[0])
+        rows = phrase("data.only_row")
+        if len(faults) > 1:
+            rows = phrase("data.first_bad_rows", count=len(faults))
+        raise InputError("data.images_unusable", path=config.path, rows=rows, fault=faults[0])
 
 
 def no_pictures(path: str) -> str:
@@ -349,8 +351,9 @@ def read_chat_template(setting: str) -> str:
         path = shipped[setting]
     if not path.is_file():
         ready = phrase("data.shipped_template_names", names=", ".join(shipped)) if shipped else ""
-        lack = (
-            phrase("data.trl_without_named_templates") if find_spec("trl") else "is not installed"
+        is_installed = find_spec("trl") is not None
+        lack = phrase(
+            "data.trl_without_named_templates" if is_installed else "data.trl_not_installed"
         )
         ready = ready or phrase("data.shipped_template_unavailable", lack=lack)
         raise InputError("data.invalid_chat_template", value=setting, alternative=ready)
@@ -368,7 +371,9 @@ def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | Non
         return []
     path = shipped_templates().get("qwen3")
     is_known = path is not None and not marks_without_token(path.read_text("utf-8"), tokenizer)
-    ready = "such as qwen3" if is_known else phrase("data.template_of_known_tokens")
+    ready = phrase("data.template_of_known_tokens")
+    if is_known:
+        ready = phrase("data.such_as_template", name="qwen3")
     return [phrase("data.model_without_chat_template", example=ready)]
 
 

@@ -388,7 +388,7 @@ class Preparation:
             reader = phrase("data.template_ignores_field")
             if self.plan.encoder.template is None:
                 reader = phrase("data.field_needs_chat_template")
-            return f"not used: {fields} ({reader})"
+            return phrase("data.unused_fields", fields=fields, reader=reader)
         return ""
 
     def _about_template(self, template: TemplateFormat) -> list[str]:
@@ -411,7 +411,7 @@ class Preparation:
                 phrase(
                     "data.training_template_used",
                     origin=template.origin,
-                    marks=f"; with it, {learns_prompt}" if learned else "",
+                    marks=phrase("data.marks_learned", learned=learns_prompt) if learned else "",
                 )
             )
         return notes
@@ -421,7 +421,8 @@ def _listed(names: Counter[str]) -> str:
     """Return the most frequent names, in the order of their frequency."""
     shown = [name for name, _ in names.most_common(NUM_UNUSED_SHOWN)]
     more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    listed = ", ".join(shown)
+    return phrase("data.more_names", names=listed, count=more) if more > 0 else listed
 
 
 def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:

@@ -99,7 +99,7 @@ class Quarantine:
             return
         common = (lost if is_lossy else self.counts).most_common(1)[0][0]
         first = next((row for row in self.bad_rows if row.reason == common), None)
-        remedy = (first.remedy if first else "") or "fix them"
+        remedy = (first.remedy if first else "") or phrase("data.fix_rows")
         if common == OVER_LONG:
             remedy = phrase("data.raise_max_length")
             remedy += phrase("data.truncate_instead") * cuts_prompts
@@ -121,7 +121,9 @@ class Quarantine:
 
     def none_left(self, path: str) -> ValueError:
         """Return the error for data without a single row that can be trained on."""
-        reason = f": {self.total:,} skipped, {self._shown()}" if self.total else ""
+        reason = ""
+        if self.total:
+            reason = phrase("data.no_rows_because", count=self.total, reasons=self._shown())
         return ValueError(phrase("data.no_rows_left", path=path, reason=reason))
 
     def _shown(self) -> str:
@@ -132,7 +134,10 @@ class Quarantine:
             for row in self.examples[:NUM_SHOWN]
         ]
         others = len(self.counts) - len(shown)
-        return "; ".join(shown) + (f"; {others} more reasons" if others > 0 else "")
+        reasons = "; ".join(shown)
+        if others <= 0:
+            return reasons
+        return phrase("data.more_reasons", reasons=reasons, count=others)
 
 
 def about_template(num_tokens: int, max_length: int) -> str:

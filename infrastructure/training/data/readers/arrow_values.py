@@ -48,7 +48,7 @@ class PlainRows:
 
     def of(self, batch: "RecordBatch") -> list[dict[str, object]]:
         """Return the rows of a batch; raises UnicodeDecodeError if a text is not UTF-8."""
-        arrow = require("pyarrow", "reading tables")
+        arrow = require("pyarrow", "data.read_tables")
         names = [name for name in batch.schema.names if name in self.columns]
         columns = [_written_out(batch.column(batch.schema.names.index(name))) for name in names]
         try:
@@ -69,7 +69,7 @@ class PlainRows:
 
 def _written_out(column: "Array") -> "Array":
     """Return a dictionary-encoded column decoded, which is faster to read; others unchanged."""
-    kinds = require("pyarrow.types", "reading tables")
+    kinds = require("pyarrow.types", "data.read_tables")
     return column.dictionary_decode() if kinds.is_dictionary(column.type) else column
 
 
@@ -101,7 +101,7 @@ def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> C
         is_in_list: the values are inside a list or map, where the table gives all objects the same
             keys; keys without a value are dropped, because they were not in the data.
     """
-    arrow = require("pyarrow", "reading tables")
+    arrow = require("pyarrow", "data.read_tables")
     kinds = arrow.types
     if isinstance(kind, arrow.UuidType):
         return str

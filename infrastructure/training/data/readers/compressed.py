@@ -29,13 +29,14 @@ LARGE_END, LARGE_END_BYTES = b"PK\x06\x07", 20
 LONGEST_COMMENT = 1 << 16
 IS_ENCRYPTED = 1
 READABLE_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others may claim much memory
+EXCEL = "data.kind_excel"
 DOCUMENTS = {
-    "word/document.xml": "a Word document",
-    "xl/workbook.xml": "an Excel workbook",
-    "xl/workbook.bin": "an Excel workbook",
-    "ppt/presentation.xml": "a PowerPoint file",
-    "META-INF/container.xml": "an EPUB book",
-    "content.xml": "an OpenDocument file",
+    "word/document.xml": "data.kind_word",
+    "xl/workbook.xml": EXCEL,
+    "xl/workbook.bin": EXCEL,
+    "ppt/presentation.xml": "data.kind_powerpoint",
+    "META-INF/container.xml": "data.kind_epub",
+    "content.xml": "data.kind_opendocument",
 }
 PASSED_BYTES = 1 << 16
 
@@ -86,7 +87,7 @@ def member_of(path: Path) -> str:
     with _listed(path) as archive:
         infos = [info for info in archive.infolist() if _may_be_data(info.filename)]
         if (what := document_kind(path)) is not None:
-            raise InputError("data.document_not_data", path=path.name, what=what)
+            raise InputError("data.document_not_data", path=path.name, what=phrase(what))
     tables = [info for info in infos if not _is_text(info.filename)] or infos
     if len(tables) != 1:
         names = ", ".join(info.filename for info in tables[:3]) or "nothing"
@@ -95,11 +96,8 @@ def member_of(path: Path) -> str:
         )
     info = tables[0]
     if info.flag_bits & IS_ENCRYPTED or info.compress_type not in READABLE_METHODS:
-        why = (
-            "has a password"
-            if info.flag_bits & IS_ENCRYPTED
-            else phrase("data.unsupported_compression")
-        )
+        is_encrypted = info.flag_bits & IS_ENCRYPTED
+        why = phrase("data.has_password" if is_encrypted else "data.unsupported_compression")
         raise InputError(
             "data.zip_member_unreadable", path=path, filename=info.filename[:80], reason=why
         )
@@ -113,7 +111,7 @@ def num_other_members(path: Path) -> int:
 
 
 def document_kind(path: Path) -> str | None:
-    """Return the kind of office document that a zip archive is; None if it is not one."""
+    """Return the code of the kind of office document that a zip archive is; None if it is none."""
     with _listed(path) as archive:
         names = set(archive.namelist())
     return next((kind for name, kind in DOCUMENTS.items() if name in names), None)
@@ -198,8 +196,8 @@ def _unpacked_bytes(unpack: Any, packed: bytes) -> int:
 
 
 def _open_zstd(path: Path) -> BinaryIO:
-    """Open a Zstandard file with Arrow, which holds one window and reports truncated files."""
-    arrow = require("pyarrow", "reading .zst files")
+    """Open with Arrow, which holds one window at a time and reports truncated files."""
+    arrow = require("pyarrow", "data.read_zst")
     file = arrow.CompressedInputStream(arrow.OSFile(str(path), "rb"), "zstd")
     return cast(BinaryIO, file)
 

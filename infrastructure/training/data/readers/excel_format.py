@@ -76,7 +76,7 @@ def other_sheets(path: Path) -> list[str]:
 
 @contextmanager
 def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workbook"]:
-    openpyxl = require("openpyxl", "reading Excel files")
+    openpyxl = require("openpyxl", "data.read_excel")
     if inflated_bytes(path, MAX_WORKBOOK_BYTES) > MAX_WORKBOOK_BYTES:
         raise InputError("data.workbook_too_large", file=name, max_mib=MAX_WORKBOOK_BYTES >> 20)
     with path.open("rb") as file, warnings.catch_warnings():
@@ -151,7 +151,7 @@ class _Marks:
 
 def _marks_of(sheet: Any) -> _Marks:
     """Find the marks in the XML of the sheet; merged cells are listed at its end."""
-    column_number = require("openpyxl.utils", "reading Excel files").column_index_from_string
+    column_number = require("openpyxl.utils", "data.read_excel").column_index_from_string
     marks, tail = _Marks(), b""
     with sheet.parent._archive.open(sheet._worksheet_path) as file:
         while chunk := file.read(SCAN_BYTES):
@@ -213,12 +213,12 @@ def _unescaped(text: str) -> str:
     """Return a text with its escaped control characters decoded: `_x000D_` ends a line."""
     if "_x" not in text:
         return text
-    unescape = require("openpyxl.utils.escape", "reading Excel files").unescape
+    unescape = require("openpyxl.utils.escape", "data.read_excel").unescape
     return str(unescape(text))
 
 
 def _shows_no_time(cell: Any) -> bool:
-    numbers = require("openpyxl.styles.numbers", "reading Excel files")
+    numbers = require("openpyxl.styles.numbers", "data.read_excel")
     return bool(numbers.is_datetime(cell.number_format) == "date")
 
 

@@ -12,6 +12,7 @@ from infrastructure.core.json_text import parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.training.data.readers.compressed import (
     DAMAGED,
+    EXCEL,
     ZIP_BEGINNING,
     data_name,
     document_kind,
@@ -23,39 +24,41 @@ from infrastructure.training.data.readers.text_encoding import AUTO, encoding_of
 
 HEAD_BYTES = 1 << 16
 
-EMPTY, WEB_PAGE, LFS_POINTER = "empty", "a web page", "a Git LFS pointer"
+# What a file can be: codes of the words that name it in messages.
+EMPTY, WEB_PAGE = "data.kind_empty", "data.kind_web_page"
+LFS_POINTER = "data.kind_lfs_pointer"
 NOT_WHAT_WAS_MEANT = (EMPTY, WEB_PAGE, LFS_POINTER)
 
 GZIP = b"\x1f\x8b"
-ZIP_ARCHIVE, ZSTD, BZIP2 = "a zip archive", "compressed with zstd", "compressed with bzip2"
-PARQUET, HDF5 = "a Parquet file", "an HDF5 file"
-EXCEL, OLD_OFFICE = "an Excel workbook", "an old Office file"
+ZIP_ARCHIVE, ZSTD, BZIP2 = "data.kind_zip", "data.kind_zstd", "data.kind_bzip2"
+PARQUET, HDF5 = "data.kind_parquet", "data.kind_hdf5"
+OLD_OFFICE = "data.kind_old_office"
 SIGNATURES = {
     b"PAR1": PARQUET,
     b"\x89HDF\r\n\x1a\n": HDF5,
     b"PK\x03\x04": ZIP_ARCHIVE,
-    b"PK\x05\x06": "an empty zip archive",
-    b"PK\x07\x08": "a part of a zip archive",
+    b"PK\x05\x06": "data.kind_empty_zip",
+    b"PK\x07\x08": "data.kind_zip_part",
     b"BZh": BZIP2,
-    b"\xfd7zXZ\x00": "compressed with xz",
+    b"\xfd7zXZ\x00": "data.kind_xz",
     b"\x28\xb5\x2f\xfd": ZSTD,
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
-    b"Rar!\x1a\x07": "a RAR archive",
-    b"ARROW1": "an Arrow file",
-    b"SQLite format 3\x00": "an SQLite database",
-    b"%PDF": "a PDF",
-    b"{\\rtf": "a text with formatting (RTF)",
+    b"7z\xbc\xaf\x27\x1c": "data.kind_7z",
+    b"Rar!\x1a\x07": "data.kind_rar",
+    b"ARROW1": "data.kind_arrow",
+    b"SQLite format 3\x00": "data.kind_sqlite",
+    b"%PDF": "data.kind_pdf",
+    b"{\\rtf": "data.kind_rtf",
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": OLD_OFFICE,
-    b"\x89PNG": "an image",
-    b"\xff\xd8\xff": "an image",
-    b"GIF8": "an image",
-    b"RIFF": "an image, a sound or a film",
-    b"\x7fELF": "a program",
-    b"GGUF": "a GGUF model",
-    b"\x80\x02": "a pickle",
-    b"\x80\x03": "a pickle",
-    b"\x80\x04": "a pickle",
-    b"\x80\x05": "a pickle",
+    b"\x89PNG": "data.kind_image",
+    b"\xff\xd8\xff": "data.kind_image",
+    b"GIF8": "data.kind_image",
+    b"RIFF": "data.kind_riff",
+    b"\x7fELF": "data.kind_program",
+    b"GGUF": "data.kind_gguf",
+    b"\x80\x02": "data.kind_pickle",
+    b"\x80\x03": "data.kind_pickle",
+    b"\x80\x04": "data.kind_pickle",
+    b"\x80\x05": "data.kind_pickle",
 }
 TAR_AT, TAR = 257, b"ustar"
 MANY, FEW = 0.4, 0.05  # shares of a file's bytes; ASCII in UTF-16 has a 0 in every other byte
@@ -63,13 +66,13 @@ BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_B
 NAMES = {"parquet": "Parquet", "hdf5": "HDF5", "excel": "Excel"}
 
 REMEDIES = {
-    PARQUET: "change its extension to .parquet",
-    HDF5: "change its extension to .h5",
-    EXCEL: "change its extension to .xlsx",
-    OLD_OFFICE: "save it as .xlsx or CSV",
-    ZIP_ARCHIVE: "change its extension to .zip, or unpack it",
-    ZSTD: "add .zst to its name, or unpack it",
-    BZIP2: "add .bz2 to its name, or unpack it",
+    PARQUET: "data.rename_parquet",
+    HDF5: "data.rename_hdf5",
+    EXCEL: "data.rename_excel",
+    OLD_OFFICE: "data.save_as_xlsx",
+    ZIP_ARCHIVE: "data.rename_zip",
+    ZSTD: "data.add_zst_extension",
+    BZIP2: "data.add_bz2_extension",
 }
 
 
@@ -108,12 +111,15 @@ def check_text(path: Path, head: bytes) -> None:
         known, remedy = what
         contrast = "" if known == EMPTY else phrase("data.not_text_as_named")
         raise InputError(
-            "data.file_not_text", path=path, kind=known, contrast=contrast, remedy=remedy
+            "data.file_not_text", path=path, kind=phrase(known), contrast=contrast, remedy=remedy
         )
 
 
 def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return what a non-text file is, and the remedy; for a zip archive, the kind of document."""
+    """Return the code of what a non-text file is, and the remedy in words.
+
+    For a zip archive that is an office document, it is the kind of document.
+    """
     what = what_it_is(head)
     if what is None or what[0] != ZIP_ARCHIVE or data_name(path) != path:
         return what
@@ -121,20 +127,20 @@ def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
         kind = document_kind(path) or ZIP_ARCHIVE
     except ValueError:
         return what
-    return kind, REMEDIES.get(kind, "export it as CSV or text")
+    return kind, phrase(REMEDIES.get(kind, "data.export_as_text"))
 
 
 def what_it_is(head: bytes) -> tuple[str, str] | None:
-    """Return the kind of a file by its first bytes, and the remedy; None for a text file."""
+    """Return the code of what a file is by its first bytes, and the remedy; None for text."""
     if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
         return EMPTY, phrase("data.give_nonempty_file")
     if head.startswith(GZIP):
-        return "compressed with gzip", phrase("data.add_gz_extension")
+        return "data.kind_gzip", phrase("data.add_gz_extension")
     for magic, kind in SIGNATURES.items():
         if head.startswith(magic):
-            return kind, REMEDIES.get(kind, phrase("data.unpack_or_export"))
+            return kind, phrase(REMEDIES.get(kind, "data.unpack_or_export"))
     if head[TAR_AT:].startswith(TAR):
-        return "a tar archive", phrase("data.unpack_or_export")
+        return "data.kind_tar", phrase("data.unpack_or_export")
     start = head.removeprefix(UTF8_MARK).lstrip()[:200].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
         return WEB_PAGE, phrase("data.web_page_downloaded")
@@ -143,9 +149,9 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
     even, odd = head[::2].count(0) / len(head), head[1::2].count(0) / len(head)
     if max(even, odd) > MANY and min(even, odd) < FEW:
         encoding = "utf-16-le" if odd > even else "utf-16-be"
-        return phrase("data.utf16_without_bom"), phrase("data.set_encoding", encoding=encoding)
+        return "data.utf16_without_bom", phrase("data.set_encoding", encoding=encoding)
     if b"\x00" in head:
-        return "binary", "give text, Excel, Parquet or HDF5"
+        return "data.kind_binary", phrase("data.give_readable_format")
     return None
 
 
@@ -158,19 +164,17 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
     magic = BINARY_MAGIC.get(data_format)
     if magic and not head.startswith(magic):
         kind = what_it_is(head)
-        what = _but_known(kind) if kind else _but_text(head)
+        what = (
+            phrase("data.but_kind", kind=phrase(kind[0]), remedy=kind[1])
+            if kind
+            else _but_text(head)
+        )
         raise InputError(
             "data.file_not_of_format",
             path=path,
             format=NAMES.get(data_format, data_format),
             what=what,
         )
-
-
-def _but_known(kind: tuple[str, str]) -> str:
-    name, remedy = kind
-    what = "something else (binary)" if name == "binary" else name
-    return f" but {what}: {remedy}"
 
 
 def _but_text(head: bytes) -> str:

@@ -82,7 +82,7 @@ class JsonScanner:
     def take(self, character: str) -> None:
         """Consume one character, which must come next."""
         if self.peek() != character:
-            raise self.error(f"expected {character!r}")
+            raise self.error(phrase("data.json_expected", character=character))
         self._pass(1)
 
     def value(self) -> Any:
@@ -90,7 +90,7 @@ class JsonScanner:
         self.peek()
         while True:
             if has_too_many_values(self._text):
-                raise self.error(f"an element of {too_large_words()}")
+                raise self.error(phrase("data.json_element_too_large", size=too_large_words()))
             try:
                 value, end = RECORD_DECODER.raw_decode(self._text, self._index)
             except RecursionError as error:
@@ -109,11 +109,13 @@ class JsonScanner:
 
     def _read_on(self, error: json.JSONDecodeError) -> None:
         if len(self._text) - self._index > MAX_ELEMENT_CHARACTERS:
-            raise self.error(f"an element longer than {MAX_ELEMENT_CHARACTERS >> 20} MiB")
+            max_mib = MAX_ELEMENT_CHARACTERS >> 20
+            raise self.error(phrase("data.json_element_too_long", max_mib=max_mib))
         cut_off = error.pos > len(self._text) - LONGEST_TOKEN or "Unterminated" in error.msg
         if not (cut_off and self._fill()):
             line = self.line + self._text.count("\n", self._index, error.pos)
-            raise self.error(f"{error.msg.removesuffix(' at')} on line {line}")
+            words = error.msg.removesuffix(" at")
+            raise self.error(phrase("data.json_error_on_line", error=words, line=line))
 
     def sees_line_end(self) -> bool:
         """Return whether another line begins in the part of the file that has been read."""
@@ -332,11 +334,11 @@ def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
             name = scanner.value()
             scanner.take(":")
             if name == key:
-                raise scanner.error(f"the key {key!r} appears twice")
+                raise scanner.error(phrase("data.json_key_twice", key=key))
             _pass_value(scanner)
         scanner.take("}")
     if scanner.peek():
-        raise scanner.error("text after the end of the document")
+        raise scanner.error(phrase("data.json_text_after_end"))
 
 
 def _pass_value(scanner: JsonScanner) -> bool:

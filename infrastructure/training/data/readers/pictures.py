@@ -36,13 +36,7 @@ TRANSPARENT, SEVERAL_FRAMES, MANY_BITS = "transparent", "several frames", "more 
 DEEP = re.compile(r"\b(?:L|LA|RGB|RGBA|RGBa|RGBX|RGBXX|CMYK|I|F);(?:16|12)")
 TWELVE_BITS = "I;12"
 PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
-WHOLE_OF_UNKNOWN_RANGE = (
-    "32-bit or signed integers, so it is unknown which value is white: save it with 8 or 16 bits"
-)
-UNKNOWN_RANGE = {
-    "I": WHOLE_OF_UNKNOWN_RANGE,
-    "LAB": "colors of the LAB space, which are not supported: save it in RGB",
-}
+UNKNOWN_RANGE = {"I": "data.integers_of_unknown_range", "LAB": "data.lab_colors"}
 TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 262, 0
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -157,9 +151,9 @@ def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image
     Raises:
         PictureError: it cannot be decoded, has too many pixels, or has values of unknown range.
     """
-    module = require("PIL.Image", "training on pictures")
-    operations = require("PIL.ImageOps", "training on pictures")
-    what = f"the picture {name}" if name else "the picture"
+    module = require("PIL.Image", "data.decode_images")
+    operations = require("PIL.ImageOps", "data.decode_images")
+    what = phrase("data.image_named", name=name) if name else phrase("data.image_unnamed")
     try:
         with module.open(io.BytesIO(content), formats=FORMATS) as image:
             width, height = image.size
@@ -211,7 +205,7 @@ def _in_rgb(
     transparent = image.info.get("transparency")
     if image.mode in UNKNOWN_RANGE:
         raise PictureError(
-            "data.unsupported_image_values", image=what, values=UNKNOWN_RANGE[image.mode]
+            "data.unsupported_image_values", image=what, values=phrase(UNKNOWN_RANGE[image.mode])
         )
     if image.mode == "F" or image.mode.startswith("I;16"):
         values = np.asarray(image)
@@ -228,7 +222,7 @@ def _in_rgb(
     seen = image.convert("RGBA")
     if seen.getchannel("A").getextrema()[0] == OPAQUE:
         return image.convert("RGB"), decided
-    module = require("PIL.Image", "training on pictures")
+    module = require("PIL.Image", "data.decode_images")
     below = module.new("RGBA", seen.size, background)
     return module.alpha_composite(below, seen).convert("RGB"), [*decided, TRANSPARENT]
 
@@ -240,7 +234,7 @@ def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str
     Raises:
         PictureError: the values are floats that are not all between 0 and 1.
     """
-    module = require("PIL.Image", "training on pictures")
+    module = require("PIL.Image", "data.decode_images")
     if values.dtype.kind == "f":
         if not (values.min() >= 0 and values.max() <= 1):  # also false for NaN
             raise PictureError(
@@ -255,7 +249,7 @@ def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str
 
 
 def _as_mask(shown: "npt.NDArray[np.bool_]") -> "Image":
-    module = require("PIL.Image", "training on pictures")
+    module = require("PIL.Image", "data.decode_images")
     mask: Image = module.fromarray(shown.astype(np.uint8) * OPAQUE)
     return mask
 
@@ -282,4 +276,4 @@ def decisions_in_words(counts: Counter[str], background: str, what: str = "row")
         for kind in words
         if (n := counts[kind])
     ]
-    return [f"about the images: {', '.join(parts)}"] if parts else []
+    return [phrase("data.image_decisions", decisions=parts)] if parts else []

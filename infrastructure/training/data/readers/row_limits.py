@@ -61,8 +61,8 @@ def fits_a_row(batch: "RecordBatch") -> bool:
 
 def _extent(array: "Array") -> tuple[int, int]:
     """Return (bytes of texts and numbers, number of values) of an Arrow array, fully expanded."""
-    arrow = require("pyarrow", "reading tables")
-    compute = require("pyarrow.compute", "reading tables")
+    arrow = require("pyarrow", "data.read_tables")
+    compute = require("pyarrow.compute", "data.read_tables")
     kinds, kind = arrow.types, array.type
     if isinstance(array, arrow.ExtensionArray):
         return _extent(array.storage)

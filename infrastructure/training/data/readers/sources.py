@@ -346,7 +346,7 @@ def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
             if is_used
             else phrase("data.file_neither_trained_nor_held_out")
         )
-        notes.insert(0, f"{named(files)} {what}")
+        notes.insert(0, phrase("data.files_as", files_are=named(files), role=what))
     tests = [one for file in train for one in file.test]
     if left := [one.name for one in tests if (one.path.resolve(), "") not in measured]:
         notes.append(phrase("data.test_files_unused", files_are=named(left)))
@@ -383,7 +383,7 @@ def refuse_no_data(path: Path, advice: str) -> None:
         return
     kind, remedy = what
     remedy = advice if kind in NOT_WHAT_WAS_MEANT else remedy
-    raise InputError("data.path_is_not_data", path=path.name, kind=kind, remedy=remedy)
+    raise InputError("data.path_is_not_data", path=path.name, kind=phrase(kind), remedy=remedy)
 
 
 def _is_plugin(name: str) -> bool:
@@ -464,7 +464,8 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
     )
     used = {*chosen}
     others = [p for p in everything if p not in used and not _is_known(p, everything)]
-    left_out = f"{named([shown(p) for p in others])} left out" if others else ""
+    skipped = named([shown(p) for p in others]) if others else ""
+    left_out = phrase("data.files_skipped", files_are=skipped) if skipped else ""
     note = "; ".join(filter(None, [train[0].note, *parts.notes, left_out]))
     test = tuple(DataFile(p, shown(p), data_format) for p in parts.test)
     train[0] = replace(train[0], note=note, held_out=tuple(held_out), test=test)
@@ -495,7 +496,7 @@ def _data_set(path: Path, name: str, splits: Iterable[str]) -> DataFile:
         for role in (HELD_OUT, TEST)
     )
     rest = [f"{name}@{one}" for one, role in roles.items() if not role]
-    note = f"{named(rest)} left out" if rest else ""
+    note = phrase("data.files_skipped", files_are=named(rest)) if rest else ""
     return DataFile(path, name, HUGGINGFACE, note, held_out=held_out, test=test)
 
 

@@ -169,8 +169,8 @@ def named(names: Sequence[str]) -> str:
     """Return files as the subject of a sentence, with its verb: `a.csv, b.csv are`."""
     shown, more = ", ".join(names[:NUM_SHOWN]), len(names) - NUM_SHOWN
     if more > 0:
-        return f"{shown} and {more} more are"
-    return f"{shown} are" if len(names) > 1 else f"{shown} is"
+        return phrase("data.more_files_are", files=shown, count=more)
+    return phrase("data.files_are" if len(names) > 1 else "data.files_is", files=shown)
 
 
 def _shown(folder: Path, files: Sequence[Path]) -> str:

@@ -54,8 +54,8 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
     Raises:
         ValueError: the file is damaged or not a Parquet file.
     """
-    parquet = require("pyarrow.parquet", "reading Parquet")
-    arrow = require("pyarrow", "reading Parquet")
+    parquet = require("pyarrow.parquet", "data.read_parquet")
+    arrow = require("pyarrow", "data.read_parquet")
     try:
         with path.open("rb") as raw:  # its name may not be UTF-8
             metadata = parquet.read_metadata(raw)
@@ -126,7 +126,7 @@ def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
     Raises:
         ValueError: the file is damaged or has another layout.
     """
-    h5py = require("h5py", "reading HDF5")
+    h5py = require("h5py", "data.read_hdf5")
     try:
         with h5py.File(path, "r") as file:
             columns = _hdf5_columns(file, name, h5py)
@@ -216,7 +216,7 @@ def _plain(field: object) -> object:
 
 def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
     """Yield the rows of a dataset of the `datasets` library; see `load_huggingface`."""
-    arrow = require("pyarrow", "reading Hugging Face data sets")
+    arrow = require("pyarrow", "data.read_hub_datasets")
     dataset = load_huggingface(str(path)).with_format("arrow")
     described = dataset.features.arrow_schema
     plain = PlainRows(described, described.metadata)
@@ -241,7 +241,7 @@ def load_huggingface(place: str) -> Any:
     Raises:
         ValueError: there is no such dataset, configuration or split.
     """
-    datasets = require("datasets", "reading Hugging Face data sets")
+    datasets = require("datasets", "data.read_hub_datasets")
     where, split = split_place(place)
     if Path(where).is_dir() and is_saved_dataset(Path(where)):
         try:
@@ -277,15 +277,16 @@ def _damaged(folder: Path, error: BaseException) -> str:
     reason = " ".join(str(error).split())
     for name in ("state.json", "dataset_info.json"):
         if not (folder / "dataset_dict.json").exists() and not (folder / name).exists():
-            reason = f"{name} is missing"
+            reason = phrase("data.file_missing", name=name)
     parts = (part for part in sorted(folder.rglob("*")) if not _can_be_read(part))
-    where = next((f" in {part.relative_to(folder)}" for part in parts), "")
+    damaged = next(parts, None)
+    where = phrase("data.in_member", member=damaged.relative_to(folder)) if damaged else ""
     return phrase("data.saved_dataset_damaged", folder=folder, location=where, reason=reason)
 
 
 def _can_be_read(part: Path) -> bool:
     """Return whether one file of a saved dataset has the format of its extension."""
-    arrow = require("pyarrow", "reading Hugging Face data sets")
+    arrow = require("pyarrow", "data.read_hub_datasets")
     try:
         if part.suffix == ".json":
             return isinstance(parse_json(part.read_text("utf-8")), dict)
@@ -304,7 +305,7 @@ def _split_of(loaded: "Dataset | DatasetDict", split: str, place: str) -> object
         return loaded
     if (split or "train") not in splits:
         known_splits = (
-            f"it has {', '.join(splits)}: write PATH@SPLIT"
+            phrase("data.known_splits", splits=splits)
             if splits
             else phrase("data.dataset_without_splits")
         )

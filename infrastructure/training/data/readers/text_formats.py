@@ -75,7 +75,9 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
             likely_encoding(data),
         )
     except json.JSONDecodeError as error:
-        return bad(BROKEN_JSON, f"{error.msg.removesuffix(' at')} at column {error.colno}")
+        words = error.msg.removesuffix(" at")
+        detail = phrase("data.json_error_at_column", error=words, column=error.colno)
+        return bad(BROKEN_JSON, detail)
     except ValueError as error:  # nested too deep, a number too long, a duplicate key
         return bad(BROKEN_JSON, str(error))
     if not isinstance(value, dict):
@@ -85,7 +87,7 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
 
 def too_long(name: str, line: Line) -> BadRow:
     """Return the bad row for a line that was too long to be held."""
-    detail = f"more than {MAX_LINE_BYTES >> 20} MiB"
+    detail = phrase("data.row_too_long", max_mib=MAX_LINE_BYTES >> 20)
     return BadRow(name, line.number, LINE_TOO_LONG, detail, "", line.offset)
 
 
@@ -281,10 +283,16 @@ def _next_record(
             advice=phrase("data.fix_spanning_quote"),
         )
     if len(fields) != len(table.columns):
-        detail = f"{len(fields)} fields under {len(table.columns)} columns{_up_to(records)}"
+        detail = phrase(
+            "data.field_count_differs",
+            num_fields=len(fields),
+            num_columns=len(table.columns),
+            extent=_up_to(records),
+        )
         return BadRow(name, at.line, WRONG_COLUMNS, detail, excerpt(fields), at.offset)
     if [fields[0].removeprefix("\ufeff"), *fields[1:]] == table.columns:
-        return BadRow(name, at.line, BROKEN_CSV, "the header again", excerpt(fields), at.offset)
+        detail = phrase("data.header_repeated")
+        return BadRow(name, at.line, BROKEN_CSV, detail, excerpt(fields), at.offset)
     values = dict(zip(table.columns, fields, strict=True))
     if not records.is_plain:
         if any(has_surrogates(field) for field in fields):
@@ -299,7 +307,9 @@ def _next_record(
 
 def _up_to(records: _Records) -> str:
     """Return in words where a record of several lines ends; "" for one line."""
-    return f", up to line {records.next.line - 1}" if records.held[1:] else ""
+    if not records.held[1:]:
+        return ""
+    return phrase("data.record_ends_on_line", line=records.next.line - 1)
 
 
 def _never_closed(name: str, at: Start) -> str:

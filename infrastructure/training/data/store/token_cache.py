@@ -92,7 +92,7 @@ class TokenCache:
             self._build(key, build)
             entry = self._existing(key, was_there=False)
         if entry is None:
-            raise OSError(f"the entry {self.root / key} is damaged as soon as it is written")
+            raise OSError(phrase("data.cache_entry_damaged_at_once", path=self.root / key))
         self.evict()
         return entry
 

@@ -109,5 +109,5 @@ def test_without_a_token_the_error_names_where_to_put_one(
         make()
     assert name in str(caught.value)
     is_there = is_installed("dwave.system")
-    wanted = "set DWAVE_API_TOKEN" if is_there else "pip install dwave-system"
+    wanted = "variable=DWAVE_API_TOKEN" if is_there else "pip install dwave-system"
     assert wanted in str(caught.value)

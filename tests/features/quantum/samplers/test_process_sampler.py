@@ -132,7 +132,7 @@ def test_nonsense_is_an_error_with_its_reason(
         (f"{MODULE}:Lacking", r"sampler_failed.*core\.plugin_attribute_missing.*=Lacking"),
         (f"{MODULE}:NoSampler", r"quantum\.not_a_dimod_sampler.*name=.*NoSampler"),
         (f"{MODULE}:Misbehaving", r"sampler_failed.*quantum\.sampler_not_created.*'how'"),
-        ("tabbu", r"quantum\.sampler_failed.*'tabbu'core\.did_you_mean\(meant=tabu\)"),
+        ("tabbu", r"quantum\.sampler_failed.*name=tabbu, hint=core\.did_you_mean\(meant=tabu\)"),
     ],
 )
 def test_wrong_names_are_an_error_with_its_reason(

@@ -114,7 +114,7 @@ def test_a_missing_secret_is_reported_before_anything_is_sampled(
     monkeypatch.setattr("infrastructure.features.quantum.sampler_needs.refuse_missing", lambda *_: None)
     for variable in access.variables:
         monkeypatch.delenv(variable, raising=False)
-    missing = rf"config\.sampler_access_missing\(name={name}, .*set {REMOTE[name]}"
+    missing = rf"config\.sampler_access_missing\(name={name}, .*variable={REMOTE[name]}"
     with pytest.raises(MissingSecretError, match=missing):
         check_sampler(name)
     for variable in access.variables:

@@ -130,7 +130,7 @@ def test_components_in_ones_own_loop(saved_llama: Path, tmp_path: Path) -> None:
     assert sum(map(len, kept.values())) == sum(ranks.values()) // 2
     with pytest.raises(ValueError, match=r"quantum\.no_such_component.*count=2.*number=2"):
         apply_quantum_solution(context, answer({next(iter(ranks)): [2]}))
-    with pytest.raises(ValueError, match="unknown LoRA module 'q'"):
+    with pytest.raises(ValueError, match="what=LoRA module, name=q,"):
         apply_quantum_solution(context, answer({"q": [0]}))
     assert extension_of(context.trainer).session.decisions.kept == {
         m: tuple(k) for m, k in kept.items()
@@ -144,7 +144,7 @@ def answer(decision: Any) -> Solution:
 def test_a_decision_that_cannot_be_carried_out_changes_nothing(
     context: TrainingContext, saved_llama: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="unknown block 'block 7'"):
+    with pytest.raises(ValueError, match="what=block, name=block 7,"):
         apply_quantum_solution(context, answer(["block 7"]))
     with pytest.raises(
         ValueError, match=r"quantum\.problem_selects_no_examples.*problem=block_selection"

@@ -124,7 +124,9 @@ def test_a_solver_that_is_not_here_is_refused_before_anything(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional, "is_installed", lambda package: package != "dwave.system")
-    needed = r"needed_for=the sampler qpu, package=dwave\.system, command=pip install"
+    needed = (
+        r"needed_for=quantum\.the_sampler\(name=qpu\), package=dwave\.system, command=pip install"
+    )
     missing = rf"setting=quantum\.solver, .*core\.package_not_installed\({needed}"
     with pytest.raises(ValueError, match=missing):
         quantum_trainer(saved_llama, tmp_path, quantum={"solver": "qpu"})

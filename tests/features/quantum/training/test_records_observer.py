@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_is_reported_and_stops_nothing(
     blocked = tmp_path / "a file, no folder"
     blocked.write_text("")
     QuantumRecords(blocked, session_with({"step": 0})).train_end(state)
-    assert f"{blocked / QUANTUM_FILE} is not complete" in caplog.text
+    assert f"training.file_incomplete(name={blocked / QUANTUM_FILE}" in caplog.text
 
 
 def test_a_training_without_a_quantum_step_has_nothing_to_write(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import html
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -136,11 +137,12 @@ PROPERTIES: Path = (*FIRST, "parameters", "properties")
 
 def in_words(missing: Missing) -> str:
     """All that is known of a missing text, on a line."""
-    kind = missing.kind.removesuffix(" of a tool").removesuffix(" of a call")
-    what = missing.what.replace(" data.part_tool_call(name=find, number=3) (call 1)", " of FIND")
-    what = what.replace(" data.part_tool_call(name=stop, number=3) (call 2)", " of STOP").replace(
-        " of tool 'find'", " of TOOL"
-    )
+    kind = missing.kind.removeprefix("data.lost_")
+    what = missing.what.replace("data.part_numbered_call(name=find, number=3, order=1)", "FIND")
+    what = what.replace("data.part_numbered_call(name=stop, number=3, order=2)", "STOP")
+    what = what.replace("data.part_of_tool(name=find)", "TOOL").replace("data.part_", "")
+    what = re.sub(r"of_parameter\(name=(\w+), where=TOOL\)", r"TOOL.\1", what)
+    what = re.sub(r"\b(argument|parameter|where)=", "", what)
     state = "learned" if missing.is_learnt else "read"
     state += " in part" if missing.is_cut else ""
     return f"{missing.message}: {kind} | {what} | {missing.text} | {state}"
@@ -151,155 +153,149 @@ def in_words(missing: Missing) -> str:
     [
         (
             ("messages", 0, "content"),
-            ["1: system message | the system message | Be brief. | read"],
+            ["1: system_message | system_message() | Be brief. | read"],
         ),
         (
             ("messages", 1, "content"),
-            ["2: user message | data.part_message_text(number=2, role=user) | Where? | read"],
+            ["2: user_message | message_text(number=2, role=user) | Where? | read"],
         ),
         (
             (*CALL, "name"),
-            ["3: call | the name of FIND | find | learned"],
+            ["3: tool_call | call_name(FIND) | find | learned"],
         ),
         (
             (*CALL, "arguments", 0),
-            ["3: argument | argument 'city' of FIND | Rome | learned"],
+            ["3: argument | argument(city, FIND) | Rome | learned"],
         ),
         (
             (*CALL, "arguments", 1),
-            ["3: argument | argument 'days' of FIND | 3 | learned"],
+            ["3: argument | argument(days, FIND) | 3 | learned"],
         ),
         (
             (*CALL, "arguments", 2),
             [
-                '3: argument | argument \'near\' of FIND | {"unit": "km", "most": 2.5} | learned',
-                "3: argument | argument 'near.most' of FIND | 2.5 | learned",
-                "3: argument | argument 'near.unit' of FIND | km | learned",
+                '3: argument | argument(near, FIND) | {"unit": "km", "most": 2.5} | learned',
+                "3: argument | argument(near.most, FIND) | 2.5 | learned",
+                "3: argument | argument(near.unit, FIND) | km | learned",
             ],
         ),
         (
             (*CALL, "arguments", 2, 0),
-            ["3: argument | argument 'near.unit' of FIND | km | learned"],
+            ["3: argument | argument(near.unit, FIND) | km | learned"],
         ),
         (
             (*CALL, "arguments", 2, 1),
-            ["3: argument | argument 'near.most' of FIND | 2.5 | learned"],
+            ["3: argument | argument(near.most, FIND) | 2.5 | learned"],
         ),
         (
             (*CALL, "arguments", 3),
-            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned"],
+            ['3: argument | argument(tags, FIND) | ["a", 4, true] | learned'],
         ),
         (
             (*CALL, "arguments", 3, 0),
-            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned in part"],
+            ['3: argument | argument(tags, FIND) | ["a", 4, true] | learned in part'],
         ),
         (
             (*CALL, "arguments", 3, 1),
-            ["3: argument | argument 'tags' of FIND | [\"a\", 4, true] | learned in part"],
+            ['3: argument | argument(tags, FIND) | ["a", 4, true] | learned in part'],
         ),
         (("messages", 2, "tool_calls", 0, "id"), []),
         (
             ("messages", 2, "tool_calls", 1, "name"),
-            ["3: call | the name of STOP | stop | learned"],
+            ["3: tool_call | call_name(STOP) | stop | learned"],
         ),
         (
             ("messages", 2, "tool_calls", 1, "arguments", 0),
-            ["3: argument | argument 'when' of STOP | now | learned"],
+            ["3: argument | argument(when, STOP) | now | learned"],
         ),
         (
             ("messages", 3, "content"),
-            ["4: tool result | data.part_message_text(number=4, role=tool) | In Rome. | read"],
+            ["4: tool_result | message_text(number=4, role=tool) | In Rome. | read"],
         ),
         (("messages", 3, "tool_call_id"), []),
         (
             ("messages", 4, "content"),
             [
-                "5: reasoning | data.part_message_reasoning(number=5) | so | read",
-                "5: answer | data.part_message_text(number=5, role=assistant) | Rome. | read",
+                "5: reasoning | message_reasoning(number=5) | so | read",
+                "5: answer | message_text(number=5, role=assistant) | Rome. | read",
             ],
         ),
         (
             ("messages", 5, "content"),
-            ["6: system message | data.part_message_text(number=6, role=system) | Be kind. | read"],
+            ["6: system_message | message_text(number=6, role=system) | Be kind. | read"],
         ),
         (
             ("messages", 6, "content", 0),
-            [
-                "7: user message | data.part_message_text(number=7, role=user) | And then?"
-                " | read in part"
-            ],
+            ["7: user_message | message_text(number=7, role=user) | And then? | read in part"],
         ),
         (
             ("messages", 6, "content"),
-            ["7: user message | data.part_message_text(number=7, role=user) | And then? | read"],
+            ["7: user_message | message_text(number=7, role=user) | And then? | read"],
         ),
         (
             ("messages", 7, "content"),
-            ["8: answer | data.part_message_text(number=8, role=assistant) | Milan. | learned"],
+            ["8: answer | message_text(number=8, role=assistant) | Milan. | learned"],
         ),
         (
             ("messages", 7, "reasoning_content"),
-            ["8: reasoning | data.part_message_reasoning(number=8) | hm | learned"],
+            ["8: reasoning | message_reasoning(number=8) | hm | learned"],
         ),
         (("messages", 7, "name"), []),
         (
             ("messages", 8, "content"),
-            [
-                "9: message after the last answer | data.part_message_text(number=9, role=user)"
-                " | Thanks. | read"
-            ],
+            ["9: after_last | message_text(number=9, role=user) | Thanks. | read"],
         ),
-        ((*FIRST, "name"), ["0: tool | data.part_tool_name(name=find) | find | read"]),
+        ((*FIRST, "name"), ["0: tool | tool_name(name=find) | find | read"]),
         (
             (*FIRST, "description"),
-            ["0: description | the description of TOOL | Finds. | read"],
+            ["0: tool_description | description(TOOL) | Finds. | read"],
         ),
         (
             (*PROPERTIES, 0),
             [
-                "0: description | the description of 'city' of TOOL | A city. | read",
-                '0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read',
+                "0: tool_description | description(TOOL.city) | A city. | read",
+                '0: tool_description | choices(TOOL.city) | ["x", "y", 5] | read',
             ],
         ),
         (
             (*PROPERTIES, 0, "description"),
-            ["0: description | the description of 'city' of TOOL | A city. | read"],
+            ["0: tool_description | description(TOOL.city) | A city. | read"],
         ),
         (
             (*PROPERTIES, 0, "enum"),
-            ['0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read'],
+            ['0: tool_description | choices(TOOL.city) | ["x", "y", 5] | read'],
         ),
         (
             (*PROPERTIES, 0, "enum", 1),
-            ['0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read in part'],
+            ['0: tool_description | choices(TOOL.city) | ["x", "y", 5] | read in part'],
         ),
         ((*PROPERTIES, 0, "enum", 2), []),
         (
             (*PROPERTIES, 1),
             [
-                "0: description | parameter 'near' of TOOL | near | read",
-                "0: description | parameter 'unit' of 'near' of TOOL | unit | read",
+                "0: tool_description | parameter(near, TOOL) | near | read",
+                "0: tool_description | parameter(unit, TOOL.near) | unit | read",
             ],
         ),
         ((*PROPERTIES, 1, "properties", 0), []),
         ((*PROPERTIES, 1, "required"), []),
         (
             (*PROPERTIES, 2, "items", "description"),
-            ["0: description | the description (items) of 'tags' of TOOL | A tag. | read"],
+            ["0: tool_description | description(of_schema(name=items, TOOL.tags)) | A tag. | read"],
         ),
         (
             (*PROPERTIES, 2, "items"),
-            ["0: description | the description (items) of 'tags' of TOOL | A tag. | read"],
+            ["0: tool_description | description(of_schema(name=items, TOOL.tags)) | A tag. | read"],
         ),
         (
             (*FIRST, "return", "description"),
-            ["0: description | the description (return) of TOOL | The place. | read"],
+            ["0: tool_description | description(of_schema(name=return, TOOL)) | The place. | read"],
         ),
         ((*FIRST, "parameters", "required"), []),
-        (("tools", 1, "name"), ["0: tool | data.part_tool_name(name=stop) | stop | read"]),
+        (("tools", 1, "name"), ["0: tool | tool_name(name=stop) | stop | read"]),
         (
             ("tools", 1, "description"),
-            ["0: description | the description of tool 'stop' | Stops. | read"],
+            ["0: tool_description | description(of_tool(name=stop)) | Stops. | read"],
         ),
     ],
 )
@@ -318,22 +314,27 @@ def test_what_a_template_leaves_out_is_missed_and_nothing_else(
 
     alone = account(write, source="{{ 'Where?' }}")
     assert {one.what for one in alone.missing} <= {one.what for one in found.missing}
-    texts = {one.text for one in found.missing if one.kind != "argument of a call"}
+    texts = {one.text for one in found.missing if one.kind != "data.lost_argument"}
     assert texts - {one.text for one in alone.missing} <= {"near", "unit", "Where?"}
 
 
 def test_a_prompt_alone_has_no_message_after_the_last_answer() -> None:
     """All of a row's messages are given: none of them follows an answer that is learned."""
     turns = (*ROW.turns[:2], Turn("assistant", "Rome."), Turn("user", "Thanks."))
-    for num_given, kinds in ((0, AFTER), (3, AFTER), (4, ["user message"]), (5, ["user message"])):
+    for num_given, kinds in (
+        (0, AFTER),
+        (3, AFTER),
+        (4, ["data.lost_user_message"]),
+        (5, ["data.lost_user_message"]),
+    ):
         row = Conversation(turns, num_given=num_given)
         found = account(without(("messages", 3)), row)
         assert [one.kind for one in found.missing] == kinds
         answer = account(without(("messages", 2)), row).missing[0]
-        assert (answer.kind, answer.is_learnt) == ("answer", num_given < 3)
+        assert (answer.kind, answer.is_learnt) == ("data.lost_answer", num_given < 3)
 
 
-AFTER = ["message after the last answer"]
+AFTER = ["data.lost_after_last"]
 
 
 def upper(*numbers: int) -> Callable[[Conversation], str]:
@@ -480,7 +481,8 @@ def lost_of(write: Callable[[Conversation], str], row: Conversation, source: str
     found = account(write, row, source)
     assert not found.undetermined
     return [
-        f"{one.what.split(' data.part_tool_call')[0]}{'…' * one.is_cut}" for one in found.missing
+        f"{one.what.split(', where=data.part_tool_call')[0]}{'…' * one.is_cut}"
+        for one in found.missing
     ]
 
 
@@ -494,7 +496,11 @@ def test_what_stands_for_a_value_is_like_it() -> None:
             f"{head(conversation)} {[(key, type(value).__name__) for key, value in held.items()]}"
         )
 
-    lost = ["argument 'f'…", "argument 'n'…", "argument 's'…"]
+    lost = [
+        "data.part_argument(argument=f…",
+        "data.part_argument(argument=n…",
+        "data.part_argument(argument=s…",
+    ]
     assert lost_of(kinds, row) == lost
 
     def plain(conversation: Conversation) -> str:
@@ -512,7 +518,7 @@ def test_keys_that_a_template_names_stay() -> None:
         held = arguments_of(conversation)
         return f"{head(conversation)} {held['city']} {held['days']} n"
 
-    assert lost_of(write, row, "{{ c.city }}{{ c['days'] }}") == ["argument 'n'"]
+    assert lost_of(write, row, "{{ c.city }}{{ c['days'] }}") == ["data.part_argument(argument=n"]
 
 
 def test_keys_may_be_sorted_whatever_their_case() -> None:
@@ -521,7 +527,11 @@ def test_keys_may_be_sorted_whatever_their_case() -> None:
     def write(conversation: Conversation) -> str:
         return f"{head(conversation)} {sorted(arguments_of(conversation), key=str.lower)}"
 
-    lost = ["argument 'alpha'…", "argument 'Mid'…", "argument 'Zeta'…"]
+    lost = [
+        "data.part_argument(argument=alpha…",
+        "data.part_argument(argument=Mid…",
+        "data.part_argument(argument=Zeta…",
+    ]
     assert lost_of(write, row) == lost
     inner = {"type": "object", "properties": {"inner": {"type": "string"}}}
     schema = {"type": "object", "properties": {"Zeta": inner, "alpha": {"type": "string"}}}
@@ -542,11 +552,11 @@ def test_the_call_is_numbered_where_there_are_several() -> None:
 
     first, second = ({"é": {"ü": 1}}, {"b": 2})
     whats = [one.what for one in account(write, calling(first)).missing]
-    assert whats[0] == "the name data.part_tool_call(name=do, number=2)"
+    assert whats[0] == "data.part_call_name(where=data.part_tool_call(name=do, number=2))"
     found = account(write, calling(first, second)).missing
-    assert [one.what.rpartition("(")[2] for one in found if "the name" in one.what] == [
-        "call 1)",
-        "call 2)",
+    assert [one.what for one in found if "part_call_name" in one.what] == [
+        f"data.part_call_name(where=data.part_numbered_call(name=do, number=2, order={order}))"
+        for order in (1, 2)
     ]
     assert found[1].text == '{"ü": 1}'
     tools = json.dumps({"tools": [{"name": "do", "enum": ["é", 1]}]})
@@ -795,28 +805,40 @@ def test_reasoning_is_moved_where_a_template_reads_it(
     assert all(form.turns[2] == row.turns[2] for form in forms)
 
 
+SYSTEM, ANSWER = "data.lost_system_message", "data.lost_answer"
+
+
 def test_what_rows_lose_is_counted_by_kind_with_the_first() -> None:
-    system = Missing("system message", "the system message", "Be\nbrief." + "x" * 99, False)
-    part = Missing("answer", "the text of message 2", "Rome.", True, is_cut=True)
+    system = Missing(SYSTEM, "the system message", "Be\nbrief." + "x" * 99, False)
+    part = Missing(ANSWER, "the text of message 2", "Rome.", True, is_cut=True)
     after = Missing(AFTER[0], "the text of message 3", "Thanks.", False)
     left_out = LeftOut()
     left_out.add("a:1", [part, part, after])
     left_out.add("a:2", [system])
-    left_out.add("a:3", [system, Missing("answer", "other", "x", True)])
+    left_out.add("a:3", [system, Missing(ANSWER, "other", "x", True)])
     left_out.add("a:4", [system])
     left_out.add("a:5", [])
-    assert left_out.rows == {"answer": 2, AFTER[0]: 1, "system message": 3}
+    assert left_out.rows == {ANSWER: 2, AFTER[0]: 1, SYSTEM: 3}
     lines = left_out.lines()
     lost = "data.never_read_by_model(kind="
-    assert lines[0].startswith(f"{lost}system message, count=3, noun=rows, example=the system mess")
-    assert lines[0].endswith(f"place=a:2, cause={CAUSE})")
+    assert lines[0].startswith(
+        f"{lost}{SYSTEM}(), count=3, noun=rows, example=data.lost_whole(what=the system mess"
+    )
+    assert lines[0].endswith(f"place=a:2, cause={CAUSE}())")
     assert "x" * 70 not in lines[0]
-    example = "part of the text of message 2 ('Rome.')"
-    assert lines[1].startswith(f"{lost}answer, count=2, noun=rows, example={example}, place=a:1")
-    example = "the text of message 3 ('Thanks.')"
-    assert lines[2].startswith(f"{lost}{AFTER[0]}, count=1, noun=row, example={example}, place=a:1")
+    example = "data.lost_part(what=the text of message 2, text=Rome.)"
+    assert lines[1].startswith(
+        f"{lost}{ANSWER}(), count=2, noun=rows, example={example}, place=a:1"
+    )
+    example = "data.lost_whole(what=the text of message 3, text=Thanks.)"
+    assert lines[2].startswith(
+        f"{lost}{AFTER[0]}(), count=1, noun=row, example={example}, place=a:1"
+    )
     read = LeftOut.from_json(left_out.to_json())
-    assert (read.rows, read.firsts, read.lines()) == (left_out.rows, left_out.firsts, lines)
+    assert read.rows == {f"{kind}()": count for kind, count in left_out.rows.items()}
+    assert read.firsts == {f"{kind}()": first for kind, first in left_out.firsts.items()}
+    assert read.lines() == lines
+    assert lines[2].endswith("place=a:1, cause=data.no_answer_follows())")
     other = LeftOut("because", left_out.rows, left_out.firsts)
     assert LeftOut.from_json(other.to_json()).lines() == other.lines() != lines
 

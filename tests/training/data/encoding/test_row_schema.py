@@ -176,7 +176,7 @@ def test_tools_are_objects_each_perhaps_as_json_text() -> None:
     values["tools"] = [{"description": "no name"}]
     bad = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
     assert isinstance(bad, BadRow)
-    assert "column 'tools' is no list of tools with names" in bad.detail
+    assert bad.detail == "data.tools_without_names(column=tools)"
 
 
 def test_the_last_answer_alone() -> None:
@@ -219,12 +219,18 @@ def test_a_conversation_keeps_place_task_and_group() -> None:
     assert (missing.task, missing.group) == ("", "")
 
 
+EMPTY = "data.value_empty(where=data.place_column(column={}))"
+SECOND = "where=data.place_message(number=2, column=messages)"
 BAD_PAIRS: list[tuple[dict[str, Any], str, str]] = [
-    ({"question": "Q"}, reasons.MISSING_COLUMN, "'answer'"),
-    ({"question": "Q", "answer": ""}, reasons.EMPTY, "'answer'"),
-    ({"question": " \n", "answer": "A"}, reasons.EMPTY, "'question'"),
-    ({"question": "Q", "answer": None}, reasons.EMPTY, "'answer'"),
-    ({"question": "Q", "answer": 0.5}, reasons.WRONG_TYPE, "a number, not text"),
+    ({"question": "Q"}, reasons.MISSING_COLUMN, "data.column_missing(column=answer)"),
+    ({"question": "Q", "answer": ""}, reasons.EMPTY, EMPTY.format("answer")),
+    ({"question": " \n", "answer": "A"}, reasons.EMPTY, EMPTY.format("question")),
+    ({"question": "Q", "answer": None}, reasons.EMPTY, EMPTY.format("answer")),
+    (
+        {"question": "Q", "answer": 0.5},
+        reasons.WRONG_TYPE,
+        "kind=a number, advice=data.quote_number()",
+    ),
     ({"question": "Q", "answer": True}, reasons.WRONG_TYPE, "a truth value"),
     ({"question": {"a": 1}, "answer": "A"}, reasons.WRONG_TYPE, "an object"),
     ({"question": "Q", "answer": ["A"]}, reasons.WRONG_TYPE, "a list"),
@@ -232,49 +238,53 @@ BAD_PAIRS: list[tuple[dict[str, Any], str, str]] = [
 ]
 USER = {"role": "user", "content": "Q"}
 BAD_CHATS: list[tuple[Any, str, str]] = [
-    ([], reasons.EMPTY, "no messages"),
-    ("Q", reasons.WRONG_TYPE, "text, not a list"),
+    ([], reasons.EMPTY, "data.column_without_messages(column=messages)"),
+    ("Q", reasons.WRONG_TYPE, "data.column_not_list(column=messages, kind=text)"),
     ("[1", reasons.BROKEN_JSON, "messages"),
-    ([USER], reasons.NOT_SUPERVISED, "no message of the assistant"),
-    ([USER, "A"], reasons.WRONG_TYPE, "message 2 of 'messages' is text"),
-    ([USER, {"content": "A"}], reasons.MISSING_COLUMN, "message 2 of 'messages' names no role"),
-    ([USER, {"role": "wizard", "content": "A"}], reasons.WRONG_TYPE, "unknown role 'wizard'"),
-    ([USER, {"role": "assistant", "content": ""}], reasons.EMPTY, "message 2"),
-    ([USER, {"role": "assistant", "content": None}], reasons.EMPTY, "message 2"),
+    ([USER], reasons.NOT_SUPERVISED, "data.no_assistant_message()"),
+    ([USER, "A"], reasons.WRONG_TYPE, f"data.message_not_object({SECOND}, kind=text)"),
+    ([USER, {"content": "A"}], reasons.MISSING_COLUMN, f"data.message_without_role({SECOND})"),
+    (
+        [USER, {"role": "wizard", "content": "A"}],
+        reasons.WRONG_TYPE,
+        f"data.message_role_unknown({SECOND}, role=wizard)",
+    ),
+    ([USER, {"role": "assistant", "content": ""}], reasons.EMPTY, f"data.value_empty({SECOND})"),
+    ([USER, {"role": "assistant", "content": None}], reasons.EMPTY, f"data.value_empty({SECOND})"),
     (
         [USER, {"role": "assistant", "content": None, "tool_calls": [{}]}],
         reasons.WRONG_TYPE,
-        "no list of calls with names",
+        f"data.calls_without_names({SECOND})",
     ),
     (
         [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{a"}]}],
         reasons.BROKEN_JSON,
-        "data.tool_arguments_not_json(name=f, where=message 2 of 'messages',",
+        f"data.tool_arguments_not_json(name=f, {SECOND},",
     ),
     (
         [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": [1]}]}],
         reasons.WRONG_TYPE,
-        "data.tool_arguments_not_object(name=f, where=message 2 of 'messages', kind=a list)",
+        f"data.tool_arguments_not_object(name=f, {SECOND}, kind=a list)",
     ),
     (
         [USER, {"role": "function_call", "content": "f(1)"}],
         reasons.WRONG_TYPE,
-        "no list of calls with names",
+        f"data.calls_without_names({SECOND})",
     ),
     (
         [USER, {"role": "assistant", "content": "A", "function_call": {"name": "f"}}],
         reasons.WRONG_TYPE,
-        "data.function_call_replaced(where=message 2 of 'messages')",
+        f"data.function_call_replaced({SECOND})",
     ),
     (
         [USER, {"role": "assistant", "content": "A", "weight": 0.5}],
         reasons.WRONG_TYPE,
-        "weight of message 2 of 'messages' is 0.5; it can be 0 or 1",
+        f"data.weight_not_0_or_1(key=weight, {SECOND}, value=0.5)",
     ),
     (
         [{"role": "user", "content": [{"type": "audio"}]}],
         reasons.WRONG_TYPE,
-        "message 1 of 'messages' holds more than text",
+        "data.message_not_only_text(where=data.place_message(number=1, column=messages))",
     ),
 ]
 

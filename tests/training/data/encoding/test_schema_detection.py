@@ -149,20 +149,34 @@ def test_pairs_of_answers_are_named_with_what_learns_from_them() -> None:
 QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
 NO_COMMON = r"data\.no_common_columns\(summary=data\.shapes_of_first_rows\(num_rows"
 DIFFERENT = r"data\.mixed_shapes\(summary=data\.shapes_of_first_rows\(num_rows"
+
+
+def group(count: int, shape: str, columns: str, line: int) -> str:
+    """A pattern of the words on rows of one shape."""
+    shown = rf"shape=data\.of_shape\(shape={shape}\), columns={columns}"
+    return rf"data\.rows_of_shape\(count={count}, {shown}, place=a\.jsonl:{line}\)"
+
+
 MIXED: list[tuple[list[dict[str, Any]], str]] = [
     (
         [QA_ROW, CHAT_ROW, {"text": "T"}],
-        rf"^{NO_COMMON}=3, groups=1 are of the shape qa \(columns: question,"
-        r" answer; a\.jsonl:1\); 1 are of the shape messages \(columns: messages; a\.jsonl:2\);"
-        r" 1 are of the shape text \(columns: text; a\.jsonl:3\), more=\)\)$",
+        rf"^{NO_COMMON}=3, groups={group(1, 'qa', 'question, answer', 1)}; "
+        rf"{group(1, 'messages', 'messages', 2)}; {group(1, 'text', 'text', 3)}, more=\)\)$",
     ),
-    ([QA_ROW, QA_ROW, CHAT_ROW, CHAT_ROW], rf"^{DIFFERENT}=4, groups=2 "),
+    (
+        [QA_ROW, QA_ROW, CHAT_ROW, CHAT_ROW],
+        rf"^{DIFFERENT}=4, groups=data\.rows_of_shape\(count=2, ",
+    ),
     (
         [QA_ROW, {"a": 1}, {"b": 1}, {"c": 1}, {"d": 1}],
-        rf"^{NO_COMMON}=5, .*data\.unclear_shape\(\) .*; and 2 more",
+        rf"^{NO_COMMON}=5, .*data\.unclear_shape\(\), .*more=data\.more_groups\(count=2\)",
     ),
     ([row | {"id": 1} for row in (QA_ROW, CHAT_ROW, {"text": "T"})], rf"^{DIFFERENT}=3,"),
-    ([{}], rf"^{NO_COMMON}=1, groups=1 are data\.unclear_shape\(\) \(columns: none;"),
+    (
+        [{}],
+        rf"^{NO_COMMON}=1, groups=data\.rows_of_shape\("
+        r"count=1, shape=data\.unclear_shape\(\), columns=none,",
+    ),
 ]
 
 
@@ -182,12 +196,21 @@ def test_a_named_column_of_mixed_rows_gets_the_same_sentence() -> None:
 
 
 WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
-    ({"shape": "alpacca"}, r"data\.unknown_shape.*'alpacca'.*\(meant=alpaca\)"),
+    ({"shape": "alpacca"}, r"data\.unknown_shape.*name=alpacca,.*\(meant=alpaca\)"),
     ({"prompt_column": "qestion"}, r"setting=data\.prompt_column, .*\(meant=question\)"),
-    ({"answer_column": "zzz"}, r"setting=data\.answer_column, .*'zzz' \(known: answer, qu"),
-    ({"text_column": "body"}, r"setting=data\.text_column, reason=unknown column 'body'"),
-    ({"task_column": "kind"}, r"setting=data\.task_column, reason=unknown column 'kind'"),
-    ({"group_column": "level"}, r"setting=data\.balance_by, reason=unknown column 'level'"),
+    ({"answer_column": "zzz"}, r"setting=data\.answer_column, .*name=zzz, hint=, known=answer, qu"),
+    (
+        {"text_column": "body"},
+        r"setting=data\.text_column, reason=.*what=column, name=body,",
+    ),
+    (
+        {"task_column": "kind"},
+        r"setting=data\.task_column, reason=.*what=column, name=kind,",
+    ),
+    (
+        {"group_column": "level"},
+        r"setting=data\.balance_by, reason=.*what=column, name=level,",
+    ),
     ({"text_column": "answer", "prompt_column": "question"}, r"data\.text_and_pair_columns"),
     ({"text_column": "answer", "shape": "qa"}, r"data\.text_column_with_shape\(shape=qa\)"),
     ({"prompt_column": "a", "answer_column": "a"}, r"data\.prompt_is_answer_column\(column=a\)"),

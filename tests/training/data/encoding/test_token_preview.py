@@ -91,5 +91,5 @@ def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None
     assert Kind.STOP not in kinds_of(cut, tokenizer)
     ids = np.full(MOST_TOKENS + 7, example.input_ids[1], dtype=np.int32)
     long = TokenizedExample(ids, np.arange(len(ids)) > 3)
-    assert token_preview(long, tokenizer).endswith(" … and 7 more tokens")
+    assert token_preview(long, tokenizer).endswith("data.more_tokens(count=7)")
     assert token_preview_html(long, tokenizer).count("<mark") < MOST_TOKENS

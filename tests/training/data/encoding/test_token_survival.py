@@ -238,9 +238,9 @@ def test_kinds_are_counted_with_their_first_example() -> None:
     assert survivals.firsts == {LETTERS: ("row 0", "first"), WHITE_SPACE: ("row 1", "x")}
     spaces, letters = survivals.lines()  # the most first
     assert spaces.startswith("data.tokenizer_changed_answers(count=2,")
-    assert f"difference={KINDS[WHITE_SPACE]}, example=x, place=row 1" in spaces
+    assert f"difference={KINDS[WHITE_SPACE]}(), example=x, place=row 1" in spaces
     assert letters.startswith("data.tokenizer_changed_answers(count=1,")
-    assert f"difference={KINDS[LETTERS]}, example=first, place=row 0" in letters
+    assert f"difference={KINDS[LETTERS]}(), example=first, place=row 0" in letters
     read = Survivals.from_json(survivals.to_json())
     assert (read.rows, read.firsts) == (survivals.rows, survivals.firsts)
     assert Survivals.from_json({}) == Survivals()

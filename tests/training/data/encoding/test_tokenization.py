@@ -301,7 +301,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     tokenizer = byte_level_tokenizer(forgetful)
     bad = refusal(tokenizer, TWO)
     assert bad.reason == reasons.CHAT_TEMPLATE
-    assert bad.detail == "data.template_rewrites_earlier(what=earlier messages)"
+    assert bad.detail == "data.template_rewrites_earlier(what=data.earlier_messages())"
     assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["<think>The sum is 42.<|im_end|>"]
     thinking = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif")
     bad = refusal(byte_level_tokenizer(thinking), ONE)
@@ -315,7 +315,8 @@ def test_a_template_that_refuses_a_row_gives_the_reason() -> None:
     assert "data.template_refuses(error=no system)" in refusal(tokenizer, TWO).detail
     assert encode(tokenizer, ONE)
     starts_with_answer = talk(("assistant", "Hello"))
-    assert "begins with an answer" in refusal(tokenizer, starts_with_answer).detail
+    refused = refusal(tokenizer, starts_with_answer).detail
+    assert refused == "data.conversation_begins_with_answer()"
 
 
 def test_a_template_with_a_date_writes_the_same_every_day() -> None:

@@ -53,9 +53,9 @@ def test_the_report_lists_what_was_found(data: Path, cache: Path) -> None:
     assert report.end_tokens == {"<|endoftext|>": 100}
     assert prepared.stop_token_ids == [prepared.tokenizer.eos_token_id]
     text = "\n".join(report.lines())
-    assert "100 rows read from train.jsonl (jsonl)" in text
+    assert "data.rows_read(count=100, names=train.jsonl (jsonl))" in text
     assert "ata.recognized_pair(prompt=question, answer=answer)" in text
-    assert "tasks: " in text
+    assert "data.tasks(tasks=" in text
     json.dumps(report.to_dict())
 
 
@@ -108,8 +108,10 @@ def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path, cache: Path) -
         assert prepared.report.rows_read == 100
         prepared = pipeline(data, cache, over_length="quarantine", max_bad_rows_percent=10)
     text = "\n".join(prepared.report.lines())
-    assert "8 rows skipped (8 %): 2 wrong type, 1 broken JSON" in text
-    assert "bad.jsonl:1: broken JSON (Expecting property name" in text
+    assert "data.rows_skipped(count=8, percent=8.0, reasons=2 wrong type, 1 broken JSON" in text
+    assert (
+        "bad.jsonl:1: broken JSON (data.json_error_at_column(error=Expecting property name" in text
+    )
     assert "data.file_read_partly" in text
     prepared.report.quarantine.write(tmp_path / "run" / "quarantine.jsonl")
     assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 8
@@ -147,7 +149,7 @@ def test_no_end_is_shown_where_every_answer_was_cut(tmp_path: Path, cache: Path)
     assert report.end_tokens == {}
     text = "\n".join(report.lines())
     assert "data.trained_token_share" in text
-    assert "answers end with" not in text
+    assert "data.answers_end_with" not in text
 
 
 def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Path) -> None:
@@ -204,7 +206,7 @@ def test_duplicates_are_never_on_both_sides(tmp_path: Path, cache: Path) -> None
     assert not set(epoch(prepared)) & set(held_out(prepared))
     assert prepared.report.leaked == 0
     assert prepared.report.duplicates == prepared.report.num_train // 2
-    assert "training rows repeat an earlier one" in "\n".join(prepared.report.lines())
+    assert "data.rows_repeated(" in "\n".join(prepared.report.lines())
 
 
 @pytest.mark.parametrize("count", range(1, 12))
@@ -270,7 +272,7 @@ def test_special_tokens_in_the_text_are_reported(tmp_path: Path, cache: Path) ->
     rows = [*pairs(20), {"question": "What ends a text?", "answer": "It is <|endoftext|> here."}]
     report = pipeline(write_jsonl(tmp_path / "a.jsonl", rows), cache).report
     assert report.special_text_rows == 1
-    assert "1 row data.row_spells_special_token()" in "\n".join(report.lines())
+    assert "rows=1 row, contain=data.row_spells_special_token()" in "\n".join(report.lines())
 
 
 def test_a_folder_of_formats(tmp_path: Path, cache: Path) -> None:

@@ -210,14 +210,14 @@ def test_text_is_read_by_paragraphs_or_by_lines(tmp_path: Path) -> None:
 
 
 BAD_LINES = {
-    b'{"a": 1': (reasons.BROKEN_JSON, "column 8"),
-    b"{'a': 1}": (reasons.BROKEN_JSON, "column 2"),
-    b'{"a": "x': (reasons.BROKEN_JSON, "starting at column 7"),
+    b'{"a": 1': (reasons.BROKEN_JSON, "column=8"),
+    b"{'a': 1}": (reasons.BROKEN_JSON, "column=2"),
+    b'{"a": "x': (reasons.BROKEN_JSON, "starting, column=7"),
     b"[" * 100_000: (reasons.BROKEN_JSON, ""),
     b'{"a": "\xff"}': (reasons.INVALID_UTF8, "data.byte_of_line(position=8)"),
     b"[1, 2]": (reasons.WRONG_TYPE, "data.line_not_object(kind=a list)"),
     b"42": (reasons.WRONG_TYPE, "a number"),
-    b"x" * (MAX_LINE_BYTES + 5): (reasons.LINE_TOO_LONG, "16 MiB"),
+    b"x" * (MAX_LINE_BYTES + 5): (reasons.LINE_TOO_LONG, "data.row_too_long(max_mib=16)"),
 }
 
 
@@ -394,32 +394,38 @@ def test_numbers_of_binary_tables_are_plain(tmp_path: Path) -> None:
 
 
 WRONG_FILES = {
-    "empty.jsonl": (b" \n", r"data\.file_not_text.*kind=empty.*data\.give_nonempty_file"),
-    "zipped.jsonl": (gzip.compress(b"{}"), r"compressed with gzip.*data\.add_gz_extension"),
-    "excel.csv": (b"PK\x03\x04" + bytes(9), "zip archive"),
-    "nothing.jsonl": (b"PK\x05\x06" + bytes(18), "an empty zip archive"),
-    "archive.txt": (b"a".ljust(257, b"\0") + b"ustar\x0000", "a tar archive"),
+    "empty.jsonl": (
+        b" \n",
+        r"data\.file_not_text.*kind=data\.kind_empty.*data\.give_nonempty_file",
+    ),
+    "zipped.jsonl": (gzip.compress(b"{}"), r"kind=data\.kind_gzip.*data\.add_gz_extension"),
+    "excel.csv": (b"PK\x03\x04" + bytes(9), r"kind=data\.kind_zip\(\)"),
+    "nothing.jsonl": (b"PK\x05\x06" + bytes(18), r"kind=data\.kind_empty_zip"),
+    "archive.txt": (b"a".ljust(257, b"\0") + b"ustar\x0000", r"kind=data\.kind_tar"),
     "zipped.parquet": (
         b"PK\x03\x04" + bytes(9),
-        r"data\.file_not_of_format.*format=Parquet.*a zip archive",
+        r"data\.file_not_of_format.*format=Parquet.*kind=data\.kind_zip\(\)",
     ),
-    "page.jsonl": (b"\n<!DOCTYPE html><html>", "web page"),
+    "page.jsonl": (b"\n<!DOCTYPE html><html>", r"kind=data\.kind_web_page"),
     "pointer.jsonl": (
         b"version https://git-lfs.github.com/spec/v1\noid",
-        r"a Git LFS pointer.*data\.fetch_lfs_file",
+        r"kind=data\.kind_lfs_pointer.*data\.fetch_lfs_file",
     ),
     "wide.csv": (
         "a,b\n".encode("utf-16-be"),
         r"data\.utf16_without_bom.*data\.set_encoding\(encoding=utf-16-be\)",
     ),
-    "noise.txt": (b"abc\x00def", "binary"),
-    "table.jsonl": (b"PAR1xxxx", "Parquet file.*change its extension to .parquet"),
-    "model.txt": (b"\x80\x04\x95", "a pickle"),
+    "noise.txt": (b"abc\x00def", r"kind=data\.kind_binary"),
+    "table.jsonl": (b"PAR1xxxx", r"kind=data\.kind_parquet.*data\.rename_parquet"),
+    "model.txt": (b"\x80\x04\x95", r"kind=data\.kind_pickle"),
     "not.parquet": (
         b"a,b\n1,2\n",
         r"data\.file_not_of_format.*format=Parquet, what=data\.but_text",
     ),
-    "page.parquet": (b"<html>", r"data\.file_not_of_format.*format=Parquet.*a web page"),
+    "page.parquet": (
+        b"<html>",
+        r"data\.file_not_of_format.*format=Parquet.*kind=data\.kind_web_page",
+    ),
     "cut.parquet": (b"PAR1" + bytes(20), r"data\.parquet_damaged\(file=cut\.parquet"),
     "not.h5": (b"a,b\n1,2\n", r"data\.file_not_of_format.*format=HDF5"),
     "cut.h5": (b"\x89HDF\r\n\x1a\n" + bytes(20), r"data\.hdf5_damaged\(file=cut\.h5"),
@@ -429,10 +435,11 @@ WRONG_FILES = {
         b'[{"a": 1}\n, {"a" 2}, {"a": 3}]' + b" " * 99,
         r"data\.json_broken\(file=wrong\.json, line=2,",
     ),
-    "after.json": (b'[{"a": 1}] {}', "text after the end"),
+    "after.json": (b'[{"a": 1}] {}', r"reason=data\.json_text_after_end"),
     "open.json": (
         b'[{"a": "x',
-        r"data\.json_broken\(file=open\.json, line=1, reason=Unterminated string starting on",
+        r"data\.json_broken\(file=open\.json, line=1, reason=data\.json_error_on_line\("
+        r"error=Unterminated string starting, line=1",
     ),
     "scalar.json": (b'{\n"a" 1}', r"data\.json_broken\(file=scalar\.json, line=2,"),
     "open.csv": (b'a,b\n1,2\n"x,2\n1,2\n', r"data\.quote_never_closed\(file=open\.csv, line=3\)"),
@@ -480,7 +487,7 @@ def test_a_folder_is_read_in_order_and_tables_come_before_loose_texts(tmp_path: 
         path.write_text("a,b\n1,2\n" if name.endswith("csv") else '{"a": "1"}\n')
     files = discover(str(tmp_path))
     assert [file.name for file in files] == ["a.csv", "b.jsonl", "sub/c.jsonl"]
-    assert files[0].note == "x.bin is left out"
+    assert files[0].note == "data.files_skipped(files_are=data.files_is(files=x.bin))"
     assert [file.name for file in discover(str(tmp_path), "text")] == ["README.txt"]
 
 

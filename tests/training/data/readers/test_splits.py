@@ -78,26 +78,26 @@ NOT_LISTED = "data.file_not_in_card"
         (
             ["a.jsonl", "x_test.jsonl"],
             (["a.jsonl", "x_test.jsonl"], [], []),
-            [HELD_OUT.format("x_test.jsonl is")],
+            [HELD_OUT.format("data.files_is(files=x_test.jsonl)")],
         ),
         (["test.jsonl", "x_test.jsonl"], (["x_test.jsonl"], [], ["test.jsonl"]), []),
         (["val.jsonl", "x_test.jsonl"], (["x_test.jsonl"], ["val.jsonl"], []), []),
         (
             ["x_val.jsonl", "x_test.jsonl"],
             (["x_val.jsonl", "x_test.jsonl"], [], []),
-            [HELD_OUT.format("x_val.jsonl, x_test.jsonl are")],
+            [HELD_OUT.format("data.files_are(files=x_val.jsonl, x_test.jsonl)")],
         ),
         (["a_test.jsonl", "b_test.jsonl"], (["a_test.jsonl", "b_test.jsonl"], [], []), []),
         (
             ["val.jsonl", "test.jsonl"],
             (["val.jsonl", "test.jsonl"], [], []),
-            [HELD_OUT.format("val.jsonl, test.jsonl are")],
+            [HELD_OUT.format("data.files_are(files=val.jsonl, test.jsonl)")],
         ),
         (["train.jsonl", "b.jsonl"], (["train.jsonl", "b.jsonl"], [], []), []),
         (
             ["x_train.jsonl", "b.jsonl", "x_val.jsonl"],
             (["x_train.jsonl", "b.jsonl"], ["x_val.jsonl"], []),
-            ["data.file_without_split_name(files_are=b.jsonl is)"],
+            ["data.file_without_split_name(files_are=data.files_is(files=b.jsonl))"],
         ),
         (["x_train.jsonl", "val.jsonl"], (["x_train.jsonl"], ["val.jsonl"], []), []),
     ],
@@ -111,11 +111,11 @@ def test_names_divide_files_where_one_is_left_to_train_on(
 
 
 def test_of_many_names_three_are_shown() -> None:
-    assert named(["a"]) == "a is"
-    assert named(["a", "b"]) == "a, b are"
-    assert named(["a", "b", "c", "d"]) == "a, b, c and 1 more are"
-    assert named(["a", "b", "c"]) == "a, b, c are"
-    assert named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more are"
+    assert named(["a"]) == "data.files_is(files=a)"
+    assert named(["a", "b"]) == "data.files_are(files=a, b)"
+    assert named(["a", "b", "c", "d"]) == "data.more_files_are(files=a, b, c, count=1)"
+    assert named(["a", "b", "c"]) == "data.files_are(files=a, b, c)"
+    assert named(["a", "b", "c", "d", "e"]) == "data.more_files_are(files=a, b, c, count=2)"
 
 
 FILES = ["a/1.jsonl", "a/2.jsonl", "a/b/3.jsonl", "c/1.jsonl", "c/x.jsonl"]
@@ -155,7 +155,7 @@ def test_files_of_splits_of_other_names_are_named(tmp_path: Path) -> None:
     listed = {"train": "a/*", "extra": "c/1.jsonl"}
     found = parts(tmp_path, FILES, {"configs": [{"data_files": listed}]})
     assert shown(tmp_path, found) == (["a/1.jsonl", "a/2.jsonl"], [], [])
-    others = "c/1.jsonl, a/b/3.jsonl, c/x.jsonl are"
+    others = "data.files_are(files=c/1.jsonl, a/b/3.jsonl, c/x.jsonl)"
     assert found.notes[0].startswith(f"{NOT_LISTED}(files_are={others}, ")
     whole = parts(tmp_path, FILES, {"configs": [{"data_files": "**"}]})
     assert shown(tmp_path, whole) == (FILES, [], [])
@@ -278,7 +278,8 @@ def test_another_name_is_data_whatever_lies_beside_it(tmp_path: Path) -> None:
 def test_folders_that_are_trained_on_together_are_named_in_their_order(tmp_path: Path) -> None:
     names = [f"{folder}/train.jsonl" for folder in ("z", "b", "m", "a")]
     [note] = parts(tmp_path, names).notes
-    assert note.startswith("data.folders_trained_together(folders_are=a, b, m and 1 more are")
+    together = "data.more_files_are(files=a, b, m, count=1)"
+    assert note.startswith(f"data.folders_trained_together(folders_are={together}")
     assert not parts(tmp_path, names[:1]).notes
 
 

@@ -68,16 +68,25 @@ def test_the_first_records_decide_whether_fields_span_lines(
         assert sum(isinstance(one[1], tuple) for one in found) == num_bad
 
 
+UP_TO_3 = "data.record_ends_on_line(line=3)"
+
+
+def fields(number: int, extent: str = "") -> str:
+    """The detail of a row with this number of fields in a table of two columns."""
+    counts = f"num_fields={number}, num_columns=2, extent={extent}"
+    return f"data.field_count_differs({counts})"
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("1,2,3\n4,5\n", [(2, "3 fields under 2 columns"), (3, ["4", "5"])]),
-        ('1,"2\nx y",3,4\n5,6\n', [(2, "4 fields under 2 columns, up to line 3"), (4, ["5", "6"])]),
-        ('1\n\n4,5\n"6"\n', [(2, "1 fields under 2 columns"), (4, ["4", "5"]), (5, "1 fields")]),
+        ("1,2,3\n4,5\n", [(2, fields(3)), (3, ["4", "5"])]),
+        ('1,"2\nx y",3,4\n5,6\n', [(2, fields(4, UP_TO_3)), (4, ["5", "6"])]),
+        ('1\n\n4,5\n"6"\n', [(2, fields(1)), (4, ["4", "5"]), (5, fields(1))]),
         ('1,"2" x\n4,5\n', [(2, "expected after"), (3, ["4", "5"])]),
-        ('1,"2\n3,4" x\n5,6\n', [(2, ", up to line 3"), (2, ", up to line 3"), (4, ["5", "6"])]),
-        ("q,a\n1,2\n", [(2, "the header again"), (3, ["1", "2"])]),
-        ("\ufeffq,a\n1,2\n", [(2, "the header again"), (3, ["1", "2"])]),
+        ('1,"2\n3,4" x\n5,6\n', [(2, UP_TO_3), (2, UP_TO_3), (4, ["5", "6"])]),
+        ("q,a\n1,2\n", [(2, "data.header_repeated()"), (3, ["1", "2"])]),
+        ("\ufeffq,a\n1,2\n", [(2, "data.header_repeated()"), (3, ["1", "2"])]),
         ("q,b\nx,a\n", [(2, ["q", "b"]), (3, ["x", "a"])]),
         ("é,ü\n1,2\n", [(2, ["é", "ü"]), (3, ["1", "2"])]),
         ("é\0,2\n1,2\n", [(2, "data.nul_byte()"), (3, ["1", "2"])]),
@@ -94,7 +103,7 @@ def test_a_record_that_does_not_fit_is_set_aside_with_its_lines(
         else:
             assert isinstance(one, tuple)
             assert str(wanted) in one[1]
-            assert ("up to" in one[1]) == ("up to" in str(wanted))
+            assert (UP_TO_3 in one[1]) == (UP_TO_3 in str(wanted))
 
 
 def test_a_header_over_two_lines_is_one_and_a_broken_one_is_refused(tmp_path: Path) -> None:
