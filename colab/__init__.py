@@ -7,6 +7,7 @@ names below can be imported from this package. The code behind a name is loaded 
 import importlib.util
 
 try:
+    from infrastructure.core.features import features
     from infrastructure.core.lazy_exports import lazy_names
 except Exception as error:  # whatever another package of that name raises, as in `temper`
     _origin = getattr(importlib.util.find_spec("infrastructure"), "origin", None)
@@ -27,7 +28,6 @@ _PLACES: dict[str, str] = {
     "attach": "colab.training",
     "begin": "colab.session",
     "bring_secrets": "colab.secrets",
-    "compare_quantum_steps": "infrastructure.features.quantum.compare",
     "configure": "colab.settings",
     "download_results": "colab.downloading_results",
     "evaluate": "colab.results",
@@ -47,13 +47,13 @@ _PLACES: dict[str, str] = {
     "show_dashboard": "colab.dashboard",
     "show_data": "colab.results",
     "show_form": "colab.form",
-    "show_quantum_steps": "colab.results",
     "show_stacks": "colab.results",
     "show_report": "colab.results",
     "stop": "colab.training",
     "train": "colab.training",
 }
 
+_PLACES |= {name: module for feature in features() for name, module in feature.notebook.items()}
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES)
 

@@ -25,7 +25,6 @@ SLIDERS = {
         ("model.lora_config.dropout", "training.qlora_dropout", "data.validation_split"),
         (0.0, 0.99, 0.01, ".2f"),
     ),
-    "quantum.rank_budget": (0.01, 1.0, 0.01, ".2f"),
     "max_memory_percent": (0.0, 100.0, 1.0, ".0f"),
 }
 DENSE = "line-height:1.35"  # ipywidgets gives every line of text the height of an input

@@ -43,7 +43,6 @@ LABELS = {
     "training.max_grad_norm": "Gradient clipping",
     "training.max_steps": "Maximum steps",
     "training.num_epochs": "Epochs",
-    "training.optimization_frequency": "Quantum step every … steps",
     "training.qlora_lr": "QLoRA learning rate",
     "training.scheduler_type": "Learning rate schedule",
     "training.validation_frequency": "Evaluate every … steps",
@@ -60,7 +59,6 @@ TITLES = {
     "monitor": "Monitoring",
     "monitor.thresholds": "Alerts",
     "resources.gpu": "GPU",
-    "quantum": "Quantum step",
 }
 _AS_WRITTEN = {"gpu": "GPU", "cpu": "CPU", "lr": "learning rate", "qlora": "QLoRA", "lora": "LoRA"}
 

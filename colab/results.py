@@ -25,7 +25,6 @@ from infrastructure.evaluation.request import Request
 from infrastructure.monitoring.drawing.formatting import blank
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.features.quantum.report import quantum_steps
 from infrastructure.monitoring.report.report import REPORT_FILE
 from infrastructure.monitoring.report.stack_section import stack_section, stacks_of
 from infrastructure.run.checkpoint_paths import step_of
@@ -42,7 +41,6 @@ from infrastructure.training.data.encoding.token_preview import (
 )
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
 from infrastructure.training.models.saved_model import notes_of_rounded
-from infrastructure.features.quantum.training.step_records import Record, read_records
 from infrastructure.training.trainer_factory import TrainerFactory
 
 HEIGHT_PIXELS = 900
@@ -94,34 +92,7 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
     if not in_notebook_kernel():
         print(f"The report: {path}")
         return
-    _display_page("report", path.read_text(encoding="utf-8"), height_pixels)
-
-
-@speaking(as_cell)
-def show_quantum_steps(run: str | Path) -> list[Record]:
-    """Show the decisions of a run's quantum steps, as the section of the report.
-
-    Without a notebook, a line is printed for each step.
-
-    Returns:
-        A record of each step.
-
-    Raises:
-        ValueError: if the run has made no quantum steps.
-    """
-    records = read_records(Path(run))
-    if not records:
-        raise InputError("notebook.no_quantum_step", run=run)
-    if in_notebook_kernel():
-        _display_page("quantum-steps", page("Quantum steps", quantum_steps(read_view(Path(run)))))
-    else:
-        for record in records:
-            text = record.get("chosen") or record.get("why") or ""
-            print(f"step {record.get('step')} · {record.get('outcome')}: {text}".removesuffix(": "))
-        report = Path(run) / REPORT_FILE
-        if report.is_file():
-            print(phrase("notebook.quantum_steps_in", report=report))
-    return records
+    display_page("report", path.read_text(encoding="utf-8"), height_pixels)
 
 
 @speaking(as_cell)
@@ -141,7 +112,7 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
     if not phases:
         raise InputError("notebook.no_stacks", run=run)
     if in_notebook_kernel():
-        _display_page("stacks", page("Stack by stack", stack_section(view)))
+        display_page("stacks", page("Stack by stack", stack_section(view)))
     else:
         print(*[bar.title for _, bar in phases], sep="\n")
     return [
@@ -254,7 +225,7 @@ def export(
     return folder
 
 
-def _display_page(title: str, content: str, height_pixels: int = HEIGHT_PIXELS) -> None:
+def display_page(title: str, content: str, height_pixels: int = HEIGHT_PIXELS) -> None:
     """Show a page below the cell in a frame, so that its styles do not affect the notebook."""
     style = f"width:100%;height:{height_pixels}px;border:0"
     frame = f'<iframe title="{title}" style="{style}" srcdoc="{html.escape(content)}"></iframe>'

@@ -23,6 +23,7 @@ from infrastructure.backup.run_backup import RunBackup
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import parse_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
+from infrastructure.core.features import run_files_of_features
 from infrastructure.core.json_text import JsonObject, as_integer, as_object
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_urls
@@ -34,7 +35,6 @@ LAST_FILES = (
     "report.html",
     "metrics.jsonl",
     "forecast.json",
-    "quantum.json",
     "stackwise.json",
     "trained_rows.json",
 )
@@ -85,7 +85,8 @@ def complete(
         (wait or partial(backup.finish, look=""))(seconds)
         published = backup.publish(run_path / FINAL, _left(deadline))
         record(published)
-        files = [name for name in LAST_FILES if (run_path / name).is_file()]
+        last = (*LAST_FILES, *run_files_of_features())
+        files = [name for name in last if (run_path / name).is_file()]
         backup.publish(run_path, _left(deadline), name=REPORT, files=files, replaces=True)
     except (StorageError, OSError, ValueError) as error:
         down = backup.status()
@@ -156,7 +157,7 @@ class FinishedThere:
             fetch_folder(self.place, self.model, self.model_sums, run_path / FINAL, on_progress)
         part = run_path / f".{REPORT}"
         fetch_folder(self.place, self.report, self.report_sums, part, on_progress)
-        for name in LAST_FILES:
+        for name in (*LAST_FILES, *run_files_of_features()):
             if name != SUMMARY and (part / name).is_file():
                 (part / name).replace(run_path / name)
         shutil.rmtree(part)

@@ -165,3 +165,8 @@ def run_files_of_features() -> list[str]:
 def quantities_of_features() -> dict[str, str]:
     """Return quantity → label, of what features measure."""
     return {key: label for feature in features() for key, label in feature.quantities.items()}
+
+
+def prefixes_of_features() -> tuple[str, ...]:
+    """Return the beginnings of the metrics that features add: `quantum_`."""
+    return tuple(f"{feature.name}_" for feature in features())

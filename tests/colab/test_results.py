@@ -109,7 +109,7 @@ def test_quantum_steps_are_shown_and_returned(
 def test_a_run_without_quantum_steps_is_reported(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "quantum.json").write_text(content)
-    with pytest.raises(ValueError, match=r"notebook\.no_quantum_step\("):
+    with pytest.raises(ValueError, match=r"quantum\.no_quantum_step\("):
         colab.show_quantum_steps(tmp_path)
 
 

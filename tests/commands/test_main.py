@@ -224,7 +224,7 @@ WRONG_SETTINGS = {
     "tune --mode sidewise": "config.wrong_value(setting=training.mode,",
     "quantum compare --mode sidewise": "config.wrong_value(setting=training.mode,",
     "train --keep-checkpoints 1": "config.wrong_value(setting=training.keep_checkpoints,",
-    "train --quantum-solver leap_hybrid": "config.sampler_access_missing(name=leap_hybrid",
+    "train --quantum-solver leap_hybrid": "quantum.sampler_access_missing(name=leap_hybrid",
     "train nowhere.jsonl": "nowhere.jsonl",
     "train --eval-data nowhere.jsonl": "nowhere.jsonl",
     "train --model ./nowhere": "./nowhere",

@@ -1420,7 +1420,7 @@ FURTHER = [
     Wrong(
         "sampler",
         "train --quantum-solver leap_hybrid",
-        ["config.sampler_access_missing", "setting=quantum.solver", "name=leap_hybrid"],
+        ["quantum.sampler_access_missing", "setting=quantum.solver", "name=leap_hybrid"],
     ),
     Wrong(
         "too long",
@@ -1566,7 +1566,7 @@ FURTHER = [
     Wrong(
         "qs time",
         "quantum solve x.json --time-limit 0",
-        ["commands.invalid_time_limit", "seconds=0.0"],
+        ["quantum.invalid_time_limit", "seconds=0.0"],
         {"x.json": '{"linear": {"a": 1}}'},
     ),
     Wrong(

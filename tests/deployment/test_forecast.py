@@ -29,13 +29,13 @@ from infrastructure.deployment.forecast import (
 )
 from infrastructure.deployment.forecasting import forecast
 from infrastructure.deployment.run_checks import checked_before
+from infrastructure.features.quantum.training.data_selection_step import DataSelectionStep
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.core import precision, product_choice
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.features.quantum.training.data_selection_step import DataSelectionStep
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory

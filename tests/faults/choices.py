@@ -28,12 +28,12 @@ from datasets import Dataset
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import leaves, metadata_of
-from infrastructure.features.quantum.sampler_needs import check_sampler
 from infrastructure.config.schema import FieldSpec, schema_of
-from infrastructure.features.quantum.config import BASELINES, SAMPLER
 from infrastructure.config.types import RegisteredName
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.features.quantum.config import BASELINES, SAMPLER
+from infrastructure.features.quantum.sampler_needs import check_sampler
 from infrastructure.features.quantum.samplers.sampler_factory import SAMPLERS
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager

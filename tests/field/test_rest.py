@@ -24,8 +24,8 @@ from infrastructure.deployment.resuming import find_to_resume
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses, small_config, small_settings
-from tests.training.methods.method_runs import configuration, in_fork, run_folder
 from tests.features.quantum.training.quantum_runs import quantum_trainer, records
+from tests.training.methods.method_runs import configuration, in_fork, run_folder
 
 ROOT = Path(__file__).parents[2]
 

@@ -31,11 +31,11 @@ from infrastructure.config.sources.flags import flags_given
 from infrastructure.config.sources.load import load_config
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
+from infrastructure.features.quantum.quantum_step import quantum_solve
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
 from infrastructure.optimization.memory_optimizer import MemoryOptimizer, create_memory_optimizer
 from infrastructure.optimization.pipeline_optimizer import PipelineOptimizer
-from infrastructure.features.quantum.quantum_step import quantum_solve
 from infrastructure.training import (
     CheckpointManager,
     DataPipeline,

@@ -6,6 +6,7 @@ so that the unchanged beginning of a growing file is stored only once.
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from infrastructure.backup.format.manifest import FILES as CLASS
@@ -13,6 +14,7 @@ from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.features import run_files_of_features
 from infrastructure.core.files import atomic_write
 from infrastructure.core.messages import phrase
 
@@ -21,7 +23,7 @@ LARGEST_BYTES = 64 * 1024**2  # of one file; only checkpoints are larger
 # The files that a run writes and needs again. Other files in its directory are not copied, and a
 # version from elsewhere cannot write any other file.
 _PATHS = (
-    r"(?:run|before|checks|forecast|quantum|comparison|stackwise)\.json",
+    r"(?:run|before|checks|forecast|stackwise)\.json",
     r"(?:metrics|quarantine)\.jsonl",
     r"metrics\.csv",
     r"tokenizer/\w[\w.+-]*\.(?:json|jinja|txt|model|tiktoken)",
@@ -29,7 +31,12 @@ _PATHS = (
     r"logs/(?:\w+/)?\w+\.(?:jsonl|log)",
 )
 _FOLDERS = ("*", "tokenizer/*", "tensorboard/*", "logs/*", "logs/*/*")
-_NAME = re.compile(rf"{CLASS}/({'|'.join(_PATHS)})@(\d{{9}})", re.ASCII)
+
+
+@cache
+def _name_pattern() -> re.Pattern[str]:
+    paths = [*_PATHS, *map(re.escape, run_files_of_features())]
+    return re.compile(rf"{CLASS}/({'|'.join(paths)})@(\d{{9}})", re.ASCII)
 
 
 def read_run_files(directory: Path) -> dict[str, TensorBytes]:
@@ -74,7 +81,7 @@ def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
     pieces: dict[str, list[str]] = {}
     for name in manifest.tensors:
         if name.partition("/")[0] == CLASS:
-            match = _NAME.fullmatch(name)
+            match = _name_pattern().fullmatch(name)
             if match is None:
                 raise CheckpointError("backup.unknown_file_in_checkpoint", name=name[:80])
             pieces.setdefault(match[1], []).append(name)
@@ -94,7 +101,7 @@ def joined_pieces(path: str, pieces: Mapping[str, bytes]) -> bytes:
 def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the paths and contents of the files of a run that belong in a version."""
     for path in sorted(path for pattern in _FOLDERS for path in directory.glob(pattern)):
-        if _NAME.fullmatch(_name(directory, path, 0)) and not path.is_symlink():
+        if _name_pattern().fullmatch(_name(directory, path, 0)) and not path.is_symlink():
             data = _read(path)
             if data is not None:
                 yield path, data

@@ -29,14 +29,14 @@ def add_arguments(parser: CommandParser) -> None:
     actions = parser.add_actions()
     actions.add_parser(
         "compare",
-        help=phrase("commands.help_quantum_compare"),
-        description=as_sentence(phrase("commands.help_quantum_compare")),
+        help=phrase("quantum.help_compare"),
+        description=as_sentence(phrase("quantum.help_compare")),
         add_arguments=_add_compare_arguments,
     )
     actions.add_parser(
         "solve",
-        help=phrase("commands.help_quantum_solve"),
-        description=as_sentence(phrase("commands.help_quantum_solve")),
+        help=phrase("quantum.help_solve"),
+        description=as_sentence(phrase("quantum.help_solve")),
         add_arguments=_add_solve_arguments,
     )
 
@@ -50,15 +50,13 @@ def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_solve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="PROBLEM", help="a .bqm, .npz or .json file")
-    parser.add_argument("--sampler", default="auto", help=phrase("commands.help_quantum_sampler"))
+    parser.add_argument("--sampler", default="auto", help=phrase("quantum.help_sampler"))
     parser.add_argument(
         "--time-limit", type=float, default=60.0, metavar="SECONDS", help="at most (default: 60)"
     )
-    parser.add_argument("--seed", type=int, help=phrase("commands.help_quantum_seed"))
-    parser.add_argument("--num-ones", type=int, metavar="K", help=phrase("commands.help_num_ones"))
-    parser.add_argument(
-        "--reads", type=int, metavar="N", help=phrase("commands.help_quantum_reads")
-    )
+    parser.add_argument("--seed", type=int, help=phrase("quantum.help_seed"))
+    parser.add_argument("--num-ones", type=int, metavar="K", help=phrase("quantum.help_num_ones"))
+    parser.add_argument("--reads", type=int, metavar="N", help=phrase("quantum.help_reads"))
     add_json(parser)
     add_config_flags(parser, ["log_level"])
 
@@ -90,7 +88,7 @@ def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
     with interrupt_on_signals(), others_dismissed():
         rows, stopped = compared(config, partial(progress, as_json))
     if stopped is not None:
-        progress(as_json, phrase("commands.comparison_stopped"))
+        progress(as_json, phrase("quantum.comparison_stopped"))
         return exit_code_of_training(stopped)
     show(as_json, {"rows": rows}, *table_of(rows))
     return ExitCode.DONE
@@ -121,23 +119,23 @@ def solve(options: argparse.Namespace) -> ExitCode:
 
 def _refuse_wrong_numbers(options: argparse.Namespace) -> None:
     if not 0 < options.time_limit < float("inf"):
-        raise InputError("commands.invalid_time_limit", seconds=options.time_limit)
+        raise InputError("quantum.invalid_time_limit", seconds=options.time_limit)
     for name, value, least in (
         ("--seed", options.seed, 0),
         ("--num-ones", options.num_ones, 0),
         ("--reads", options.reads, 1),
     ):
         if value is not None and value < least:
-            raise InputError("commands.number_too_small", flag=name, value=value, minimum=least)
+            raise InputError("quantum.number_too_small", flag=name, value=value, minimum=least)
 
 
 def _lines(facts: "SolvedFile") -> list[str]:
     ones = [str(v) for v, x in zip(facts["variables"], facts["values"], strict=True) if x > 0]
     more = f", and {len(ones) - MOST_NAMED} more" if len(ones) > MOST_NAMED else ""
     kept = "within" if facts["is_limit_kept"] else "over"
-    cut = phrase("commands.search_cut_off_by_limit") if facts["is_cut_off"] else ""
+    cut = phrase("quantum.search_cut_off_by_limit") if facts["is_cut_off"] else ""
     size = f"{facts['num_variables']} variables, {facts['num_interactions']} interactions"
-    limit = phrase("commands.time_limit_kept", seconds=facts["time_limit"], kept=kept, cut_off=cut)
+    limit = phrase("quantum.time_limit_kept", seconds=facts["time_limit"], kept=kept, cut_off=cut)
     return [
         f"{facts['file']}: {size}",
         f"energy   {facts['energy']:.10g}",

@@ -79,7 +79,7 @@ def compared(
     """
     config = with_quantum_step(config)
     if config.source(BOUND).layer is Layer.DEFAULT:
-        report(phrase("deployment.comparison_lifts_bound"))
+        report(phrase("quantum.comparison_lifts_bound"))
         config = config.changed([Setting(BOUND, AT_ANY_COST, COMPARED)])
     config.check_supported()  # before an answer that is not available is replaced
     rows: list[Row] = []
@@ -88,7 +88,7 @@ def compared(
     for number, answer in enumerate(answers, 1):
         report(
             phrase(
-                "deployment.comparison_progress",
+                "quantum.comparison_progress",
                 number=number,
                 total=len(answers),
                 answer=_what(answer),
@@ -103,7 +103,7 @@ def compared(
         steps = steps or summary["steps"]
         rows.append(row_of(answer, summary))
         page = Path(rows[-1]["run"]) / REPORT_FILE
-        report(phrase("deployment.comparison_run_done", steps=steps, report=page))
+        report(phrase("quantum.comparison_run_done", steps=steps, report=page))
     for row in rows:
         run = Path(row["run"])
         write_record(run / COMPARISON_FILE, {"rows": rows})
@@ -120,7 +120,7 @@ def refuse_skipped(run: Path) -> None:
     records = read_records(run)
     if records and all(record["outcome"] == SKIPPED for record in records):
         raise ConfigurationError(
-            "deployment.comparison_steps_skipped",
+            "quantum.comparison_steps_skipped",
             run=run,
             reason=records[-1]["why"],
         )
@@ -128,10 +128,10 @@ def refuse_skipped(run: Path) -> None:
 
 def _what(answer: str) -> str:
     if answer == NONE:
-        return phrase("deployment.without_quantum_step")
+        return phrase("quantum.without_quantum_step")
     if answer == SAMPLER:
-        return phrase("deployment.chosen_by_solver")
-    return phrase("deployment.chosen_by_method", method=answer.replace("_", " "))
+        return phrase("quantum.chosen_by_solver")
+    return phrase("quantum.chosen_by_method", method=answer.replace("_", " "))
 
 
 def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
@@ -191,4 +191,4 @@ def table_of(rows: list[Row]) -> list[str]:
             format_duration(row[name] or 0.0) for name in ("quantum_seconds", "seconds")
         )
         lines.append(f"{row['answer']:<16}{loss:>14}{row['steps']:>8,}{quantum:>15}{total:>12}")
-    return [*lines, phrase("deployment.comparison_of_single_runs")]
+    return [*lines, phrase("quantum.comparison_of_single_runs")]

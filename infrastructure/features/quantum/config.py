@@ -39,7 +39,7 @@ BASELINES = {
 def _decides(problem: str) -> UsedWhen:
     return UsedWhen(
         lambda config: config.quantum.problem == problem,
-        "config.unused_other_problem",
+        "quantum.unused_other_problem",
         about={"problem": problem},
     )
 
@@ -47,7 +47,7 @@ def _decides(problem: str) -> UsedWhen:
 _DATA, _BLOCKS, _RANKS = map(_decides, BASELINES)
 _SAMPLED = UsedWhen(
     lambda config: config.quantum.answer == SAMPLER,
-    "config.unused_no_sampler",
+    "quantum.unused_no_sampler",
 )
 
 
@@ -58,8 +58,8 @@ class QuantumConfig(ConfigSection):
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
             lambda config: QUANTUM in config.training.extensions,
-            "config.unused_no_quantum_step",
-            "config.unused_add_quantum_extension",
+            "quantum.unused_no_quantum_step",
+            "quantum.unused_add_quantum_extension",
         ),
     )
 

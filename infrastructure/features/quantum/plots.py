@@ -42,7 +42,7 @@ def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: 
             "bar",
             (MARGIN + i * width / NUM_BARS, floor - (floor - ROOM) * count / most),
             (width / NUM_BARS - 1, (floor - ROOM) * count / most),
-            phrase("monitoring.num_by_chance", count=count, total=len(chance)),
+            phrase("quantum.num_by_chance", count=count, total=len(chance)),
         )
         for i, count in enumerate(counts)
         if count
@@ -77,7 +77,7 @@ def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
         size = (WIDTH - NAMES_WIDTH - MARGIN) / max(1, len(shares))
         for place, share in enumerate(shares):
             title = phrase(
-                "monitoring.share_of_part",
+                "quantum.share_of_part",
                 share=format_share(share),
                 number=place + 1,
                 total=len(shares),

@@ -27,15 +27,15 @@ from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 MAX_STEPS = 50
 QUESTIONS = {
-    "data_selection": "monitoring.quantum_question_data",
-    "block_selection": "monitoring.quantum_question_blocks",
-    "rank_allocation": "monitoring.quantum_question_ranks",
+    "data_selection": "quantum.question_data",
+    "block_selection": "quantum.question_blocks",
+    "rank_allocation": "quantum.question_ranks",
 }
 
 DECIDED = {
-    "data_selection": "monitoring.quantum_chosen_data",
-    "block_selection": "monitoring.quantum_chosen_blocks",
-    "rank_allocation": "monitoring.quantum_chosen_ranks",
+    "data_selection": "quantum.chosen_data",
+    "block_selection": "quantum.chosen_blocks",
+    "rank_allocation": "quantum.chosen_ranks",
 }
 COMPARED = {
     "quantum": "the sampler's answer",
@@ -61,7 +61,7 @@ def quantum_steps(view: RunView) -> Markup:
         comparison_table(compared),
         element(
             "details",
-            element("summary", phrase("monitoring.quantum_how_decided")),
+            element("summary", phrase("quantum.how_decided")),
             element("p", f"{question} {_last(answered, records)}"),
             _pictures(answered),
             _steps(records),
@@ -78,10 +78,10 @@ def _decision(
     if not answered:
         why = clip(str(records[-1].get("why", "")), 600)
         if not why:
-            return phrase("monitoring.quantum_nothing_decided")
-        return phrase("monitoring.quantum_nothing_decided_because", reason=why)
+            return phrase("quantum.nothing_decided")
+        return phrase("quantum.nothing_decided_because", reason=why)
     kind, chosen = str(answered[-1].get("problem")), clip(str(answered[-1].get("chosen", "")), 600)
-    return phrase(DECIDED.get(kind, "monitoring.quantum_decided"), chosen=chosen)
+    return phrase(DECIDED.get(kind, "quantum.decided"), chosen=chosen)
 
 
 def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, object]) -> str:
@@ -99,13 +99,9 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     with_it, without = losses.get("quantum"), losses.get("none")
     cost = sum(_numbers([record.get("seconds") for record in answered]))
     if is_number(with_it) and is_number(without):
-        paid = phrase(
-            "monitoring.quantum_worthwhile"
-            if with_it < without
-            else "monitoring.quantum_not_worthwhile"
-        )
+        paid = phrase("quantum.worthwhile" if with_it < without else "quantum.not_worthwhile")
         losses_text = phrase(
-            "monitoring.quantum_loss_compared",
+            "quantum.loss_compared",
             loss_with=format_number(with_it),
             loss_without=format_number(without),
         )
@@ -114,13 +110,11 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     energy, plain = newest.get("energy"), mapping_of(newest.get("alternatives"))
     best = min(_numbers(list(plain.values())), default=None)
     if not is_number(energy) or best is None:
-        return phrase("monitoring.quantum_benefit_not_measured", duration=format_duration(cost))
+        return phrase("quantum.benefit_not_measured", duration=format_duration(cost))
     if baseline_is_as_good(newest):
-        why = phrase("monitoring.quantum_simple_rule_equal")
-        return phrase(
-            "monitoring.quantum_gained_nothing", duration=format_duration(cost), reason=why
-        )
-    return phrase("monitoring.quantum_better_answer_found", duration=format_duration(cost))
+        why = phrase("quantum.simple_rule_equal")
+        return phrase("quantum.gained_nothing", duration=format_duration(cost), reason=why)
+    return phrase("quantum.better_answer_found", duration=format_duration(cost))
 
 
 def comparison_table(compared: Mapping[str, object]) -> Markup:
@@ -138,13 +132,13 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
     ]
     if not rows:
         return NOTHING
-    heading = element("h3", phrase("monitoring.quantum_comparison_heading"))
+    heading = element("h3", phrase("quantum.comparison_heading"))
     columns = (
         "trained on",
         "held-out loss",
         "steps",
         "quantum steps took",
-        phrase("monitoring.quantum_total_time_column"),
+        phrase("quantum.total_time_column"),
     )
     return element("div", heading, table(columns, rows, "numbers"))
 
@@ -152,15 +146,13 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
 def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
     """Return the number of answers, and the solver of the newest one."""
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
-    without = (
-        phrase("monitoring.quantum_unanswered_times", times=_times(skipped)) if skipped else ""
-    )
+    without = phrase("quantum.unanswered_times", times=_times(skipped)) if skipped else ""
     if not answered:
         return f"{without}: {clip(str(records[-1].get('why', '')), 600)}"
     who = str(answered[-1].get("answered_by", ""))
     last = "last " * (len(answered) > 1)
     text = phrase(
-        "monitoring.quantum_answered_times",
+        "quantum.answered_times",
         times=_times(len(answered)).lower(),
         last=last,
         sampler=who,
@@ -168,7 +160,7 @@ def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[st
     return clip(
         " ".join(
             [
-                phrase("monitoring.quantum_energy_explained"),
+                phrase("quantum.energy_explained"),
                 text,
                 *([f"{without}."] if without else []),
             ]
@@ -202,11 +194,11 @@ def _energies(record: Mapping[str, object]) -> Markup:
     picture = energy_picture(chance, {**others, who: float(energy)}, who)
     better = sum(value > energy for value in chance) / len(chance)
     caption = phrase(
-        "monitoring.quantum_energy_caption",
+        "quantum.energy_caption",
         share=format_share(better),
         count=len(chance),
     )
-    heading = element("h3", phrase("monitoring.quantum_energy_heading", step=record.get("step")))
+    heading = element("h3", phrase("quantum.energy_heading", step=record.get("step")))
     return element("figure", heading, picture, element("figcaption", caption))
 
 
@@ -218,7 +210,7 @@ def _density(answered: Sequence[Mapping[str, object]]) -> Markup:
     ]
     if not rows:
         return NOTHING
-    caption = phrase("monitoring.quantum_density_caption")
+    caption = phrase("quantum.density_caption")
     heading = element("h3", "What was chosen")
     return element("figure", heading, density_picture(rows), element("figcaption", caption))
 
@@ -233,14 +225,14 @@ def _blocks(answered: Sequence[Mapping[str, object]]) -> Markup:
     if not answers or not names:
         return NOTHING
     heading = element("h3", "Which blocks train")
-    caption = phrase("monitoring.quantum_blocks_caption")
+    caption = phrase("quantum.blocks_caption")
     return element("figure", heading, block_picture(names, answers), element("figcaption", caption))
 
 
 def _steps(records: Sequence[Mapping[str, object]]) -> Markup:
     columns = (
         *("step", "epoch", "who answered", "yes-or-no choices", "energy", "best simple method"),
-        *("average by chance", "took", phrase("monitoring.quantum_solver_time_column")),
+        *("average by chance", "took", phrase("quantum.solver_time_column")),
     )
     rows = [_step(record) for record in records[-MAX_STEPS:]]
     return table(columns, rows, "stack")
@@ -256,7 +248,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
     name = min(others, key=lambda one: others[one], default="")
     chance = _numbers(record.get("random_energies"))
     who = str(record.get("answered_by")) + (
-        phrase("monitoring.quantum_fallback") if record.get("is_fallback") else ""
+        phrase("quantum.fallback") if record.get("is_fallback") else ""
     )
     return [
         *place,
@@ -295,9 +287,7 @@ def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
     if dropped := list_of(newest.get("dropped")):
         lines.append(
             clip(
-                phrase(
-                    "monitoring.quantum_excluded_examples", examples=", ".join(map(str, dropped))
-                ),
+                phrase("quantum.excluded_examples", examples=", ".join(map(str, dropped))),
                 1000,
             )
         )

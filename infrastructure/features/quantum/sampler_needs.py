@@ -53,12 +53,12 @@ _LEAP = SamplerNeeds(
     "dwave.system",
     Access(
         (DWAVE_TOKEN, DWAVE_CONFIG_FILE),
-        "config.needs_leap_token",
+        "quantum.needs_leap_token",
     ),
 )
 _AZURE = Access(
     (AZURE_CONNECTION, AZURE_WORKSPACE),
-    "config.needs_azure_workspace",
+    "quantum.needs_azure_workspace",
 )
 
 SAMPLER_NEEDS: dict[str, SamplerNeeds] = {
@@ -106,7 +106,7 @@ def check_access(name: str) -> None:
     access = SAMPLER_NEEDS[canonical(name)].access
     if access is not None and not any(map(os.environ.get, access.variables)):
         need = phrase(access.need, variable=access.variables[0])
-        raise MissingSecretError("config.sampler_access_missing", name=name, need=need)
+        raise MissingSecretError("quantum.sampler_access_missing", name=name, need=need)
 
 
 def most_variables(name: str) -> int | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from infrastructure.core.features import prefixes_of_features
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.charts import (
     Chart,
@@ -31,7 +32,6 @@ from infrastructure.monitoring.drawing.quantity_names import (
 EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
 WIDE = "loss"
-OF_QUANTUM = "quantum_"  # a single quantum step has its own section
 POSITION_KEYS = {"step", "epoch", "tokens", "seconds", "num_tokens", "eval_num_tokens"}
 
 
@@ -111,7 +111,7 @@ def charts_of(
         key
         for key, pairs in points.items()
         if key not in known
-        and not (key.startswith(OF_QUANTUM) and len(pairs) < 2)
+        and not (len(pairs) < 2 and key.startswith(prefixes_of_features()))
         and not (name_of(key).is_detail and not any(value for _, value in pairs))
     ]
     return charts | {

@@ -4,8 +4,10 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypedDict
 
+from infrastructure.core.features import quantities_of_features
 from infrastructure.monitoring.drawing.charts import Chart
 from infrastructure.monitoring.drawing.downsampling import (
     NUM_BUCKETS,
@@ -161,7 +163,7 @@ class MachineHistory:
             kind = key.partition("#")[0]
             if kind in DRAWN:
                 self.points.setdefault(key, BoundedPoints(MAX_POINTS)).add(moment, value)
-            if kind in DRAWN or kind in COUNTED:
+            if kind in DRAWN or kind in counted():
                 self.numbers.setdefault(key, Statistics()).add(value)
 
     def meters(self) -> list[Meter]:
@@ -183,7 +185,7 @@ class MachineHistory:
         known = {key: summed for key in self.numbers if (summed := self.numbers[key].to_dict())}
         return [
             [title, *(with_unit(key, known[key][name]) for name in ("mean", "p95", "max", "last"))]
-            for key, title in _titles(DRAWN | COUNTED, known)
+            for key, title in _titles(DRAWN | counted(), known)
             if known[key]["max"]  # a quantity that is always zero is left out
         ]
 
@@ -197,6 +199,12 @@ def machine_charts(
         for key, title in _titles(DRAWN, points_of)
         if any(value for _, value in points_of[key])
     }
+
+
+@cache
+def counted() -> dict[str, str]:
+    """Return the quantities that are summed up but not drawn, with their labels."""
+    return COUNTED | quantities_of_features()
 
 
 def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ secrets are already removed.
 
 from pathlib import Path
 
+from infrastructure.core.features import all_of
 from infrastructure.core.files import write_text
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_reader import FINISHED
@@ -40,7 +41,7 @@ REPORT_FILE = "report.html"
 RESULT = (before_after, example, curve_section)
 TROUBLE = (alerts, errors)
 REST = (
-    *(stack_section, quantum_steps, machine_use, checks, changed_under_way, data, next_steps),
+    *(stack_section, machine_use, checks, changed_under_way, data, next_steps),
     *(safety, places, forecast, configuration, software, stages),
 )
 
@@ -66,6 +67,6 @@ def render_report(view: RunView) -> str:
     is_finished = view["state"] == FINISHED
     order = [*RESULT, *TROUBLE] if is_finished else [*TROUBLE, *RESULT]
     first = [tiles(view), notices(view)]
-    sections = [make(view) for make in (*order, *REST)]
+    sections = [make(view) for make in (*order, *all_of("report"), *REST)]
     listed = contents_of([*first, *sections])
     return page(f"{view['title']} · Temper", header(view), *first, listed, *sections)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from infrastructure.config import registries
 from infrastructure.core.console import show
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import prefixes_of_features
 from infrastructure.core.line_file import LineFile
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing, require
@@ -132,7 +133,6 @@ CONSOLE_PARTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "memory_bytes": ("{}", format_bytes),
 }
 CONSOLE_SILENT = {"step", "epoch", "kind", "tokens", "seconds"}
-REPORT_ONLY = "quantum_"  # the quantum step has its own console line and report section
 
 
 def console_line(record: Record, loss: str | None = None, total_steps: int = 0) -> str:
@@ -153,7 +153,8 @@ def console_line(record: Record, loss: str | None = None, total_steps: int = 0) 
             shown = text.format(format_value(value))
             parts.append(shown.replace(HELD_OUT_LOSS, held_out_loss(loss)))
     known = CONSOLE_PARTS.keys() | CONSOLE_SILENT
-    others = [key for key in record if key not in known and not key.startswith(REPORT_ONLY)]
+    own = prefixes_of_features()  # features have console lines and report sections of their own
+    others = [key for key in record if key not in known and not key.startswith(own)]
     parts += [_part(key, record[key]) for key in others]
     return GAP.join(parts)
 

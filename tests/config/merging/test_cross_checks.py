@@ -145,11 +145,11 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
         ),
         (
             {**QUANTUM, "quantum.fallback": ["tabu", "leap_hybrid"]},
-            "(setting=quantum.fallback, reason=config.sampler_access_missing(name=leap_hybrid,",
+            "(setting=quantum.fallback, reason=quantum.sampler_access_missing(name=leap_hybrid,",
         ),
         (
             {**QUANTUM, "quantum.solver": "azure-quantum"},
-            "(setting=quantum.solver, reason=config.sampler_access_missing(name=azure-quantum,",
+            "(setting=quantum.solver, reason=quantum.sampler_access_missing(name=azure-quantum,",
         ),
         (
             {"data.streaming": True, "data.balance_by": "task"},

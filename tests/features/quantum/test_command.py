@@ -26,7 +26,7 @@ def test_the_answer_is_printed_for_people(problem: str, capsys: pytest.CaptureFi
     assert "3 variables, 1 interactions" in out
     assert "energy   -2" in out
     assert "sampler  exact: quantum." in out
-    assert "commands.time_limit_kept" in out
+    assert "quantum.time_limit_kept" in out
     assert "ones     1: c" in out
 
 
@@ -62,7 +62,7 @@ def test_a_search_that_would_go_on_is_cut_off_by_its_limit(
     assert main(["quantum", "solve", str(path), *arguments]) == 0
     out = capsys.readouterr().out
     # Where the machine has too much to do, a last read takes longer than the grace, and it says so.
-    assert re.search(r"commands\.time_limit_kept.*kept=(within|over)", out)
+    assert re.search(r"quantum\.time_limit_kept.*kept=(within|over)", out)
     assert ", and " in out
 
 
@@ -74,9 +74,9 @@ def test_a_search_that_would_go_on_is_cut_off_by_its_limit(
         (["--sampler", f"{MISBEHAVING}:Empty"], "quantum.sampler_returned_nothing"),
         (["--sampler", "tabu", "--num-ones", "2"], "quantum.sampler_parameter_unknown"),
         (["--num-ones", "4"], "quantum.exact_num_ones_out_of_range"),
-        (["--time-limit", "0"], "commands.invalid_time_limit(seconds=0.0)"),
+        (["--time-limit", "0"], "quantum.invalid_time_limit(seconds=0.0)"),
         (["--time-limit", "soon"], "commands.value_must_be(kind=a number, value='soon')"),
-        (["--reads", "0"], "commands.number_too_small(flag=--reads, value=0, minimum=1)"),
+        (["--reads", "0"], "quantum.number_too_small(flag=--reads, value=0, minimum=1)"),
         (
             ["--sampelr", "tabu"],
             "commands.unknown_argument(arguments='--sampelr'commands.did_you_mean(meant=--sampler))",

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from infrastructure.commands.main import main
-from infrastructure.features.quantum.command import compare
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
 from infrastructure.deployment import quantum_compare
+from infrastructure.features.quantum.command import compare
 from infrastructure.features.quantum.compare import (
     answered_by,
     compare_quantum_steps,
@@ -50,7 +50,7 @@ def test_a_comparison_trains_each_once_and_shows_them_side_by_side(
         run = Path(row["run"])
         assert read_record(run / "comparison.json") == {"rows": rows}
     report = (Path(by_answer["quantum"]["run"]) / "report.html").read_text()
-    assert "monitoring.quantum_comparison_heading" in report
+    assert "quantum.comparison_heading" in report
     assert "a choice by chance" in report
     # once more, as people see it: nothing is trained again
     weights = [path.stat().st_mtime_ns for path in tmp_path.rglob("final/model.safetensors")]
@@ -91,7 +91,7 @@ def test_a_comparison_that_is_stopped_explains_how_it_goes_on(
     monkeypatch.setattr(quantum_compare, "TrainingDeployment", Stopped)
     config = DeploymentConfig(**settings_of(tmp_path))
     assert compare(config, as_json=False) == 143
-    assert "commands.comparison_stopped" in capsys.readouterr().out
+    assert "quantum.comparison_stopped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_the_bound_is_lifted_where_nobody_gave_one(
     del settings["quantum"]["max_overhead_percent"]
     compared(DeploymentConfig(**settings), lines.append)
     assert trained == [1e6, 1e6]
-    assert sum("deployment.comparison_lifts_bound" in line for line in lines) == 1
+    assert sum("quantum.comparison_lifts_bound" in line for line in lines) == 1
 
 
 def test_steps_that_are_skipped_are_not_compared(tmp_path: Path) -> None:
     bounded = DeploymentConfig(**settings_of(tmp_path, max_overhead_percent=1e-6))
-    with pytest.raises(ConfigurationError, match=r"deployment\.comparison_steps_skipped"):
+    with pytest.raises(ConfigurationError, match=r"quantum\.comparison_steps_skipped"):
         compared(bounded, lambda _: None)
     assert len(runs_of(tmp_path)) == 1

@@ -9,8 +9,8 @@ import dimod
 import numpy as np
 import pytest
 
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.core.errors import SamplerError
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.problem import QuantumProblem, Sample, Training
 from infrastructure.features.quantum.quantum_step import (
     Solution,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from infrastructure.features.quantum.report import quantum_steps
 from infrastructure.monitoring.records.run_reader import COMPARISON_FILE, QUANTUM_FILE
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.features.quantum.report import quantum_steps
 
 ANSWER: dict[str, Any] = {
     "step": 0,
@@ -49,11 +49,11 @@ def test_the_problem_the_choice_and_the_comparison_are_shown(tmp_path: Path) -> 
         {"answer": "none", "eval_loss": 1.5, "steps": 60, "seconds": 8.0},
     ]
     page = shown(tmp_path, ANSWER, SKIPPED, rows=rows)
-    assert "monitoring.quantum_question_data()" in page
-    assert "monitoring.quantum_answered_times(times=once, last=, sampler=tabu)" in page
-    assert "monitoring.quantum_unanswered_times(times=Once)." in page
-    assert "monitoring.quantum_energy_explained" in page
-    assert "monitoring.quantum_energy_caption(share=100 %, count=4)" in page
+    assert "quantum.question_data()" in page
+    assert "quantum.answered_times(times=once, last=, sampler=tabu)" in page
+    assert "quantum.unanswered_times(times=Once)." in page
+    assert "quantum.energy_explained" in page
+    assert "quantum.energy_caption(share=100 %, count=4)" in page
     assert "<td>0</td><td>1</td><td>tabu</td>" in page  # epochs count from 1, as everywhere
     assert page.count("<svg") == 2
     assert "greedy 0.5" in page
@@ -70,19 +70,19 @@ def first_paragraph(page: str) -> str:
 
 
 def test_what_was_decided_and_whether_it_paid_in_two_sentences(tmp_path: Path) -> None:
-    decided = "monitoring.quantum_chosen_data(chosen=5 of 10 training examples)"
-    better = "monitoring.quantum_better_answer_found(duration=1.5 s)"
+    decided = "quantum.chosen_data(chosen=5 of 10 training examples)"
+    better = "quantum.better_answer_found(duration=1.5 s)"
     assert first_paragraph(shown(tmp_path, ANSWER)) == f"{decided} {better}"
     plain = {**ANSWER, "alternatives": {"greedy": 0.25}}
-    simple = "monitoring.quantum_simple_rule_equal()"
-    gained = f"monitoring.quantum_gained_nothing(duration=1.5 s, reason={simple})"
+    simple = "quantum.simple_rule_equal()"
+    gained = f"quantum.gained_nothing(duration=1.5 s, reason={simple})"
     assert first_paragraph(shown(tmp_path, plain)) == f"{decided} {gained}"
     rows = [{"answer": "quantum", "eval_loss": 1.5}, {"answer": "none", "eval_loss": 1.25}]
-    losses = "monitoring.quantum_loss_compared(loss_with=1.500, loss_without=1.250)"
-    worse = f"monitoring.quantum_not_worthwhile(): {losses}, for 1.5 s."
+    losses = "quantum.loss_compared(loss_with=1.500, loss_without=1.250)"
+    worse = f"quantum.not_worthwhile(): {losses}, for 1.5 s."
     assert first_paragraph(shown(tmp_path, plain, rows=rows)) == f"{decided} {worse}"
     assert first_paragraph(shown(tmp_path, SKIPPED)) == (
-        "monitoring.quantum_nothing_decided_because(reason=dear)"
+        "quantum.nothing_decided_because(reason=dear)"
     )
 
 
@@ -93,7 +93,7 @@ def test_blocks_over_time(tmp_path: Path) -> None:
 
 
 def test_only_what_was_skipped(tmp_path: Path) -> None:
-    assert "monitoring.quantum_unanswered_times(times=Once): dear" in shown(tmp_path, SKIPPED)
+    assert "quantum.unanswered_times(times=Once): dear" in shown(tmp_path, SKIPPED)
 
 
 def test_nothing_where_there_was_no_quantum_step(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
+from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.data.defaults import fit_lengths, make_ready, problems_of
 from infrastructure.training.data.samples import SAMPLE_EPOCHS
-from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import detached_trainings_are_forks, write_rows
 from tests.features.quantum.training.quantum_runs import records
@@ -176,7 +176,7 @@ def test_a_detached_training_takes_what_one_in_the_foreground_takes(tmp_path: Pa
     refused = DeploymentConfig(**{**place, **own})
     with pytest.raises(
         ConfigurationError,
-        match=r"setting=quantum\.data_budget=0\.5.*config\.unused_no_quantum_step",
+        match=r"setting=quantum\.data_budget=0\.5.*quantum\.unused_no_quantum_step",
     ):
         detached.start(refused)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.features.quantum.training.data_selection_step import limit_data
 from infrastructure.training.data.encoding.augmentation import (
     register_augmentation,
     unregister_augmentation,
 )
 from infrastructure.training.data.readers.rows import Conversation, Turn
 from infrastructure.training.data.serving.example_order import random_selection, selection_hash
-from infrastructure.features.quantum.training.data_selection_step import limit_data
 from tests.training.data.builders import epoch, pipeline
 
 

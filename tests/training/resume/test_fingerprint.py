@@ -7,9 +7,9 @@ import torch
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.named_object import address_of
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.resume.fingerprint import (
     base_facts,

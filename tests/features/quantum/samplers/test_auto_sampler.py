@@ -6,7 +6,11 @@ import dimod
 import networkx
 import pytest
 
-from infrastructure.features.quantum.samplers.auto_sampler import AutoSampler, choose, treewidth_at_most
+from infrastructure.features.quantum.samplers.auto_sampler import (
+    AutoSampler,
+    choose,
+    treewidth_at_most,
+)
 from infrastructure.features.quantum.samplers.exact_sampler import ExactSampler
 from tests.features.quantum.samplers.questions import random_model
 

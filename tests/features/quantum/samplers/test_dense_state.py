@@ -6,7 +6,12 @@ import pytest
 
 from infrastructure.features.quantum.samplers import dense_state as dense_moves
 from infrastructure.features.quantum.samplers.dense_problem import Bits, DenseProblem
-from infrastructure.features.quantum.samplers.dense_state import DenseState, FlipState, SwapState, with_ones
+from infrastructure.features.quantum.samplers.dense_state import (
+    DenseState,
+    FlipState,
+    SwapState,
+    with_ones,
+)
 from tests.features.quantum.samplers.questions import random_model
 
 N = 300

@@ -7,13 +7,13 @@ from typing import Any
 import dimod
 import pytest
 
+from infrastructure.core.errors import MissingSecretError, SamplerError
+from infrastructure.core.optional import is_installed
 from infrastructure.features.quantum.sampler_needs import (
     SAMPLER_NEEDS,
     check_sampler,
     most_variables,
 )
-from infrastructure.core.errors import MissingSecretError, SamplerError
-from infrastructure.core.optional import is_installed
 from infrastructure.features.quantum.samplers.sampler_factory import (
     SAMPLERS,
     close_sampler,
@@ -111,10 +111,12 @@ def test_a_missing_secret_is_reported_before_anything_is_sampled(
 ) -> None:
     access = SAMPLER_NEEDS[name].access
     assert access is not None
-    monkeypatch.setattr("infrastructure.features.quantum.sampler_needs.refuse_missing", lambda *_: None)
+    monkeypatch.setattr(
+        "infrastructure.features.quantum.sampler_needs.refuse_missing", lambda *_: None
+    )
     for variable in access.variables:
         monkeypatch.delenv(variable, raising=False)
-    missing = rf"config\.sampler_access_missing\(name={name}, .*variable={REMOTE[name]}"
+    missing = rf"quantum\.sampler_access_missing\(name={name}, .*variable={REMOTE[name]}"
     with pytest.raises(MissingSecretError, match=missing):
         check_sampler(name)
     for variable in access.variables:

@@ -7,14 +7,14 @@ import torch
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.features.quantum.config import AT_ANY_COST, QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.quantum.config import AT_ANY_COST, QuantumConfig
+from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
+from infrastructure.features.quantum.training.step_records import Record
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
-from infrastructure.features.quantum.training.step_records import Record
 from tests.training.small_runs import write_rows
 
 NUM_ROWS = 22  # at most 20 to choose from: answered exactly, and at once

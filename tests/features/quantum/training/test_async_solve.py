@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
-from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.core.errors import SamplerError
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.block_selection import BlockSelection
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
-from infrastructure.training.core.state import TrainingState
-from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.features.quantum.training import gradient_steps as step_questions
 from infrastructure.features.quantum.training.freeze_blocks import block_name
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
 from tests.features.quantum.training.quantum_runs import (
     StopAt,
     quantum_trainer,

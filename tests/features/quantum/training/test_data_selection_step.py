@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from infrastructure.features.quantum.config import QuantumConfig
-from infrastructure.monitoring.records.run_reader import baseline_is_as_good
-from infrastructure.training.core.state import TrainingState
-from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.features.quantum.training import quantum_extension
 from infrastructure.features.quantum.training.data_selection_step import (
     LEAST_CANDIDATES,
     DataSelectionStep,
 )
-from tests.slow import slow_but
+from infrastructure.monitoring.records.run_reader import baseline_is_as_good
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
 from tests.features.quantum.training.quantum_runs import (
     StopAt,
     extension_of,
@@ -29,6 +28,7 @@ from tests.features.quantum.training.quantum_runs import (
     same_weights,
     without_times,
 )
+from tests.slow import slow_but
 from tests.training.small_runs import write_rows
 
 

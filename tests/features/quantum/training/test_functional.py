@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.quantum_step import Solution
+from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
 from infrastructure.training import (
     apply_quantum_solution,
     formulate_quantum_problem,
@@ -20,9 +21,8 @@ from infrastructure.training import (
     should_optimize,
 )
 from infrastructure.training.context import TrainingContext
-from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
-from tests.slow import slow_but
 from tests.features.quantum.training.quantum_runs import extension_of
+from tests.slow import slow_but
 from tests.training.test_context import configure
 
 

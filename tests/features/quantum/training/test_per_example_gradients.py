@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from infrastructure.core.errors import TemperError
-from infrastructure.training.core.precision import choose_precision
-from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.features.quantum.training.count_sketch import CountSketch
 from infrastructure.features.quantum.training.per_example_gradients import (
     example_gradients,
     watched_layers,
 )
 from infrastructure.features.quantum.training.per_example_pass import Split
+from infrastructure.training.core.precision import choose_precision
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from tests.features.quantum.training.small_adapters import FP32, LORA, adapter_for, examples
 from tests.training.toy import ToyAdapter
 

@@ -14,29 +14,29 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.features.quantum.config import BASELINES, QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core import optional
+from infrastructure.features.quantum.config import BASELINES, QuantumConfig
 from infrastructure.features.quantum.problems.block_selection import BlockSelection
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.features.quantum.training.overhead_budget import OverheadBudget
+from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
+from infrastructure.features.quantum.training.solver_session import Waiting
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.features.quantum.training.overhead_budget import OverheadBudget
-from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
-from infrastructure.features.quantum.training.solver_session import Waiting
 from tests.deployment.runs import deploy, losses, runs_of, small_settings
-from tests.forks import outcome_of_forked
 from tests.features.quantum.samplers.questions import waits_cut_short
-from tests.slow import slow
 from tests.features.quantum.training.quantum_runs import (
     extension_of,
     quantum_trainer,
     records,
     same_weights,
 )
+from tests.forks import outcome_of_forked
+from tests.slow import slow
 
 BAD = "tests.features.quantum.training.bad_samplers"
 

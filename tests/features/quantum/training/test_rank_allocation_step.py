@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.features.quantum.training.lora_rank_pruning import matrices, ranks_of
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.features.quantum.training.lora_rank_pruning import matrices, ranks_of
 from tests.features.quantum.training.quantum_runs import quantum_trainer, records, same_weights
 
 LORA = LoraConfig(r=4, alpha=8, dropout=0.0)

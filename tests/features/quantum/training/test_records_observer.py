@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
-from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.features.quantum.report import quantum_steps
-from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.features.quantum.training.records_observer import (
     QuantumRecords,
     quantum_observers,
     quantum_probes,
 )
+from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
+from infrastructure.monitoring.records.run_view import read_view
+from infrastructure.training.extensions.extension_hooks import Observer
 from tests.features.quantum.training.quantum_runs import extension_of, quantum_trainer, records
 
 

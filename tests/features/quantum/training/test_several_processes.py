@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.features.quantum.training.quantum_runs import records
 from tests.slow import slow
 from tests.training.distributed.small_groups import small_config, trained, weights_of
-from tests.features.quantum.training.quantum_runs import records
 
 # Sums in another order, through a few steps of AdamW.
 CLOSE = {"rtol": 2e-5, "atol": 1e-5}
