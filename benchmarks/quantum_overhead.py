@@ -20,9 +20,9 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.features.quantum.config import BLOCK_SELECTION
+from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 
 BATCH_SIZE = 64

@@ -356,7 +356,7 @@ class EnhancedTrainer:
             if self.data.num_examples == 0:
                 raise InputError("training.no_examples_left", path=self.data_config.path)
             for extension in self.hooks.extensions:
-                extension.check_data(self.data, self.initialize_model())
+                extension.inspect(self.data, self.initialize_model())
             if self.curriculum is not None:
                 self.curriculum.check_data()
             if self.ranks is not None:

@@ -372,7 +372,7 @@ CONFIGURATION = [
         "a curriculum and a quantum selection",
         "train d.jsonl --strategy curriculum --optimization-frequency 5"
         " --quantum-problem data_selection",
-        ["config.curriculum_with_data_selection"],
+        ["quantum.curriculum_with_data_selection"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -468,7 +468,7 @@ CONFIGURATION = [
         "components taken out of a DoRA",
         "train d.jsonl --model embedded --lora --lora-use-dora --optimization-frequency 5"
         " --quantum-problem rank_allocation",
-        ["config.rank_allocation_with_dora"],
+        ["quantum.rank_allocation_with_dora"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -1413,9 +1413,11 @@ FURTHER = [
             "meant=greedy",
         ],
     ),
-    Wrong("budget 1", "train --quantum-data-budget 1", ["config.data_budget_keeps_everything"]),
+    Wrong("budget 1", "train --quantum-data-budget 1", ["quantum.data_budget_keeps_everything"]),
     Wrong(
-        "background", "train --quantum-background --epochs 1", ["config.background_answer_too_late"]
+        "background",
+        "train --quantum-background --epochs 1",
+        ["quantum.background_answer_too_late"],
     ),
     Wrong(
         "sampler",
@@ -1925,7 +1927,7 @@ METHODS = [
     method(
         "a quantum step in TRL's loop",
         "dpo --enabled-extensions quantum",
-        ["methods.quantum_not_supported", "method=dpo"],
+        ["quantum.not_with_trl_methods", "method=dpo"],
     ),
     Wrong(
         "a reference that moves",

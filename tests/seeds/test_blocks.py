@@ -31,6 +31,7 @@ from infrastructure.config.sources.flags import flags_given
 from infrastructure.config.sources.load import load_config
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
+from infrastructure.features.quantum.config import config_of
 from infrastructure.features.quantum.quantum_step import quantum_solve
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
@@ -255,10 +256,10 @@ def test_parts_of_different_configurations_are_refused(
 
 
 def test_without_a_context_it_must_be_clear_which_is_meant(config: DeploymentConfig) -> None:
-    with pytest.raises(ValueError, match=r"quantum\.own_loop_ambiguous"):
+    with pytest.raises(ValueError, match=r"training\.own_loop_ambiguous"):
         should_checkpoint()
     one, other = initialize_training(config), initialize_training(config.changed([]))
-    with pytest.raises(ValueError, match=r"quantum\.own_loop_ambiguous"):
+    with pytest.raises(ValueError, match=r"training\.own_loop_ambiguous"):
         should_optimize()
     assert should_optimize(one) is should_checkpoint(other) is False
 
@@ -275,7 +276,7 @@ def test_memory_management(context: TrainingContext) -> None:
 def test_compute_allocation(context: TrainingContext) -> None:
     context.trainer.train_step(next(iter(context.pipeline)))
     problem = formulate_quantum_problem(context.trainer.gradients, context.trainer.parameters)
-    assert quantum_solve(problem, context.trainer.quantum_config, seed=0).decision
+    assert quantum_solve(problem, config_of(context.trainer), seed=0).decision
     assert create_gpu_optimizer(device_ids=[0]).device.type in ("cpu", "cuda")
 
 
@@ -354,7 +355,7 @@ def test_resource_errors(context: TrainingContext) -> None:
     assert is_device_fault(RuntimeError("CUDA error: device-side assert triggered"))
     context.trainer.train_step(next(iter(context.pipeline)))
     problem = formulate_quantum_problem(context.trainer.gradients, context.trainer.parameters)
-    resources = context.trainer.quantum_config.copy_with(
+    resources = config_of(context.trainer).copy_with(
         solver="tests.features.quantum.training.bad_samplers:Failing", fallback=["exact"]
     )
     found = quantum_solve(problem, resources, seed=0)

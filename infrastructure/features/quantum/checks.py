@@ -45,7 +45,7 @@ CONTRADICTIONS = (
     (
         "quantum.rank_allocation_with_dora",
         "quantum_step=rank_allocation",
-        "model.lora_quantum.use_dora",
+        "model.lora_config.use_dora",
     ),
     (
         "quantum.rank_allocation_with_lora_init",

@@ -11,7 +11,6 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.core.checksums import write_record
 from infrastructure.core.messages import phrase
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -19,6 +18,7 @@ from infrastructure.features.quantum.config import (
     AT_ANY_COST,
     BLOCK_SELECTION,
     DATA_SELECTION,
+    QUANTUM,
     RANK_ALLOCATION,
     SAMPLER,
 )
@@ -84,7 +84,7 @@ def compared(
     config.check_supported()  # before an answer that is not available is replaced
     rows: list[Row] = []
     steps: int | None = None
-    answers = (SAMPLER, *PLAIN[config.quantum.problem], NONE)
+    answers = (SAMPLER, *PLAIN[config.value("quantum.problem")], NONE)
     for number, answer in enumerate(answers, 1):
         report(
             phrase(

@@ -138,7 +138,7 @@ class Extension(Hook):
     def detach(self, model: torch.nn.Module) -> None:
         """Remove from `model` what `attach` has added."""
 
-    def check_data(self, data: Any, model: torch.nn.Module) -> None:
+    def inspect(self, data: Any, model: torch.nn.Module) -> None:
         """Inspect the data and the model before the training's length is computed.
 
         Raises:

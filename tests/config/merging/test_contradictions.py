@@ -8,16 +8,17 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.contradictions import (
     ADDING_EXTENSION,
     CONTRADICTIONS,
-    NAMED_FACTS,
     SHARDED,
+    all_contradictions,
     contradictions_in,
     key_of,
+    named_facts,
 )
 from infrastructure.config.schema import schema_of
 from infrastructure.core.messages import words_of
 from tests.core.test_catalogue import names_in
 
-ROWS = [*CONTRADICTIONS, *SHARDED, *ADDING_EXTENSION]
+ROWS = [*all_contradictions(), *SHARDED, *ADDING_EXTENSION]
 GIVEN_BY_CALLERS = {"key"}
 
 
@@ -36,7 +37,7 @@ def test_the_facts_of_a_row_are_of_the_configuration(row: tuple[str, ...]) -> No
     for key in map(key_of, row[1:]):
         section, _, name = key.rpartition(".")
         is_property = section in ("training", "data") and hasattr(getattr(config, section), name)
-        assert key in NAMED_FACTS or key in schema_of(DeploymentConfig).fields or is_property
+        assert key in named_facts() or key in schema_of(DeploymentConfig).fields or is_property
 
 
 def test_the_defaults_do_not_contradict_each_other() -> None:

@@ -44,15 +44,15 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
         ),
         (
             {"training.optimization_frequency": 9, "data.streaming": True},
-            "config.data_selection_with_streaming",
+            "quantum.data_selection_with_streaming",
         ),
         (
             {**QUANTUM, "quantum.target": "validation", "data.validation_split": 0},
-            "config.quantum_target_not_held_out",
+            "quantum.quantum_target_not_held_out",
         ),
         (
             {**QUANTUM, "quantum.problem": "rank_allocation"},
-            "config.rank_allocation_without_lora",
+            "quantum.rank_allocation_without_lora",
         ),
         (
             {"training.optimization_frequency": 9, "quantum.answer": "gredy"},
@@ -61,18 +61,18 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
         ),
         (
             {**QUANTUM, "quantum.background": True, "training.num_epochs": 1},
-            "config.background_answer_too_late",
+            "quantum.background_answer_too_late",
         ),
         (
             {
                 **{**QUANTUM, "quantum.problem": "rank_allocation", "quantum.rank_budget": 1.0},
                 "model.lora_config": True,
             },
-            "config.rank_budget_keeps_everything",
+            "quantum.rank_budget_keeps_everything",
         ),
         (
             {"training.optimization_frequency": 9, "quantum.data_budget": 1.0},
-            "config.data_budget_keeps_everything",
+            "quantum.data_budget_keeps_everything",
         ),
         (
             {"training.shard": "yes"},

@@ -10,7 +10,6 @@ from infrastructure.commands.main import main
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
-from infrastructure.deployment import quantum_compare
 from infrastructure.features.quantum.command import compare
 from infrastructure.features.quantum.compare import (
     answered_by,
@@ -19,6 +18,8 @@ from infrastructure.features.quantum.compare import (
     table_of,
 )
 from tests.deployment.runs import runs_of, small_settings
+
+COMPARE = "infrastructure.features.quantum.compare"
 
 
 def settings_of(folder: Path, **quantum: Any) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class Stopped:
 def test_a_comparison_that_is_stopped_explains_how_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantum_compare, "TrainingDeployment", Stopped)
+    monkeypatch.setattr(f"{COMPARE}.TrainingDeployment", Stopped)
     config = DeploymentConfig(**settings_of(tmp_path))
     assert compare(config, as_json=False) == 143
     assert "quantum.comparison_stopped" in capsys.readouterr().out
@@ -99,7 +100,7 @@ def test_a_comparison_that_is_stopped_explains_how_it_goes_on(
     [
         (["nothing.jsonl"], "nothing.jsonl"),
         (["--quantum-problem", "blocks"], "data_selection"),
-        (["--quantum-data-budget", "1"], "config.data_budget_keeps_everything()"),
+        (["--quantum-data-budget", "1"], "quantum.data_budget_keeps_everything("),
         (["--quantum-answer", "gredy"], "core.did_you_mean(meant=greedy)"),
         (["--quantum-solver", "tabuu"], "core.did_you_mean(meant=tabu)"),
     ],
@@ -131,7 +132,7 @@ def test_the_bound_is_lifted_where_nobody_gave_one(
         def __init__(self, config: DeploymentConfig, say: Any) -> None:
             trained.append(config.quantum.max_overhead_percent)
 
-    monkeypatch.setattr(quantum_compare, "TrainingDeployment", Noted)
+    monkeypatch.setattr(f"{COMPARE}.TrainingDeployment", Noted)
     settings = settings_of(tmp_path)
     lines: list[str] = []
     compared(DeploymentConfig(**settings), lines.append)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from infrastructure.features.quantum.records import COMPARISON_FILE, QUANTUM_FILE
 from infrastructure.features.quantum.report import quantum_steps
-from infrastructure.monitoring.records.run_reader import COMPARISON_FILE, QUANTUM_FILE
 from infrastructure.monitoring.records.run_view import read_view
 
 ANSWER: dict[str, Any] = {

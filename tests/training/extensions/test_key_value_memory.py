@@ -47,7 +47,7 @@ def trainer_of(
         ),
         device="cpu",
         cache_config=CacheConfig(directory=str(folder / "cache")),
-        quantum_config=QuantumConfig(max_overhead_percent=1e6, max_qubits=8),
+        sections={"quantum": QuantumConfig(max_overhead_percent=1e6, max_qubits=8)},
         checkpoint_directory=folder / "checkpoints",
         hooks=hooks,
     )

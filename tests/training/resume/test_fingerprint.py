@@ -53,9 +53,11 @@ def test_what_the_quantum_step_decides_is_kept_where_there_is_one() -> None:
         ModelConfig(),
         TrainingConfig(enabled_extensions=["quantum"]),
         DataConfig(),
-        quantum_config=QuantumConfig(
-            data_budget=0.5, max_overhead_percent=7, max_qubits=40, timeout=2
-        ),
+        sections={
+            "quantum": QuantumConfig(
+                data_budget=0.5, max_overhead_percent=7, max_qubits=40, timeout=2
+            )
+        },
     )
     settings = settings_of(trainer)
     assert settings["quantum.data_budget"] == 0.5

@@ -35,9 +35,9 @@ from infrastructure.features.quantum.training.freeze_blocks import block_name, p
 from infrastructure.features.quantum.training.gradient_steps import num_chosen_blocks
 from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
 from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
+from infrastructure.training.core.own_loop import OwnLoop, own_loop
 from infrastructure.training.loop.last_gradients import TrainerGradients
 from infrastructure.training.loop.loop import TrainingLoop
-from infrastructure.training.own_loop import OwnLoop, own_loop
 
 
 class OwnLoopTrainer(Protocol):

@@ -78,7 +78,7 @@ class QuantumExtension(Extension):
     def name(self) -> str:
         return "quantum"
 
-    def check_data(self, data: DataSource, model: torch.nn.Module) -> None:
+    def inspect(self, data: DataSource, model: torch.nn.Module) -> None:
         """Apply the data budget, and refuse a run that has nothing to choose from.
 
         This is called before the run's length is computed.

@@ -48,7 +48,9 @@ def quantum_trainer(
         device="cpu",
         cache_config=CacheConfig(directory=str(folder / "cache")),
         # no clock decides in a test that is not about clocks
-        quantum_config=QuantumConfig(**{"max_overhead_percent": AT_ANY_COST, **(quantum or {})}),
+        sections={
+            "quantum": QuantumConfig(**{"max_overhead_percent": AT_ANY_COST, **(quantum or {})})
+        },
         checkpoint_directory=checkpoints,
         hooks=hooks,
     )

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.features.quantum.records import baseline_is_as_good
 from infrastructure.features.quantum.training import quantum_extension
 from infrastructure.features.quantum.training.data_selection_step import (
     LEAST_CANDIDATES,
     DataSelectionStep,
 )
-from infrastructure.monitoring.records.run_reader import baseline_is_as_good
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.features.quantum.training.quantum_runs import (

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from infrastructure.config.sections.model_config import LoraConfig
-from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.features.quantum.config import QuantumConfig, config_of
 from infrastructure.features.quantum.quantum_step import Solution
 from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
 from infrastructure.training import (
@@ -122,7 +122,7 @@ def test_components_in_ones_own_loop(saved_llama: Path, tmp_path: Path) -> None:
     config.model.lora_config = LoraConfig(r=2, alpha=4, dropout=0.0)
     config.quantum.problem = "rank_allocation"
     context = initialize_training(config, checkpoint_directory=tmp_path / "c")
-    with pytest.raises(ValueError, match=r"quantum\.no_gradients_before_first_step"):
+    with pytest.raises(ValueError, match=r"training\.no_gradients_before_first_step"):
         quantum_optimize(context)
     context.trainer.train_step(next(iter(context.pipeline)))
     ranks = ranks_of(context.state.model)
@@ -164,14 +164,14 @@ def test_a_decision_that_cannot_be_carried_out_changes_nothing(
 
 def configured(context: TrainingContext, folder: Path):  # type: ignore[no-untyped-def]
     config = configure(Path(context.trainer.model_config.name), folder, optimization_frequency=2)
-    config.quantum = context.trainer.quantum_config
+    config.quantum = config_of(context.trainer)
     return config
 
 
 def test_wrong_problems_are_refused(
     context: TrainingContext, saved_llama: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"quantum\.no_gradients_before_first_step"):
+    with pytest.raises(ValueError, match=r"training\.no_gradients_before_first_step"):
         quantum_optimize(context)
     weight = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match=r"quantum\.gradient_of_unknown_parameter.*name=x"):

@@ -332,7 +332,7 @@ def test_the_plain_answers_that_a_configuration_may_name_are_there() -> None:
 
 def extension_without_a_model(frequency: int | None, **quantum: Any) -> QuantumExtension:
     parts: Any = SimpleNamespace(
-        quantum_config=QuantumConfig(**quantum),
+        sections={"quantum": QuantumConfig(**quantum)},
         training_config=TrainingConfig(optimization_frequency=frequency),
     )
     return QuantumExtension(parts)

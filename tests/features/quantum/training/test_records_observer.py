@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
+from infrastructure.features.quantum.config import config_of
+from infrastructure.features.quantum.records import QUANTUM_FILE
 from infrastructure.features.quantum.report import quantum_steps
-from infrastructure.features.quantum.training.records_observer import (
-    QuantumRecords,
-    quantum_observers,
-    quantum_probes,
-)
-from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
+from infrastructure.features.quantum.training.records_observer import QuantumRecords
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.training.extensions.extension_hooks import Observer
 from tests.features.quantum.training.quantum_runs import extension_of, quantum_trainer, records
 
 
@@ -32,14 +28,14 @@ def test_a_training_records_its_steps_and_reports_them(saved_llama: Path, tmp_pa
     trainer = quantum_trainer(
         saved_llama, tmp_path, quantum=quantum, num_epochs=4, optimization_frequency=3
     )
-    observers = quantum_observers(run, trainer.hooks.hooks, lines.append)
-    probe = quantum_probes(trainer.hooks.hooks)["quantum_solver_seconds"]
+    observers = extension_of(trainer).recorders(run, lines.append)
+    probe = extension_of(trainer).probes()["quantum_solver_seconds"]
     assert probe() is None
     trainer.add_hooks(observers)
     trainer.train()
     facts = written(run)
     assert (facts["problem"], facts["answer"]) == ("data_selection", "greedy")
-    assert facts["solver"] == trainer.quantum_config.solver
+    assert facts["solver"] == config_of(trainer).solver
     assert len(facts["records"]) >= 2
     assert facts["records"] == records(trainer)
     assert probe() == facts["records"][-1]["solver_seconds"]
@@ -89,15 +85,10 @@ def test_a_disk_that_is_full_is_reported_and_stops_nothing(
     assert f"training.file_incomplete(name={blocked / QUANTUM_FILE}" in caplog.text
 
 
-def test_a_training_without_a_quantum_step_has_nothing_to_write(tmp_path: Path) -> None:
-    assert quantum_observers(tmp_path, [Observer()], print) == []
-    assert quantum_probes([Observer()]) == {}
-
-
 def test_lines_go_to_who_looks_on(saved_llama: Path, tmp_path: Path) -> None:
     trainer = quantum_trainer(saved_llama, tmp_path, max_steps=1)
     lines: list[str] = []
-    (observer,) = quantum_observers(tmp_path, trainer.hooks.hooks, lines.append)
+    (observer,) = extension_of(trainer).recorders(tmp_path, lines.append)
     assert isinstance(observer, QuantumRecords)
     extension_of(trainer).session.report("a line")
     assert lines == ["a line"]
