@@ -159,7 +159,6 @@ def _entries(topic: str) -> Mapping[str, str]:
     }
 
 
-@cache
 def catalogue_files() -> Mapping[str, Path]:
     """Return topic → its file: of the core, and `messages.toml` in the folder of each feature."""
     of_features = {path.parent.name: path for path in FEATURES.glob("*/messages.toml")}
