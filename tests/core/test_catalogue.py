@@ -10,7 +10,7 @@ from pathlib import Path
 from infrastructure.commands.main import COMMANDS, SAME_COMMANDS
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
-from infrastructure.core.messages import ARGUMENTS, CATALOGUE, CODE, INTERRUPT, words_of
+from infrastructure.core.messages import ARGUMENTS, CODE, INTERRUPT, catalogue_files, words_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("infrastructure", "colab", "temper")
@@ -20,8 +20,8 @@ SOURCES = ("infrastructure", "colab", "temper")
 def entries() -> frozenset[str]:
     names = re.compile(r"^\[([a-z0-9_]+)\]$", re.MULTILINE)
     return frozenset(
-        f"{path.stem}.{name}"
-        for path in CATALOGUE.glob("*.toml")
+        f"{topic}.{name}"
+        for topic, path in catalogue_files().items()
         for name in names.findall(path.read_text(encoding="utf-8"))
     )
 
@@ -33,7 +33,7 @@ def mentions() -> tuple[tuple[str, str, frozenset[str] | None], ...]:
 
 
 def _mentions() -> Iterator[tuple[str, str, frozenset[str] | None]]:
-    topics = {path.stem for path in CATALOGUE.glob("*.toml")}
+    topics = {*catalogue_files()}
     for path in sorted(p for name in SOURCES for p in (ROOT / name).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         of_calls: dict[int, ast.Call] = {}

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infrastructure.config.sources.spelling import as_flag
-from infrastructure.core.messages import WORDS, phrase, spelled_by
+from infrastructure.core.messages import WORDS, catalogue_files, phrase, spelled_by
 
 GOLDEN = Path(__file__).with_name("words.txt")
 
 
 def codes() -> Iterator[tuple[str, str]]:
-    for _topic, path in sorted(catalogue_files().items()):
+    for topic, path in sorted(catalogue_files().items()):
         for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
-            yield f"{path.stem}.{name}", " ".join(entry.values())
+            yield f"{topic}.{name}", " ".join(entry.values())
 
 
 def sample_of(words: str) -> dict[str, object]:
