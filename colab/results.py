@@ -140,7 +140,7 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
     if not phases:
         raise ValueError(f"{run} has no stacks: training.strategy or training.mode makes them")
     if in_notebook_kernel():
-        _display_page("stacks", page("Stack by stack", stack_section(view)))
+        _display_page("stacks", page("Block-wise training", stack_section(view)))
     else:
         print(*[bar.title for _, bar in phases], sep="\n")
     return [

@@ -83,7 +83,7 @@ def _result_lines(summary: Summary) -> list[str]:
 def changed_lines(summary: Summary) -> list[str]:
     """Return the changes during training, one per line; empty if there were none."""
     lines = history_lines(history_in(summary))
-    return ["Changed under way:", *(f"  {line}" for line in lines)] if lines else []
+    return ["Changed during the run:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def early_lines(summary: Summary) -> list[str]:

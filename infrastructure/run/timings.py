@@ -8,16 +8,16 @@ from infrastructure.run.record_types import StageRecord
 
 # In this order. A resumed run repeats all stages except the first measurement.
 STAGES = {
-    "model": "the model is built or loaded",
-    "data": "the data is read, checked and tokenised",
-    "checks": "the checks before the training",
-    "measure": "the model is measured before the training",
-    "fit": "what is done when is chosen by measurement, and room is made sure of",
-    "train": "the training",
-    "save": "the trained model is written",
-    "evaluate": "the trained model is measured",
-    "back up": "the last version is confirmed at its place",
-    "clean up": "helpers are ended, memory is given back",
+    "model": "build or load the model",
+    "data": "read, check and tokenize the data",
+    "checks": "run the checks before training",
+    "measure": "evaluate the model before training",
+    "fit": "measure batch size and steps, forecast, and check memory and disk",
+    "train": "train",
+    "save": "write the trained model",
+    "evaluate": "evaluate the trained model",
+    "back up": "wait until the backup destination confirms the last checkpoint",
+    "clean up": "stop helper processes and free memory",
 }
 
 

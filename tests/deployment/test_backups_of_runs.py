@@ -158,7 +158,7 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     page = (run / "report.html").read_text()
     assert "monitoring.total_step_time" in page
     start = "start=monitoring.resumed_from_step(step=4)"
-    back = f"restored=; brought back from {place})"
+    back = f"restored=; restored from {place})"
     assert f"monitoring.resumed_times(times=once,, cause=a stop, {start}, {back}." in page
     fresh = small_config(tmp_path)
     fresh.new_run = True

@@ -69,7 +69,7 @@ def no_run(folder: str) -> dict[str, Markup]:
 def _pulse(view: RunView) -> Markup:
     """Return an indicator of whether the run is alive, with the time of its last metrics."""
     written = view["written_at"]
-    text = "no numbers yet" if written is None else joined(["last numbers ", moment(written)])
+    text = "no metrics yet" if written is None else joined(["last metrics ", moment(written)])
     return element("span", element("span", "", css_class=f"pulse {view['state']}"), text)
 
 
@@ -107,7 +107,7 @@ def _possible_loss(view: RunView) -> list[Markup]:
     )
     if step is None or saved_at is None:
         return [make_tile(name, "everything", more=phrase("monitoring.nothing_confirmed"))]
-    return [make_tile(name, moment(saved_at, "age"), more=f"step {step} is safe")]
+    return [make_tile(name, moment(saved_at, "age"), more=f"step {step} is confirmed")]
 
 
 def meters(view: RunView) -> Markup:
@@ -136,7 +136,7 @@ def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
     if len(runs) < 2:
         return NOTHING
     rows = [_run_row(row, shown) for row in list(runs)[:MAX_RUNS]]
-    headings = ("run", "", "step", "loss", "held out")
+    headings = ("run", "", "step", "loss", "held-out loss")
     parts = [table(headings, rows[:MAX_OPEN_RUNS], "numbers runs")]
     if earlier := rows[MAX_OPEN_RUNS:]:
         most = (

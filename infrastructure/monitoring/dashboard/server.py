@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8765
 WHY_NOT = {
-    errno.EADDRINUSE: "another program listens there already",
-    errno.EACCES: "that port is for the system's own programs",
+    errno.EADDRINUSE: "another program already uses that port",
+    errno.EACCES: "that port is reserved for the system",
     errno.EADDRNOTAVAIL: "this machine has no such address",
 }
 IDLE_SECONDS = 60.0  # an idle connection is closed
@@ -140,7 +140,7 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log the error at debug level: a viewer may disconnect during an answer."""
-        logger.debug("a request was broken off", exc_info=True)
+        logger.debug("a request was interrupted", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

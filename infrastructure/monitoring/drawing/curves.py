@@ -184,9 +184,9 @@ def _caption(chart: Chart) -> Markup:
     if chart.points and chart.marks:
         keys += [("training", "key"), ("held out", "key held-out")]
     if chart.curve.is_downsampled:
-        keys.append(("lowest to highest of neighbouring records", "key band"))
+        keys.append(("range of neighboring records", "key band"))
     elif chart.curve.is_smoothed:
-        keys.append(("each record; the line is their average", "key band"))
+        keys.append(("single records; the line is their average", "key band"))
     if uses_log_scale(chart):
         keys.append(("logarithmic scale", "key none"))
     if gaps := [*chart.curve.gaps, *find_gaps(chart.marks)]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from infrastructure.monitoring.drawing.css import STYLE
 from infrastructure.monitoring.drawing.html import element, joined, raw_markup
 
-FOOTER = "Written by Temper. This page needs nothing but itself."
+FOOTER = "Written by Temper. This page loads nothing from elsewhere."
 FOLDER = Path(__file__).parent
 # In a notebook the page is a frame without an address, in which a link to a section would load the
 # notebook into the frame.

@@ -64,18 +64,18 @@ SEES = "processor_config.json"  # in the folder of a vision-language model
 WHAT_LIES_WHERE = {
     "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
     **dict.fromkeys(
-        ROUNDED, "the same with weights rounded to 4 bits, as it has computed and was measured"
+        ROUNDED, "the trained model with weights rounded to 4 bits, as it was trained and evaluated"
     ),
-    "stacks": "each stack of layers by itself; all of them are the model",
-    "rack": "the whole model once more, with plain weights",
-    "checkpoints": "everything that is needed to go on, bit for bit",
-    "metrics.jsonl": "a line for every logged step",
-    "metrics.csv": "the same, for a spreadsheet",
-    "tensorboard": "the same, for TensorBoard",
-    "logs": "what the run said",
+    "stacks": "each stack of layers in its own file; together they are the model",
+    "rack": "the whole model again, with plain weights",
+    "checkpoints": "everything needed to resume, bit for bit",
+    "metrics.jsonl": "one line for each logged step",
+    "metrics.csv": "the same metrics, for a spreadsheet",
+    "tensorboard": "the same metrics, for TensorBoard",
+    "logs": "messages, errors and system metrics",
     "report.html": "this page",
     "run.json": "configuration, versions, data and machine",
-    "summary.json": "how it ended",
+    "summary.json": "how the run ended",
 }
 
 
@@ -337,7 +337,7 @@ def _subject(facts: RunFacts) -> str:
     if path := config_of(facts.run).get("data.path", (None, ""))[0]:
         parts.append(f"data: {data_words(str(path))}")
     if created := facts.run.get("created"):
-        parts.append(f"begun {format_moment(str(created))}")
+        parts.append(f"started {format_moment(str(created))}")
     if facts.title != facts.run_id:
         parts.append(f"run {facts.run_id}")
     return " · ".join(parts)
@@ -473,7 +473,7 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
         held_out, method = (config.get(key, (None, ""))[0] for key in (HELD_OUT, METHOD))
         is_measurable = held_out and method in (None, SFT)  # other methods have other rows
         data, what = (
-            (_quoted(held_out), "Measure it")
+            (_quoted(held_out), "Evaluate it")
             if is_measurable
             else ("DATA", phrase("monitoring.next_evaluate_new_rows"))
         )

@@ -14,9 +14,9 @@ from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
 EXPANDED = frozenset('"$`\\!')  # by a shell, inside double quotes
 STATE_WORDS = {
-    "starting": "Being prepared",
-    "running": "Being trained",
-    "interrupted": "Broken off",
+    "starting": "Preparing",
+    "running": "Training",
+    "interrupted": "Interrupted",
     "finished": "Finished",
     "stopped": "Stopped before the end",
     "failed": "Failed",
@@ -96,7 +96,7 @@ def _duration_words(run: LiveRun, is_first: bool) -> str:
 def _went_on_words(continuations: list[JsonObject]) -> str:
     """Describe how a run was resumed; "" if it never was.
 
-    `; resumed 2 times, last after a kill, from the checkpoint of step 60; brought back from
+    `; resumed 2 times, last after a kill, from the checkpoint of step 60; restored from
     /mnt/disk`.
     """
     if not continuations:
@@ -105,9 +105,9 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     what = "a kill" if newest.get("was_killed") else "a stop"
     often = "once," if times == 1 else f"{times} times, last"
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
-    back = f"; brought back from {', '.join(places)}" if places else ""
+    back = f"; restored from {', '.join(places)}" if places else ""
     step = newest.get("step")
-    start = phrase("monitoring.resumed_from_step", step=step) if step else "its beginning"
+    start = phrase("monitoring.resumed_from_step", step=step) if step else "the first step"
     return phrase("monitoring.resumed_times", times=often, cause=what, start=start, restored=back)
 
 
@@ -122,11 +122,11 @@ def progress_words(run: LiveRun) -> str:
 
 
 def time_words(run: LiveRun) -> str:
-    """Describe the times: `about 5.0 s left · the steps took 15 s`."""
+    """Describe the times: `about 5.0 s left · steps took 15 s`."""
     left = run.seconds_left if run.state == "running" else None
     trained = run.seconds_trained
     parts = [f"about {format_duration(left)} left"] if left else []
-    return " · ".join([*parts, *[f"the steps took {format_duration(trained)}"] * bool(trained)])
+    return " · ".join([*parts, *[f"steps took {format_duration(trained)}"] * bool(trained)])
 
 
 def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:

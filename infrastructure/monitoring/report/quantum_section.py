@@ -22,21 +22,21 @@ from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 MAX_STEPS = 50
 QUESTIONS = {
-    "data_selection": "Which training examples are trained on?",
+    "data_selection": "Which examples does the model train on?",
     "block_selection": "Which blocks of the model train until the next answer?",
-    "rank_allocation": "Which components of the LoRA matrices stay?",
+    "rank_allocation": "Which components of the LoRA matrices are kept?",
 }
 
 DECIDED = {
-    "data_selection": "Chosen to train on",
-    "block_selection": "Chosen to train",
-    "rank_allocation": "Chosen to stay",
+    "data_selection": "Chosen for training",
+    "block_selection": "Blocks chosen for training",
+    "rank_allocation": "Components kept",
 }
 COMPARED = {
     "quantum": "the sampler's answer",
-    "random": "a choice by chance",
+    "random": "a random choice",
     "greedy": "a greedy choice",
-    "none": "no choice: all of it",
+    "none": "no choice: everything",
 }
 
 
@@ -86,7 +86,7 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     with_it, without = losses.get("quantum"), losses.get("none")
     cost = sum(_numbers([record.get("seconds") for record in answered]))
     if is_number(with_it) and is_number(without):
-        paid = "It paid" if with_it < without else phrase("monitoring.quantum_not_worthwhile")
+        paid = "It paid off" if with_it < without else phrase("monitoring.quantum_not_worthwhile")
         losses_text = phrase(
             "monitoring.quantum_loss_compared",
             loss_with=format_number(with_it),
@@ -126,7 +126,7 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
         "trained on",
         "held-out loss",
         "steps",
-        "quantum steps took",
+        "time of quantum steps",
         phrase("monitoring.quantum_total_time_column"),
     )
     return element("div", heading, table(columns, rows, "numbers"))
@@ -202,7 +202,7 @@ def _density(answered: Sequence[Mapping[str, object]]) -> Markup:
     if not rows:
         return NOTHING
     caption = phrase("monitoring.quantum_density_caption")
-    heading = element("h3", "What was chosen")
+    heading = element("h3", "Chosen examples")
     return element("figure", heading, density_picture(rows), element("figcaption", caption))
 
 
@@ -215,15 +215,15 @@ def _blocks(answered: Sequence[Mapping[str, object]]) -> Markup:
     names = [str(block) for block in list_of(answered[-1].get("all_blocks"))]
     if not answers or not names:
         return NOTHING
-    heading = element("h3", "Which blocks train")
+    heading = element("h3", "Trained blocks")
     caption = phrase("monitoring.quantum_blocks_caption")
     return element("figure", heading, block_picture(names, answers), element("figcaption", caption))
 
 
 def _steps(records: Sequence[Mapping[str, object]]) -> Markup:
     columns = (
-        *("step", "epoch", "who answered", "yes-or-no choices", "energy", "best simple method"),
-        *("average by chance", "took", phrase("monitoring.quantum_solver_time_column")),
+        *("step", "epoch", "answered by", "binary variables", "energy", "best simple method"),
+        *("mean of random choices", "time", phrase("monitoring.quantum_solver_time_column")),
     )
     rows = [_step(record) for record in records[-MAX_STEPS:]]
     return table(columns, rows, "stack")
@@ -238,7 +238,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
     others = {k: v for k, v in mapping_of(record.get("alternatives")).items() if is_number(v)}
     name = min(others, key=lambda one: others[one], default="")
     chance = _numbers(record.get("random_energies"))
-    who = str(record.get("answered_by")) + (" (in its place)" if record.get("is_fallback") else "")
+    who = str(record.get("answered_by")) + (" (fallback)" if record.get("is_fallback") else "")
     return [
         *place,
         clip(who, 80),
@@ -262,7 +262,7 @@ def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
             if isinstance(pair, list) and len(_numbers(pair)) == 2 and pair[1]
         )
     ]
-    columns = ("task", "chosen", "looked at", "share")
+    columns = ("task", "chosen", "examined", "share")
     return table(columns, rows, "numbers") if len(rows) > 1 else NOTHING
 
 

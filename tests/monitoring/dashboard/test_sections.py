@@ -49,10 +49,10 @@ def test_a_training_shows_how_far_it_is(tmp_path: Path) -> None:
     add(directory, *falling(1, 30), evaluation(10, 1.25), evaluation(30, 1.5))
     with opened(directory) as run:
         text = text_of(run)
-    assert text["progress"] == "step 30 of 40 · 75.0 % about 5.0 s left · the steps took 15 s"
+    assert text["progress"] == "step 30 of 40 · 75.0 % about 5.0 s left · steps took 15 s"
     assert "Held-out loss 1.500 best 1.250" in text["tiles"]
     assert "Time per step 500 ms" in text["tiles"]
-    assert "Being trained (process " in text["head"]
+    assert "Training (process " in text["head"]
     assert "Model: my-llama · 3.00 M parameters, 1.50 M of them trained" in text["head"]
     assert text["next"] == text["result"] == text["machine"] == text["alerts"] == ""
 
@@ -81,7 +81,7 @@ def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
         ('{"place": "x", "state": "copying"}', "everything monitoring.nothing_confirmed()"),
         (
             '{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}',
-            "step 20 is safe",
+            "step 20 is confirmed",
         ),
     ],
 )
@@ -141,8 +141,8 @@ def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     (directory / "summary.json").unlink()
     with opened(directory) as run:
         text = text_of(run)
-    assert "Being prepared (process " in text["head"]
-    assert "no numbers yet" in text["head"]
+    assert "Preparing (process " in text["head"]
+    assert "no metrics yet" in text["head"]
     assert text["progress"] == ""
     assert "monitoring.preparing_before_first_step" in text["curves"]
 

@@ -58,7 +58,7 @@ def test_time_left_is_that_of_the_steps_to_come_at_the_speed_of_now(tmp_path: Pa
     assert run.seconds_per_step == 2.0
     assert run.step == 40
     assert run.seconds_left == 0.0
-    assert time_words(run) == "the steps took 17 min 40 s"  # and not "about 0 s left"
+    assert time_words(run) == "steps took 17 min 40 s"  # and not "about 0 s left"
     write_json(directory / "summary.json", {"status": "finished", "steps": 40})
     run.refresh()
     assert run.seconds_per_step == (10 * 100.0 + 15 * 4.0) / 40  # beside tokens a second of all
@@ -234,5 +234,5 @@ def test_how_well_the_steps_use_the_machine_is_among_its_curves(tmp_path: Path) 
     run = LiveRun(directory)
     curves = read_view(directory)["machine"]["curves"]
     titles = [chart.title for chart in machine_charts(curves).values()]
-    assert titles == ["Waiting for data, %", "Share of the computing power used, %"]
+    assert titles == ["Waiting for data, %", "Share of peak FLOPS used (MFU), %"]
     run.close()

@@ -49,7 +49,7 @@ def test_the_problem_the_choice_and_the_comparison_are_shown(tmp_path: Path) -> 
         {"answer": "none", "eval_loss": 1.5, "steps": 60, "seconds": 8.0},
     ]
     page = shown(tmp_path, ANSWER, SKIPPED, rows=rows)
-    assert "Which training examples are trained on?" in page
+    assert "Which examples does the model train on?" in page
     assert "monitoring.quantum_answered_times(times=once, last=, sampler=tabu)" in page
     assert "monitoring.quantum_unanswered_times(times=Once)." in page
     assert "monitoring.quantum_energy_explained" in page
@@ -70,7 +70,7 @@ def first_paragraph(page: str) -> str:
 
 
 def test_what_was_decided_and_whether_it_paid_in_two_sentences(tmp_path: Path) -> None:
-    decided = "Chosen to train on: 5 of 10 training examples."
+    decided = "Chosen for training: 5 of 10 training examples."
     better = "monitoring.quantum_better_answer_found(duration=1.5 s)"
     assert first_paragraph(shown(tmp_path, ANSWER)) == f"{decided} {better}"
     plain = {**ANSWER, "alternatives": {"greedy": 0.25}}
