@@ -13,8 +13,7 @@ ELSEWHERE = {
     "CPUCache": "cache.memory_size and cache.disk_size limit the cache of prepared data, which"
     " DataPipeline(config) manages",
     "ComputeManager": "the settings device and resources choose the hardware;"
-    " initialize_training(config) puts a training on it, and quantum_solve(problem) calls a"
-    " sampler",
+    " initialize_training(config) prepares a run on it, and quantum_solve(problem) calls a sampler",
     "DataManager": "DataPipeline(config) prepares data and returns batches; with data.streaming it"
     " reads the data through a StreamingDataset",
     "GPUManager": "create_gpu_optimizer(device_ids=[0]) of"
@@ -27,8 +26,8 @@ ELSEWHERE = {
     " enable_memory_optimization turns it on",
     "MemoryMonitor": "TrainingMonitor().sample() reads the memory of the machine and its GPUs, and"
     " MemoryOptimizer().get_memory_info() also that of this process",
-    "MetricsCollector": "context.state.metrics has the metrics of a training, MetricsLogger writes"
-    " them, and TrainingMonitor().latest() returns the newest together with the machine's",
+    "MetricsCollector": "context.state.metrics has the current metrics, MetricsLogger writes them,"
+    " and TrainingMonitor().latest() returns the newest together with the machine's",
     "OOMHandler": "the loop repeats the batch in smaller micro-batches, as"
     " training.recovery.out_of_memory configures; is_out_of_memory(error) of"
     " infrastructure.training.core.error_handlers recognizes such an error",
@@ -60,5 +59,5 @@ ELSEWHERE = {
     " is_out_of_memory(error) of infrastructure.training.core.error_handlers recognizes an"
     " out-of-memory error",
     "TrainingOptimizer": "find_fastest(config) of infrastructure.deployment.tuning (temper tune)"
-    " measures the fastest batch size, precision, checkpointing and learning rate of a training",
+    " measures the fastest batch size, precision, checkpointing and learning rate",
 }
