@@ -112,7 +112,7 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
     if not phases:
         raise InputError("notebook.no_stacks", run=run)
     if in_notebook_kernel():
-        display_page("stacks", page("Stack by stack", stack_section(view)))
+        display_page("stacks", page("Block-wise training", stack_section(view)))
     else:
         print(*[bar.title for _, bar in phases], sep="\n")
     return [

@@ -1,6 +1,6 @@
-"""Pages that are made from the code when the documentation is built, and links that leave it.
+"""Reference pages that are generated from the code when the documentation is built.
 
-A hook of mkdocs (see mkdocs.yml). What stands on these pages is what the running program has.
+A hook of mkdocs (see mkdocs.yml). It also makes links to files of the repository absolute.
 """
 
 import argparse
@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 import temper
 from infrastructure.commands.main import HIDDEN, create_parser
@@ -22,20 +24,22 @@ from infrastructure.config.sources.flags import SETTINGS_DEST, flag_names
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-BELOW_GUIDES = "---\nsearch:\n  boost: 0.8\n---\n\n"  # in what the search finds
-FEW_SETTINGS = 20  # that a command shows among its own arguments
+BELOW_GUIDES = "---\nsearch:\n  boost: 0.8\n---\n\n"  # in the results of the search
+FEW_SETTINGS = 20  # so few are shown among a command's own arguments
+LINE_LENGTH = 88
 OUTSIDE = re.compile(r"\]\(\.\./(?!#)([^)\s]+)\)")
 
 
 def settings_page() -> str:
-    """Every setting, section by section."""
-    lines = ["# Settings", "", "Flag, YAML key and Python name mean the same setting.", ""]
+    """List every setting, section by section."""
+    lines = ["# Settings", "", "A flag, a YAML key and a Python keyword set the same setting.", ""]
     sections: dict[str, list[str]] = {}
     for key, spec in schema_of(DeploymentConfig).fields.items():
         name = key.rpartition(".")[0] or "The whole run"
         sections.setdefault(name, []).append(_setting_row(key, spec))
     for name, rows in sections.items():
-        lines += [f"## {name}", "", *_table_head("setting", "takes", "default", "means"), *rows, ""]
+        head = _table_head("setting", "values", "default", "description")
+        lines += [f"## {name}", "", *head, *rows, ""]
     return "\n".join(lines)
 
 
@@ -48,7 +52,7 @@ def _setting_row(key: str, spec: FieldSpec) -> str:
     default = "on" if spec.default is not None and spec.is_switch else plain(spec.default)
     takes = "true or false" if spec.is_switch else allowed_values(spec.info)
     unused = [one.reason() for one in conditions_of(spec)]
-    note = f" No effect if {'; or '.join(unused)}." if unused else ""
+    note = f" No effect in this case: {'; or '.join(unused)}." if unused else ""
     cells = [f"`{key}`<br>{flags}", takes, f"`{default}`", f"{spec.description}{note}"]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
@@ -71,10 +75,11 @@ def _command_section(title: str, command: CommandParser, marks: str) -> Iterator
         own, settings = [*own, *settings], []
     yield from map(_argument, own)
     if settings and title == "temper train":
-        yield from (f"{marks}# Flags of settings", "", "The [settings](settings.md) by flag.", "")
+        head = "These flags set the [settings](settings.md)."
+        yield from (f"{marks}# Flags of settings", "", head, "")
         yield from map(_argument, settings)
     elif settings:
-        yield f"It also takes the {len(settings)} [flags of settings](#flags-of-settings).\n"
+        yield f"Also accepts the {len(settings)} [flags of settings](#flags-of-settings).\n"
     for name, action in subcommands(command).items():
         yield from _command_section(f"{title} {name}", action, f"{marks}#")
 
@@ -101,11 +106,11 @@ def _argument(action: argparse.Action) -> str:
 
 
 def python_page() -> str:
-    """What `import temper` has."""
+    """Describe every name that `import temper` exports."""
     lines = [
         "# Python",
         "",
-        "Everything here is a name of `temper`; it is loaded on first use.",
+        "`import temper` exports these names. Each one is loaded when you first use it.",
         "",
     ]
     for name in sorted(temper.__all__):
@@ -125,10 +130,25 @@ def _described(value: Any) -> Iterator[str]:
 
 
 def _signature(value: Any) -> str:
+    """Return the parameters, one on each line if they are long."""
+    if isinstance(value, type) and issubclass(value, BaseModel):
+        return "(**settings)"  # they are on the page of settings
     try:
-        return re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w*)", r"\1", str(inspect.signature(value)))
+        signature = inspect.signature(value)
     except (ValueError, TypeError):
         return "(…)"
+    text = re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w*)", r"\1", str(signature))
+    if len(value.__name__) + len(text) <= LINE_LENGTH:
+        return text
+    depth, written = 0, ""
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        is_after_comma = depth == 1 and written.endswith(",") and character == " "
+        is_end = not depth and character == ")"
+        written += ",\n)" if is_end else "\n    " if is_after_comma else character
+        if written == "(":
+            written += "\n    "
+    return written
 
 
 PAGES = {
@@ -148,5 +168,5 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to files of the repository lead to the repository."""
+    """Make links to files of the repository absolute."""
     return OUTSIDE.sub(rf"]({REPOSITORY}/blob/main/\1)", markdown)

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("infrastructure", "colab", "temper", "notebooks/src", "examples")
-PAGES = ("README.md", "CONTRIBUTING.md", "llms.txt", "docs/*.md", "skills/*/*.md")
+PAGES = ("*.md", "llms.txt", "docs/*.md", "skills/*/*.md", "infrastructure/**/*.md")
 # What is written so, and what a native engineer of the field writes.
 HABITS = {
     r"(?:go(?:es|ing)?|went|gone) on\b": "resume, continue",

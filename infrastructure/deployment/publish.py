@@ -346,8 +346,8 @@ def _changed(history: History) -> list[str]:
     ]
     if not rows:
         return []
-    heading = ("after step", "what changed", "was", "is", "effect")
-    return ["", "Changed under way:", "", *_markdown(heading, rows)]
+    heading = ("after step", "what changed", "from", "to", "effect")
+    return ["", "Changed during the run:", "", *_markdown(heading, rows)]
 
 
 def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> JsonObject:

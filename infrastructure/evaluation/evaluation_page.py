@@ -55,7 +55,7 @@ def evaluation_page(
     )
     items = [element("li", note) for note in notes]
     parts = [
-        section("What to know", element("ul", *items)) if items else NOTHING,
+        section("Notes", element("ul", *items)) if items else NOTHING,
         _comparison(compared, short),
         *[_model_section(*each) for each in zip(models, short, strict=True)],
         _answers(models, short),
@@ -104,7 +104,7 @@ def _answers(models: Sequence[ModelRows], names: Sequence[str]) -> Markup:
         if left
         else NOTHING
     )
-    return section("What was written", *cards, rest)
+    return section("Answers", *cards, rest)
 
 
 def _card(rows: Sequence[MeasuredRow], names: Sequence[str]) -> Markup:

@@ -24,7 +24,7 @@ Table = tuple[list[str], list[list[str]]]
 LABELS = {
     LOSS: "loss per token",
     PERPLEXITY: "perplexity",
-    TOKEN_ACCURACY: "tokens right",
+    TOKEN_ACCURACY: "token accuracy",
     EXACT_MATCH: "exact match",
     FINAL_ANSWER: "final answer",
     F1: "F1",

@@ -2,9 +2,9 @@
 # # Resume after the machine goes away
 #
 # Free runtimes end: after some hours, when they are idle, or when they are preempted for someone
-# else. This notebook does not describe what happens then. It does it. It kills a run in the middle
-# (SIGKILL, the signal that no program can handle), takes its disk away, and resumes it with the
-# same command. At the end, you compare its weights with those of an uninterrupted run.
+# else. This notebook shows what happens then, on a real run. It kills the run in the middle
+# (SIGKILL, the signal that no program can handle), removes its disk, and resumes it with the same
+# command. At the end, you compare its weights with those of an uninterrupted run.
 
 # %% [markdown]
 # ## 1 · Install Temper and start a session
@@ -20,9 +20,9 @@ session = colab.begin()
 # %% [markdown]
 # ## 2 · Configure a checkpoint every five steps
 # Checkpoints are copied to the *backup destination*: your Google Drive on Colab, or a folder if
-# there is no Drive. It is all that is left if the machine is lost.
+# there is no Drive. If the machine is lost, only these copies are left.
 #
-# The two configurations agree in everything that decides the result. `config` is the run that will
+# The two configurations agree in everything that affects the result. `config` is the run that will
 # be killed. `undisturbed` runs without interruption, in its own folder, for comparison.
 
 # %% tags=["parameters"] nbmake={"post_cell_execute": ["assert config.backup.place", "assert undisturbed.backup.place != config.backup.place"]}
@@ -36,8 +36,8 @@ undisturbed = colab.configure("quick", **settings, output_dir="undisturbed")
 # %% [markdown]
 # ## 3 · Train, and lose the machine
 # The run trains in its own process. As soon as its first third is confirmed at the backup
-# destination, that process and all its helpers are killed, and the run's directory is taken away,
-# as if a runtime were lost together with its disk.
+# destination, that process and all its helpers are killed, and the run's directory is removed, as
+# if a runtime were lost together with its disk.
 
 # %% nbmake={"post_cell_execute": ["from pathlib import Path", "assert list(Path(config.output_dir, 'lost-machines').glob('*/checkpoints'))"]}
 colab.rehearse_disconnect(config, at_step=config.training.max_steps // 3)
@@ -46,7 +46,7 @@ colab.rehearse_disconnect(config, at_step=config.training.max_steps // 3)
 # ## 4 · Resume the run
 # Train with the same configuration, as if nothing had happened. Nothing is left on this machine to
 # resume from, so Temper restores the run from the backup destination, verifies it, and continues
-# after its last confirmed step. On another machine, tomorrow, you would do the same: *Run all*.
+# after its last confirmed step. You would do the same on another machine, at any time: *Run all*.
 
 # %% nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'", "assert summary['steps'] == summary['total_steps']"]}
 summary = colab.train(config)

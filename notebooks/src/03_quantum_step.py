@@ -22,8 +22,8 @@ session = colab.begin()
 # ## 2 · Configure the problem
 # `budget` is the share of the examples that is trained on. `candidates` is how many of the 10,656
 # examples Temper looks at. From the others, it draws the same share at random. More candidates take
-# longer, and the log says how long before the step starts. To use another solver, give its name,
-# such as *tabu*, *qaoa* (at most 20 candidates) or *leap_hybrid*.
+# longer; the log shows the expected time before the step starts. To use another solver, give its
+# name, such as *tabu*, *qaoa* (at most 20 candidates) or *leap_hybrid*.
 
 # %% tags=["parameters"]
 preset = "quick"  # @param ["quick", "none"]
@@ -52,9 +52,9 @@ records = colab.show_quantum_steps(summary["paths"]["run"])
 # %% [markdown]
 # ## 5 · Measure whether it helps
 # This cell repeats the run with a greedy choice, with a random choice, and with all examples, for
-# the same number of steps. A lower energy does not have to mean a lower loss. With a budget this
-# large and clean data, expect no difference that another seed would not reverse. The quantum step
-# helps if the budget is small and the data contains duplicates and noise.
+# the same number of steps. A lower energy does not have to mean a lower loss. With clean data and a
+# budget this large, expect only differences that another seed could reverse. The quantum step helps
+# if the budget is small and the data contains duplicates and noise.
 
 # %% nbmake={"post_cell_execute": ["assert [row['answer'] for row in rows] == ['quantum', 'greedy', 'random', 'none']", "assert len({row['steps'] for row in rows}) == 1"]}
 rows = colab.compare_quantum_steps(config)

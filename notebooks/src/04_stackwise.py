@@ -21,8 +21,8 @@ session = colab.begin()
 # %% [markdown]
 # ## 2 · Choose how the model grows
 # - *once*: the first stack trains, then all stacks train. New stacks start as copies of the first.
-#   This has the best evidence of all ways to grow.
-# - *stages*: one stack trains after the other, and only the new one trains.
+#   Of all ways to grow a model, this one has the best evidence.
+# - *stages*: one stack trains after another. In each phase, only the new stack trains.
 #
 # `epochs` counts for each phase.
 
@@ -46,8 +46,8 @@ summary = colab.train(config)
 
 # %% [markdown]
 # ## 4 · See which layers trained when
-# Each phase has a bar, with its loss below. After the model grows, its loss starts higher than the
-# last phase ended.
+# Each phase has a bar, with its loss below. When the model grows, its loss jumps above the level
+# that it had reached in the previous phase.
 
 # %% nbmake={"post_cell_execute": ["assert len(phases) == 2", "assert phases[0]['last_step'] + 1 == phases[1]['first_step']", "assert phases[-1]['last_step'] == summary['steps']", "assert phases[-1]['loss'] > 0"]}
 phases = colab.show_stacks(summary["paths"]["run"])

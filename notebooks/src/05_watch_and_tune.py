@@ -40,9 +40,9 @@ summary = colab.train(config, detached=True)
 
 # %% [markdown]
 # ## 3 · Find faster settings
-# This cell runs real steps of your training and changes one setting at a time. It discards the
-# results. Settings that change the numbers of a run are only proposed. It takes a few minutes, less
-# on a GPU.
+# This cell runs real steps of your training, changes one setting at a time, and discards the trained
+# weights. It takes a few minutes, less on a GPU. Settings that would change the result of a run are
+# only proposed.
 
 # %% nbmake={"post_cell_execute": ["assert fastest['tried'] and fastest['settings']"]}
 fastest = colab.find_fastest(config, with_learning_rate=True)
@@ -50,8 +50,8 @@ print(f"\nIn a terminal: temper train --preset {preset} {fastest['flags']}")
 
 # %% [markdown]
 # ## 4 · Train with the faster settings
-# Different settings make a different run, so this starts a new one. The report shows its forecast
-# next to what it really took.
+# Different settings make a different run, so this starts a new one. The report shows the forecast
+# next to the actual time.
 
 # %% nbmake={"post_cell_execute": ["assert faster['status'] == 'finished'"]}
 faster = colab.train(colab.configure(preset, **fastest["settings"], **session.settings()))

@@ -18,9 +18,8 @@ session = colab.begin()
 
 # %% [markdown]
 # ## 2 · Prepare the model and the data
-# These cells make a model, its tokenizer and some rows. Yours come from the Hub, by
-# `from_pretrained`. Here they are made on the spot, by the same classes, so that nothing has to be
-# downloaded.
+# These cells create a small model, its tokenizer and some rows, so that nothing has to be
+# downloaded. In your own script, the same classes load them from the Hub with `from_pretrained`.
 
 # %% nbmake={"post_cell_execute": ["assert len(rows) == 64"]}
 import pandas
@@ -68,8 +67,8 @@ trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=tokenizer
 # %% [markdown]
 # ## 4 · Add three lines
 # The name identifies the run when it resumes, here or on another machine. Step 1 showed where the
-# run is stored and backed up. Press the cell's stop button to stop: the current step finishes and a
-# checkpoint is saved. Choose *Run all* again, tomorrow, in a new runtime, to resume.
+# run is stored and backed up. To stop, press the cell's stop button: the current step finishes, and
+# a checkpoint is saved. To resume, choose *Run all* again, at any time, also in a new runtime.
 
 # %% nbmake={"post_cell_execute": ["assert trainer.state.global_step == 24", "assert callback.run.final.is_dir()"]}
 config = colab.configure(**session.settings())

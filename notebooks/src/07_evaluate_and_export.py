@@ -28,9 +28,9 @@ run, model = summary["paths"]["run"], summary["paths"]["model"]
 
 # %% [markdown]
 # ## 3 · Evaluate it
-# This cell shows the loss and the share of correct answers, for each kind of task, with the
-# interval that other rows like these would give. `data` can be any file of yours, in any format
-# that training reads. Temper also writes a page with every answer.
+# This cell shows the loss and the share of correct answers for each kind of task. The intervals show
+# how much these would vary with other rows like these. `data` can be any file of yours, in any
+# format that training reads. Temper also writes a page with every answer.
 
 # %%
 from infrastructure.training.data.samples import SAMPLE_HELDOUT
@@ -40,7 +40,8 @@ measured = colab.evaluate(model, data)
 
 # %% [markdown]
 # ## 4 · Ask it
-# Write plain words. Temper uses the prompt format and the end of an answer from training.
+# Type plain text. Temper formats it like the prompts in training, and stops where answers ended
+# in training.
 
 # %% nbmake={"post_cell_execute": ["assert len(answers) == 2"]}
 questions = [

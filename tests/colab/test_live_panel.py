@@ -60,7 +60,7 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
     for part in (
         "20260101-a",
         "running",
-        f"Being trained (process {os.getpid()}",
+        f"Training (process {os.getpid()}",
         "step 30 of 40",
         "monitoring.time_left(duration=5.0 s)",
         "75.0 %",

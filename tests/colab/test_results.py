@@ -132,7 +132,7 @@ def test_stacks_are_shown_and_returned(
     monkeypatch.setattr(IPython.display, "display", shown.append)
     assert colab.show_stacks(str(tmp_path)) == expected
     (frame,) = shown
-    assert "Stack by stack" in frame.data
+    assert "Block-wise training" in frame.data
 
 
 def test_the_data_is_shown_with_what_is_learnt(

@@ -138,7 +138,7 @@ def test_a_detached_training_outlives_its_kernel_and_the_next_kernel_looks_on(
         assert read_trainer(run) == trainer
         before = len(losses(run))
         attached = second.run_until(cell(tmp_path, "colab.attach()"), has_a_panel)
-        assert "Being trained (process" in panel_of(attached)
+        assert "Training (process" in panel_of(attached)
         second.interrupt()
         stopped = second.run(cell(tmp_path, "print(colab.stop())"))
         assert "deployment.stopped_" in stopped.text

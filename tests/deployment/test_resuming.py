@@ -180,7 +180,7 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
     assert len(known.hashes) == entry["data"]["num_train"] + record["data"]["num_train"]
     assert entry["when"]
     page = (stopped / "report.html").read_text()
-    assert "Changed under way" in page
+    assert "Changed during the run" in page
     assert entry["changes"][0]["is"] in page
 
 

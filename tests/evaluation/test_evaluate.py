@@ -122,7 +122,7 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_pa
     [of_tasks] = [line for line in table.splitlines() if line.startswith("task ")]
     assert "loss per token" in of_tasks
     assert "perplexity" not in of_tasks  # it says the same, and a terminal is narrow
-    assert "\ntokens right " in table  # a metric that was chosen stands under what always is
+    assert "\ntoken accuracy " in table  # a metric that was chosen stands under what always is
     assert "eval_loss" not in table  # which is "loss per token"
     of_all = evaluation.scores["all"]
     assert of_all["loss"]["value"] == pytest.approx(evaluation.metrics["eval_loss"], rel=1e-5)

@@ -121,7 +121,7 @@ def test_d9_what_changed_is_shown_wherever_the_run_is_shown(
     assert entry["command"]
     assert summary_of(changed)["history"] == [entry]
     page = (changed / "report.html").read_text()
-    assert "Changed under way" in page
+    assert "Changed during the run" in page
     capsys.readouterr()
     assert main(["list", "--json"]) == ExitCode.DONE
     [row] = json.loads(capsys.readouterr().out)["runs"]
@@ -139,7 +139,7 @@ def test_d9_what_changed_is_shown_wherever_the_run_is_shown(
     assert record_of(early, EXPORT_FILE)["history"] == [], "before anything changed"
     card = (early / "README.md").read_text()
     assert "`learning_rate` 0.001," in card
-    assert "Changed under way" not in card
+    assert "Changed during the run" not in card
 
 
 def test_d9_a_finished_run_resumes_where_a_command_accepts_more_steps(folder: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_frame_shows_everything_that_matters_now(tmp_path: Path) -> None:
     text = shown(run, 140)  # codes are wider than words
     for part in (
         "20260101-a",
-        f"Being trained (process {os.getpid()} on ",
+        f"Training (process {os.getpid()} on ",
         "step 30 of 40 · 75.0 %",
         "monitoring.time_left(duration=5.0 s) · monitoring.steps_took(duration=15 s)",
         "Held-out loss",
@@ -170,7 +170,7 @@ def test_a_run_that_was_broken_off_is_shown_with_what_goes_on_with_it(tmp_path: 
 def test_a_line_calls_a_state_as_the_frame_does(tmp_path: Path) -> None:
     directory = a_training(tmp_path)
     (directory / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
-    assert status_line(read_view(directory)).startswith("broken off · step 30 of 40")
+    assert status_line(read_view(directory)).startswith("interrupted · step 30 of 40")
 
 
 def enough(seconds: float) -> None:

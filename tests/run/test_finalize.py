@@ -190,7 +190,7 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     record_running(run, 100)
     assert "went_on" not in read_summary(run)
     record_running(run, 100)
-    once = "monitoring.resumed_times(times=once,, cause=a kill, start=its beginning, restored=)."
+    once = "monitoring.resumed_times(times=once,, cause=a kill, start=the first step, restored=)."
     assert words_of(run).endswith(once)
     record_running(run, 100, first_step=60)  # nobody had written an end
     cost: Any = {"price_per_hour": "2 EUR", "seconds": 1800.0, "amount": 1.0, "text": "1 EUR"}

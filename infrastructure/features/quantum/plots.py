@@ -60,7 +60,7 @@ def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: 
         _words(MARGIN, HEIGHT - 8, format_number(low), "start"),
         _words(WIDTH - MARGIN, HEIGHT - 8, f"energy {format_number(high)}", "end"),
     ]
-    return _picture("Energies of the answers among those of chance", (WIDTH, HEIGHT), parts)
+    return _picture("Energies of the answers and of random choices", (WIDTH, HEIGHT), parts)
 
 
 def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
@@ -106,7 +106,7 @@ def block_picture(blocks: Sequence[str], answers: Sequence[tuple[str, Sequence[s
             parts.append(
                 _rectangle("cell", corner, (size - 1, CELL - 3), title, 1.0 if is_chosen else 0.08)
             )
-    return _picture("Blocks that train, answer by answer", _size(len(rows)), parts)
+    return _picture("Trained blocks, by answer", _size(len(rows)), parts)
 
 
 def _size(num_rows: int) -> tuple[int, int]:

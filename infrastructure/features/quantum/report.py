@@ -39,9 +39,9 @@ DECIDED = {
 }
 COMPARED = {
     "quantum": "the sampler's answer",
-    "random": "a choice by chance",
+    "random": "a random choice",
     "greedy": "a greedy choice",
-    "none": "no choice: all of it",
+    "none": "no choice: everything",
 }
 
 
@@ -137,7 +137,7 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
         "trained on",
         "held-out loss",
         "steps",
-        "quantum steps took",
+        "time of quantum steps",
         phrase("quantum.total_time_column"),
     )
     return element("div", heading, table(columns, rows, "numbers"))
@@ -211,7 +211,7 @@ def _density(answered: Sequence[Mapping[str, object]]) -> Markup:
     if not rows:
         return NOTHING
     caption = phrase("quantum.density_caption")
-    heading = element("h3", "What was chosen")
+    heading = element("h3", "Chosen examples")
     return element("figure", heading, density_picture(rows), element("figcaption", caption))
 
 
@@ -224,15 +224,15 @@ def _blocks(answered: Sequence[Mapping[str, object]]) -> Markup:
     names = [str(block) for block in list_of(answered[-1].get("all_blocks"))]
     if not answers or not names:
         return NOTHING
-    heading = element("h3", "Which blocks train")
+    heading = element("h3", "Trained blocks")
     caption = phrase("quantum.blocks_caption")
     return element("figure", heading, block_picture(names, answers), element("figcaption", caption))
 
 
 def _steps(records: Sequence[Mapping[str, object]]) -> Markup:
     columns = (
-        *("step", "epoch", "who answered", "yes-or-no choices", "energy", "best simple method"),
-        *("average by chance", "took", phrase("quantum.solver_time_column")),
+        *("step", "epoch", "answered by", "binary variables", "energy", "best simple method"),
+        *("mean of random choices", "time", phrase("quantum.solver_time_column")),
     )
     rows = [_step(record) for record in records[-MAX_STEPS:]]
     return table(columns, rows, "stack")

@@ -142,7 +142,7 @@ def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
     if len(runs) < 2:
         return NOTHING
     rows = [_run_row(row, shown) for row in list(runs)[:MAX_RUNS]]
-    headings = ("run", "", "step", "loss", "held out")
+    headings = ("run", "", "step", "loss", "held-out loss")
     parts = [table(headings, rows[:MAX_OPEN_RUNS], "numbers runs")]
     if earlier := rows[MAX_OPEN_RUNS:]:
         most = (

@@ -140,8 +140,8 @@ class _Server(ThreadingHTTPServer):
     dashboard: Dashboard
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log the error only at debug level, because a viewer may disconnect during an answer."""
-        logger.debug("a request was broken off", exc_info=True)
+        """Log the error at debug level: a viewer may disconnect during an answer."""
+        logger.debug("a request was interrupted", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

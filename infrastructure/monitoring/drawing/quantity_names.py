@@ -17,7 +17,7 @@ OF_ONE_REWARD = re.compile(r"rewards/(?P<name>.+)/(?P<what>mean|std)")
 HELD_OUT = "eval_"
 RANKING, MARGIN = "rewards/accuracies", "rewards/margins"
 TINY_MARGIN = 1e-6  # the rounding error of two equal rewards
-RANKED = "pairs ranked rightly"
+RANKED = "pairs ranked correctly"
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,25 @@ KNOWN = {
     "rewards/chosen": QuantityName("reward of chosen answers"),
     "rewards/rejected": QuantityName("reward of rejected answers"),
     "log_odds_chosen": QuantityName("log odds of chosen over rejected", HIGHER),
-    "log_odds_ratio": QuantityName("odds ratio, as the loss takes it", HIGHER, is_detail=True),
+    "log_odds_ratio": QuantityName("odds ratio in the loss", HIGHER, is_detail=True),
     "nll_loss": QuantityName("loss of chosen answers", LOWER),
     "reward": QuantityName("mean reward", HIGHER),
     "reward_std": QuantityName("spread of rewards in a group", is_detail=True),
-    "frac_reward_zero_std": QuantityName("groups of equal rewards", LOWER, is_share=True),
+    "frac_reward_zero_std": QuantityName("groups with equal rewards", LOWER, is_share=True),
     "mean_reward": QuantityName("mean reward", is_detail=True),
     "min_reward": QuantityName("lowest reward", is_detail=True),
     "max_reward": QuantityName("highest reward", is_detail=True),
-    "mean_token_accuracy": QuantityName("tokens predicted rightly", HIGHER, is_share=True),
-    "kl": QuantityName("distance from the first model (KL)"),
+    "mean_token_accuracy": QuantityName("tokens predicted correctly", HIGHER, is_share=True),
+    "kl": QuantityName("distance from the initial model (KL)"),
     "completions/mean_length": QuantityName("length of answers, tokens"),
     "completions/clipped_ratio": QuantityName("answers cut off", LOWER, is_share=True),
     "completions/min_length": QuantityName("shortest answer, tokens", is_detail=True),
     "completions/max_length": QuantityName("longest answer, tokens", is_detail=True),
-    "completions/mean_terminated_length": QuantityName("length of ended answers", is_detail=True),
-    "completions/min_terminated_length": QuantityName("shortest ended answer", is_detail=True),
-    "completions/max_terminated_length": QuantityName("longest ended answer", is_detail=True),
+    "completions/mean_terminated_length": QuantityName(
+        "length of completed answers", is_detail=True
+    ),
+    "completions/min_terminated_length": QuantityName("shortest completed answer", is_detail=True),
+    "completions/max_terminated_length": QuantityName("longest completed answer", is_detail=True),
     "logps/chosen": QuantityName("log-probability of chosen answers", is_detail=True),
     "logps/rejected": QuantityName("log-probability of rejected answers", is_detail=True),
     "logits/chosen": QuantityName("mean logit in chosen answers", is_detail=True),
@@ -78,20 +80,20 @@ KNOWN = {
     "aux_loss": QuantityName("uneven load of experts (loss)", LOWER, is_detail=True),
     "loss_first_answers": QuantityName("loss of first answers", LOWER),
     "loss_later_answers": QuantityName("loss of later answers", LOWER),
-    "end_accuracy": QuantityName("ends predicted rightly", HIGHER, is_share=True),
+    "end_accuracy": QuantityName("answer ends predicted correctly", HIGHER, is_share=True),
     "clip_ratio/low_mean": QuantityName("tokens clipped below", is_share=True, is_detail=True),
     "clip_ratio/high_mean": QuantityName("tokens clipped above", is_share=True, is_detail=True),
     "clip_ratio/region_mean": QuantityName("tokens clipped", is_share=True, is_detail=True),
     "clip_ratio/low_min": QuantityName(
-        "tokens clipped below, least", is_share=True, is_detail=True
+        "tokens clipped below, minimum", is_share=True, is_detail=True
     ),
     "clip_ratio/high_max": QuantityName(
-        "tokens clipped above, most", is_share=True, is_detail=True
+        "tokens clipped above, maximum", is_share=True, is_detail=True
     ),
     # possible values of `training.best_metric`
     "exact_match": QuantityName("exact match", HIGHER, is_share=True),
-    "final_answer": QuantityName("right final answers", HIGHER, is_share=True),
-    "token_accuracy": QuantityName("tokens right", HIGHER, is_share=True),
+    "final_answer": QuantityName("correct final answers", HIGHER, is_share=True),
+    "token_accuracy": QuantityName("token accuracy", HIGHER, is_share=True),
     "perplexity": QuantityName("perplexity", LOWER),
 }
 

@@ -336,7 +336,7 @@ def _subject(facts: RunFacts) -> str:
     if path := config_of(facts.run).get("data.path", (None, ""))[0]:
         parts.append(f"data: {data_words(str(path))}")
     if created := facts.run.get("created"):
-        parts.append(f"begun {format_moment(str(created))}")
+        parts.append(f"started {format_moment(str(created))}")
     if facts.title != facts.run_id:
         parts.append(f"run {facts.run_id}")
     return " · ".join(parts)

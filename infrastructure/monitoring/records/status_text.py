@@ -14,9 +14,9 @@ from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
 EXPANDED = frozenset('"$`\\!')  # by a shell, inside double quotes
 STATE_WORDS = {
-    "starting": "Being prepared",
-    "running": "Being trained",
-    "interrupted": "Broken off",
+    "starting": "Preparing",
+    "running": "Training",
+    "interrupted": "Interrupted",
     "finished": "Finished",
     "stopped": "Stopped before the end",
     "failed": "Failed",
@@ -107,7 +107,7 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
     back = phrase("monitoring.restored_from", places=", ".join(places)) if places else ""
     step = newest.get("step")
-    start = phrase("monitoring.resumed_from_step", step=step) if step else "its beginning"
+    start = phrase("monitoring.resumed_from_step", step=step) if step else "the first step"
     return phrase("monitoring.resumed_times", times=often, cause=what, start=start, restored=back)
 
 
@@ -122,7 +122,7 @@ def progress_words(run: LiveRun) -> str:
 
 
 def time_words(run: LiveRun) -> str:
-    """Describe the times: `about 5.0 s left · the steps took 15 s`."""
+    """Describe the times: `about 5.0 s left · steps took 15 s`."""
     left = run.seconds_left if run.state == "running" else None
     trained = run.seconds_trained
     parts = [phrase("monitoring.time_left", duration=format_duration(left))] if left else []

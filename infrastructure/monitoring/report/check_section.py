@@ -24,9 +24,9 @@ MAX_ROUNDS = 20
 CLASSES = {"pass": "good", "warn": "warn", "fail": "bad", "skipped": "soft"}
 WORDS = {"pass": "ok", "warn": "warning", "fail": "failed", "skipped": "skipped"}
 TITLES = {
-    "unit": "What is learnt, and how",
-    "integration": "Real steps, put back afterwards",
-    "performance": "How fast",
+    "unit": "What is trained, and how",
+    "integration": "Real training steps, undone afterwards",
+    "performance": "Speed",
 }
 
 
@@ -37,7 +37,7 @@ def checks(view: RunView) -> Markup:
         return raw_markup("")
     rows = [_row(check) for check in _checks_of(rounds[-1])]
     items = [element("li", _round(one)) for one in rounds]
-    details = element("details", element("summary", "every check"), _table(rows))
+    details = element("details", element("summary", "All checks"), _table(rows))
     listed = element("ul", *items[-MAX_ROUNDS:])
     return section(phrase("monitoring.checks_heading"), listed, details)
 
@@ -67,7 +67,7 @@ def _card(group: str, members: Sequence[Mapping[str, object]]) -> Markup:
 
 
 def _table(rows: Sequence[Sequence[object]]) -> Markup:
-    return table(("check", "", "what was found", "measured", "took"), rows, "stack checks")
+    return table(("check", "", "result", "measured", "time"), rows, "stack checks")
 
 
 def _row(check: Mapping[str, object]) -> list[object]:

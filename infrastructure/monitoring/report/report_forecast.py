@@ -11,9 +11,9 @@ from infrastructure.monitoring.report.report_sections import section
 
 NAMES = {
     "seconds": "time from the first step to the end",
-    "peak_memory_bytes": "highest memory of the training",
-    "disk_bytes": "run directory on the disk",
-    "backup_bytes": "backup at its place",
+    "peak_memory_bytes": "peak memory of training",
+    "disk_bytes": "run directory on disk",
+    "backup_bytes": "backup at the destination",
 }
 
 
@@ -29,7 +29,7 @@ def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
         for row in forecast
         if row.get("what") in NAMES and _is_whole(row)
     ]
-    return table(("", "forecast", "was", "error"), rows, "numbers forecast") if rows else None
+    return table(("", "forecast", "actual", "error"), rows, "numbers forecast") if rows else None
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -44,7 +44,7 @@ def _decided(decided: Mapping[str, object]) -> Markup | None:
         (key, str(mapping_of(decision).get("value")), str(mapping_of(decision).get("origin")))
         for key, decision in decided.items()
     ]
-    return table(("setting", "value", "decided"), rows) if rows else None
+    return table(("setting", "value", "decided by"), rows) if rows else None
 
 
 def _is_whole(row: Mapping[str, object]) -> bool:

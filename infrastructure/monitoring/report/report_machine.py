@@ -11,7 +11,7 @@ from infrastructure.monitoring.records.run_view import Machine, RunView
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 MAX_OPERATIONS = 15
-COLUMNS = ("", "mean", "95 % of the newest are below", "most", "last")
+COLUMNS = ("", "mean", "95th percentile of the newest", "maximum", "last")
 
 
 def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
@@ -68,7 +68,7 @@ def _profile(profile: JsonObject) -> Markup:
         return NOTHING
     heading = element("h3", phrase("monitoring.profile_heading", first=first, last=last))
     where = element("p", phrase("monitoring.profile_trace_file", trace=trace), css_class="soft")
-    columns = ("operation", "calls", "processor", "GPU")
+    columns = ("operation", "calls", "CPU time", "GPU time")
     return element("div", heading, table(columns, cells, "numbers"), where)
 
 

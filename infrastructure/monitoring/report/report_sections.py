@@ -33,21 +33,21 @@ from infrastructure.monitoring.records.run_view import RunView
 HASH, HASH_CHARACTERS = re.compile("[0-9a-f]{64}"), 12
 # Page labels of counts in the data report; other keys are readable as they are.
 DATA_WORDS = {
-    "num_train": "rows to train on",
-    "num_evaluation": "rows held out",
-    "supervised_tokens": "tokens that are learnt",
-    "template_tokens": "tokens of the chat template, of each row",
-    "leaked": "held-out rows that are trained on, too",
-    "special_text_rows": "rows that spell special tokens as text",
-    "unread": "not read",
-    "left_out": "what the model never reads",
-    "survivals": "what the tokenizer made of answers",
-    "undetermined_rows": "rows of which it cannot be told whether the model reads all",
+    "num_train": "training rows",
+    "num_evaluation": "held-out rows",
+    "supervised_tokens": "trained tokens",
+    "template_tokens": "chat template tokens in each row",
+    "leaked": "held-out rows that are also trained on",
+    "special_text_rows": "rows that contain special tokens as text",
+    "unread": "fields that are not read",
+    "left_out": "text that the model never reads",
+    "survivals": "changes of answers by the tokenizer",
+    "undetermined_rows": "rows that could not be checked for lost text",
     "quarantined": "skipped rows",
-    "truncated": "rows that were cut",
-    "truncated_examples": "some of those that were cut",
-    "duplicates": "rows that repeat an earlier one",
-    "from_cache": "read from this machine's cache of prepared data",
+    "truncated": "truncated rows",
+    "truncated_examples": "examples of truncated rows",
+    "duplicates": "rows that repeat an earlier row",
+    "from_cache": "read from the cache of prepared data",
 }
 MAX_ROWS = 200
 MAX_ALERTS = 8
@@ -130,7 +130,7 @@ def notices(view: RunView) -> Markup:
         parts.append(element("pre", clip(error, MAX_TEXT_CHARACTERS)))
     if view["problems"]:
         parts.append(element("ul", *[element("li", line) for line in view["problems"]]))
-    return section("What to know", *parts, css_class="notice")
+    return section("Problems", *parts, css_class="notice")
 
 
 def alerts(view: RunView) -> Markup:
@@ -149,7 +149,7 @@ def alerts(view: RunView) -> Markup:
     if all_of_them > MAX_ALERTS:
         more = phrase("monitoring.newest_of_all", shown=MAX_ALERTS, total=all_of_them)
     is_alarm = any(alert["severity"] != "info" and not alert["is_over"] for alert in newest)
-    heading, css_class = ("Alerts", "alerts alarm") if is_alarm else ("Noted", "alerts")
+    heading, css_class = ("Alerts", "alerts alarm") if is_alarm else ("Notices", "alerts")
     return section(f"{heading}{more}", table((), rows, "stack"), css_class=css_class)
 
 
@@ -163,7 +163,7 @@ def errors(view: RunView) -> Markup:
         rows.append([clip(str(text), MAX_TEXT_CHARACTERS) for text in (*texts, of_rows)])
     if not rows:
         return NOTHING
-    headings = ("step", "what", phrase("monitoring.error_message_column"), "what was done", "rows")
+    headings = ("step", "kind", phrase("monitoring.error_message_column"), "action", "rows")
     earlier = view["num_errors"] - len(rows)
     more = (
         element("p", phrase("monitoring.earlier_errors", count=earlier), css_class="soft")
@@ -188,7 +188,7 @@ def before_after(view: RunView) -> Markup:
     names = [_quantity(row[0].strip()) for row in rows]
     if all(before == UNKNOWN for _, before, _, _ in rows):  # as with a custom Trainer
         only = [(name, after) for name, (_, _, after, _) in zip(names, rows, strict=True)]
-        return section("After the training", table((), only, "numbers", classes))
+        return section("After training", table((), only, "numbers", classes))
     cells = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
     headings = ("", "before", "after", "change")
     return section("Before → after", table(headings, cells, "numbers change", classes))
@@ -267,8 +267,8 @@ def changed_under_way(view: RunView) -> Markup:
     ]
     if not rows:
         return NOTHING
-    headings = ("after step", "what changed", "was", "is", "effect")
-    return section("Changed under way", _limited(headings, rows, "stack"))
+    headings = ("after step", "what changed", "from", "to", "effect")
+    return section("Changed during the run", _limited(headings, rows, "stack"))
 
 
 def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:
@@ -307,7 +307,7 @@ def _data_parts(known: Mapping[str, object]) -> list[Markup]:
     parts = [*counts, facts(single)] if single else counts
     if sentences:
         items = [element("li", sentence) for sentence in sentences[:MAX_ROWS]]
-        more = [element("details", element("summary", "More facts"), *parts)] if parts else []
+        more = [element("details", element("summary", "Details"), *parts)] if parts else []
         parts = [element("ul", *items), *more]
     return [*parts, *[_preview(preview) for preview in previews]]
 
@@ -371,7 +371,7 @@ def _is_switched_off(key: str, config: Mapping[str, tuple[object, str]]) -> bool
 
 def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
     rows = [(_name(key), _exact(value), source) for key, (value, source) in values.items()]
-    return table(("setting", "value", "comes from"), rows, "config stack")
+    return table(("setting", "value", "source"), rows, "config stack")
 
 
 @functools.lru_cache(maxsize=1024)  # the names are the same on each page
@@ -410,7 +410,7 @@ def safety(view: RunView) -> Markup:
             phrase("monitoring.backups_heading"),
             element("p", f"{known['text']}.", css_class="soft"),
         )
-    rows: list[tuple[str, object]] = [("copied to", element("code", known["place"]))]
+    rows: list[tuple[str, object]] = [("destination", element("code", known["place"]))]
     step, newest = known["confirmed_step"], known["newest_step"]
     moments = [
         joined([f", {word} ", moment(at)])
@@ -422,17 +422,17 @@ def safety(view: RunView) -> Markup:
         if step is None
         else joined([f"step {step}", *moments])
     )
-    rows.append(("safe there", safe))
+    rows.append(("confirmed there", safe))
     if known["present_at"] is not None and known["compared_at"] is not None:
         compared = [", bytes compared ", moment(known["compared_at"])]
         how = f" ({known['compared_by']})" if known["compared_by"] else ""
-        rows.append(("seen there", joined([moment(known["present_at"]), *compared, how])))
+        rows.append(("last seen there", joined([moment(known["present_at"]), *compared, how])))
     if newest is not None and newest != step:
         rows.append((phrase("monitoring.newest_here_only_label"), f"step {newest}"))
     if known["published"] is not None:
-        rows.append(("the trained model", element("code", known["published"])))
+        rows.append(("trained model", element("code", known["published"])))
     if known["problem"] is not None:
-        rows.append(("what is wrong", clip(known["problem"], MAX_TEXT_CHARACTERS)))
+        rows.append(("problem", clip(known["problem"], MAX_TEXT_CHARACTERS)))
     return section(phrase("monitoring.backups_heading"), table((), rows, "stack names"))
 
 

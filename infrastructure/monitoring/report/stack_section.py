@@ -51,7 +51,7 @@ def stack_section(view: RunView) -> Markup:
         keys.append(element("span", phrase("monitoring.feature_loss_legend"), css_class=NO_MARK))
     caption = element("figcaption", *keys)
     return section(
-        "Stack by stack",
+        "Block-wise training",
         element("p", _lead(plan), css_class="soft"),
         element("figure", *pictures, caption),
         _table(phases),
@@ -145,7 +145,7 @@ def _grows(plan: Mapping[str, object]) -> bool:
 
 
 def _keys(bars: list[Bar]) -> list[Markup]:
-    keys = [("trains", "key cell")]
+    keys = [("trained", "key cell")]
     if any(bar.adapts for bar in bars):
         keys.append((phrase("monitoring.low_rank_legend"), "key adapted"))
     keys.append((phrase("monitoring.frozen_legend"), "key frozen"))

@@ -9,7 +9,7 @@ from infrastructure.monitoring.drawing.html import Markup, raw_markup, table
 from infrastructure.monitoring.records.run_view import RunView
 from infrastructure.monitoring.report.report_sections import section
 
-COLUMNS = ("stage", "time", "share", "what is done")
+COLUMNS = ("stage", "time", "share", "description")
 
 
 @dataclass(frozen=True)

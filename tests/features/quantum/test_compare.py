@@ -52,7 +52,7 @@ def test_a_comparison_trains_each_once_and_shows_them_side_by_side(
         assert read_record(run / "comparison.json") == {"rows": rows}
     report = (Path(by_answer["quantum"]["run"]) / "report.html").read_text()
     assert "quantum.comparison_heading" in report
-    assert "a choice by chance" in report
+    assert "a random choice" in report
     # once more, as people see it: nothing is trained again
     weights = [path.stat().st_mtime_ns for path in tmp_path.rglob("final/model.safetensors")]
     assert compare_quantum_steps(DeploymentConfig(**settings_of(tmp_path))) == rows

@@ -53,7 +53,7 @@ def test_a_training_shows_how_far_it_is(tmp_path: Path) -> None:
     assert text["progress"] == f"step 30 of 40 · 75.0 % {times}"
     assert "Held-out loss 1.500 best 1.250" in text["tiles"]
     assert "Time per step 500 ms" in text["tiles"]
-    assert "Being trained (process " in text["head"]
+    assert "Training (process " in text["head"]
     assert "Model: my-llama · 3.00 M parameters, 1.50 M of them trained" in text["head"]
     assert text["next"] == text["result"] == text["machine"] == text["alerts"] == ""
 
@@ -142,7 +142,7 @@ def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     (directory / "summary.json").unlink()
     with opened(directory) as run:
         text = text_of(run)
-    assert "Being prepared (process " in text["head"]
+    assert "Preparing (process " in text["head"]
     assert "monitoring.no_metrics_yet()" in text["head"]
     assert text["progress"] == ""
     assert "monitoring.preparing_before_first_step" in text["curves"]

@@ -7,7 +7,7 @@ from infrastructure.monitoring.drawing.tables import (
     text_width,
 )
 
-RANKED = "pairs ranked rightly (higher is better)"
+RANKED = "pairs ranked correctly (higher is better)"
 BEFORE = {"eval_loss": 8.0, "exact_match": {"reverse": 0.0, "all": 0.05}}
 AFTER = {"eval_loss": 0.4, "exact_match": {"reverse": 0.975, "all": 0.97, "sort": 1.0}}
 
@@ -115,5 +115,5 @@ def test_numbers_by_turn_have_names_directions_and_changes() -> None:
     after = {"eval_loss_first_answers": 7.4, "eval_end_accuracy": 0.25}
     assert before_after_rows(before, after) == [
         ("loss of first answers (lower is better)", "7.900", "7.400", "-0.5000"),
-        ("ends predicted rightly (higher is better)", "0 %", "25.0 %", "+25.0 points"),
+        ("answer ends predicted correctly (higher is better)", "0 %", "25.0 %", "+25.0 points"),
     ]

@@ -236,5 +236,5 @@ def test_how_well_the_steps_use_the_machine_is_among_its_curves(tmp_path: Path) 
     run = LiveRun(directory)
     curves = read_view(directory)["machine"]["curves"]
     titles = [chart.title for chart in machine_charts(curves).values()]
-    assert titles == ["Waiting for data, %", "Share of the computing power used, %"]
+    assert titles == ["Waiting for data, %", "Share of peak FLOPS used (MFU), %"]
     run.close()

@@ -42,11 +42,11 @@ def test_curves_are_over_time_in_round_units() -> None:
         "GPU memory, GiB",
         "GPU temperature, °C",
         "GPU power, W",
-        "Processor load, %",
-        "Memory of the training, GiB",
-        "Disk, read, MiB/s",
+        "CPU load, %",
+        "Memory of the run, GiB",
+        "Disk reads, MiB/s",
     ]
-    cpu = charts["Processor load, %"]
+    cpu = charts["CPU load, %"]
     assert cpu.axis == "minutes"
     assert round(cpu.curve.buckets[-1].step, 3) == 10.0
     assert charts["GPU memory, GiB"].curve.buckets[0].high == 14.0
@@ -100,7 +100,7 @@ def test_each_card_has_its_own_curve() -> None:
 def test_odd_samples_are_left_out_and_nothing_always_zero_is_drawn() -> None:
     history = MachineHistory()
     take(history, [{"cpu_percent": 1.0}, {"time": "x"}, sample(0, gpus="none", cpu_percent=0.0)])
-    assert "Processor load, %" not in [chart.title for chart in charts_of(history)]
+    assert "CPU load, %" not in [chart.title for chart in charts_of(history)]
     assert [meter["name"] for meter in history.meters()] == ["processor", "memory"]
     assert len(history.points["cpu_percent"].kept) == 1
 
@@ -116,14 +116,14 @@ def test_the_table_has_what_all_samples_come_to() -> None:
         history.add_performance({**numbers, "name": "x"})
     history.add_performance({"seconds_per_step": 1e9})  # nobody knows when that was
     rows = {title: values for title, *values in history.rows()}
-    mean, _, most, last = rows["Processor load"]
+    mean, _, most, last = rows["CPU load"]
     assert (mean, most, last) == ("25.0 %", "40.0 %", "25.0 %")
     assert rows["GPU temperature"] == ["71 °C"] * 4
     assert rows["GPU temperature, card 1"] == ["40 °C"] * 4
-    assert rows["Age of the newest copy"][0].startswith("1 min 30")
-    assert rows["Share of the computing power used"][0] == "37.5 %"
-    assert rows["Time of a step, by sample"][-1].startswith("4")
-    assert "Disk, written" not in rows, "what was always zero says nothing"
+    assert rows["Age of the newest backup"][0].startswith("1 min 30")
+    assert rows["Share of peak FLOPS used (MFU)"][0] == "37.5 %"
+    assert rows["Time per step, sampled"][-1].startswith("4")
+    assert "Disk writes" not in rows, "what was always zero says nothing"
     assert history.curves["model_flops_percent"] == [(moment, 25.0), (moment, 50.0)]
 
 

@@ -58,7 +58,7 @@ def views_of(view: RunView) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("summary", "state", "texts"),
     [
-        ({}, "running", ["1.069", "1.250", "Being trained (process {process} on"]),
+        ({}, "running", ["1.069", "1.250", "Training (process {process} on"]),
         (
             {**RESULT, "status": "finished"},
             "finished",

@@ -238,7 +238,7 @@ def test_an_unfinished_run_is_shown_with_how_to_go_on(tmp_path: Path) -> None:
     write_run(tmp_path, run=RUN, summary={"status": "running"})
     write_records(tmp_path, [step_record(7, 2.0)])
     page = page_of(tmp_path)
-    assert "Being trained." in page.all_text
+    assert "Training." in page.all_text
     assert f"temper resume {tmp_path}" in page.all_text
     assert page.count("span", "status running") == 1
 
@@ -256,9 +256,9 @@ def test_what_was_measured_at_the_end_alone_has_one_column(tmp_path: Path) -> No
     """A Trainer of one's own measures nothing before its first step."""
     write_run(tmp_path, run=RUN, summary={**SUMMARY, "before": None, "after": {"eval_loss": 0.5}})
     page = page_of(tmp_path)
-    assert "After the training" in page.all_text
+    assert "After training" in page.all_text
     assert "Before → after" not in page.all_text
-    assert "–" not in page.all_text[page.all_text.index("After the training") :][:60]
+    assert "–" not in page.all_text[page.all_text.index("After training") :][:60]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_what_is_counted_of_the_data_is_shown_in_words(tmp_path: Path) -> None:
     data = {"lines": ["90 rows to train on"], **counted, "task_counts": {"": 90}}
     write_run(tmp_path, run={**RUN, "data": data}, summary=SUMMARY)
     shown = page_of(tmp_path).all_text
-    assert "rows that spell special tokens as text 3" in shown
+    assert "rows that contain special tokens as text 3" in shown
     for raw in ("leaked", "unread", "Task counts", "held-out rows that are trained on"):
         assert raw not in shown
 

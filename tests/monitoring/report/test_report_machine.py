@@ -45,7 +45,7 @@ def test_the_page_has_numbers_curves_and_alerts(run: Path) -> None:
     page = write_report(run).read_text()
     assert "monitoring.system_metrics_heading" in page
     assert "monitoring.gpu_too_hot(subject=GPU 0 (Tesla T4), value=87" in page
-    assert "Processor load, %" in page
+    assert "CPU load, %" in page
     assert "GPU temperature, °C" in page
     assert "<td>40.0 %</td>" in page  # the most that the processor was used
     assert "<td>90 °C</td>" in page

@@ -155,4 +155,4 @@ def test_odd_values_break_no_page(tmp_path: Path, more: dict[str, Any]) -> None:
 
 def test_a_damaged_beginning_is_left_out(tmp_path: Path) -> None:
     found = {**STACKWISE, "began": [{"phase": "x"}, 3, {"phase": 1, "step": -4}]}
-    assert "Stack by stack" in shown(tmp_path, found)
+    assert "Block-wise training" in shown(tmp_path, found)

@@ -455,7 +455,7 @@ def test_what_changes_the_result_is_refused_by_name_until_it_is_accepted(tmp_pat
     assert any("max_steps: was 4, is 6" in line for line in lines)
     [entry] = json.loads((run_of(tmp_path) / "run.json").read_text())["history"]
     assert (entry["step"], [one["name"] for one in entry["changes"]]) == (4, ["max_steps"])
-    assert "Changed under way" in (run_of(tmp_path) / "report.html").read_text()
+    assert "Changed during the run" in (run_of(tmp_path) / "report.html").read_text()
 
 
 def test_other_weights_under_a_lora_are_noticed(tmp_path: Path) -> None:

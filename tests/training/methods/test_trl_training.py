@@ -160,7 +160,7 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
             sum("backup.status(" in line for line in lines) == 1
         )  # how they stand, at the end alone
         assert trained_rows(RunDirectory(run_folder(config))) is not None
-        assert "pairs ranked rightly (higher is better)" in "".join(lines)
+        assert "pairs ranked correctly (higher is better)" in "".join(lines)
         assert sum(line.startswith("run.ranked_pairs") for line in lines) == 1
 
     assert in_fork(trained) == 0

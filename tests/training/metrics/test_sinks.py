@@ -63,7 +63,8 @@ def test_an_evaluation_line_names_every_number() -> None:
     )
     by_turn = {"eval_loss_later_answers": 7.8741, "eval_end_accuracy": 0.25, "eval_own": 0.5}
     assert console_line({"step": 20, **by_turn}) == (
-        "step 20  loss of later answers 7.874  ends predicted rightly 25.0 %  eval_own 0.5000"
+        "step 20  loss of later answers 7.874  answer ends predicted correctly 25.0 %"
+        "  eval_own 0.5000"
     )
 
 

@@ -267,7 +267,7 @@ def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
     assert [phase["trains"] for phase in found["plan"]["phases"]] == [[[0, 2]], [[2, 4]]]
     assert found["began"] == [{"phase": 0, "step": 0}, {"phase": 1, "step": 6}]
     assert found["plan"]["cache_bytes"] > 0
-    assert "Stack by stack" in (run / "report.html").read_text()
+    assert "Block-wise training" in (run / "report.html").read_text()
 
 
 def test_where_no_layer_is_frozen_no_cache_is_mentioned(tmp_path: Path) -> None:
