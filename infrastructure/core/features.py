@@ -118,8 +118,8 @@ def loaded(address: str) -> Any:
     """Return the object at an address, `module:name`."""
     module, _, name = address.partition(":")
     with importing():
-        found = importlib.import_module(module)
-    return getattr(found, name)
+        owner = importlib.import_module(module)
+    return getattr(owner, name)
 
 
 def all_of(attribute: str) -> Iterator[Any]:
