@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
 
-from infrastructure.config.aliases import KEYS, canonical
+from infrastructure.config.aliases import KEYS
 from infrastructure.config.base import (
     ConfigSection,
     ConfigurationError,
@@ -105,9 +105,6 @@ if TYPE_CHECKING:  # the core reads no field of a feature
     FieldsOfFeatures = ConfigSection
 else:
     FieldsOfFeatures = with_fields_of_features("")
-
-# Settings recorded by earlier versions that no longer exist: section and name.
-GONE = (("training", "fusion_mode"),)
 
 
 def _flat(key: str) -> Any:
@@ -466,16 +463,16 @@ class DeploymentConfig(FieldsOfFeatures):
         plugins = plugin_names.from_json(saved.get(PLUGINS, {}))
         note_origins(plugins)
         values: dict[str, Any] = without_masked_place(saved)
-        for section, name in GONE:
-            if name in values.get(section, {}):
-                kept = {key: value for key, value in values[section].items() if key != name}
-                values[section] = kept
         config = cls(**values)
         config._plugins = plugins
+        sources = {
+            key: Source(Layer(s["layer"]), s["place"]) for key, s in saved["sources"].items()
+        }
+        changed = [key for key in config.present_keys() if not config.is_default(key)]
+        defaults = dict.fromkeys(changed, DEFAULT_SOURCE)  # of the version that has written this
         config._settings = {
-            key: Setting(key, config.value(key), Source(Layer(source["layer"]), source["place"]))
-            for key, source in ((canonical(k), s) for k, s in saved["sources"].items())
-            if tuple(key.split(".")) not in GONE
+            key: Setting(key, config.value(key), source)
+            for key, source in {**defaults, **sources}.items()
         }
         return config
 

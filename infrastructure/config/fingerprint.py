@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from infrastructure.config.aliases import canonical
-from infrastructure.config.deployment_config import GONE, DeploymentConfig
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.schema import schema_of
@@ -17,16 +16,6 @@ from infrastructure.config.types import SameResult
 from infrastructure.core.features import feature_sections
 
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.")
-# Defaults that have changed, with their earlier values, oldest first. A run that began with one of
-# them keeps it. A run that recorded none is from the time of the first.
-EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "data.over_length": ("quarantine",),
-    "model.adapter": ("standard",),
-}
-# False has the same effect as None, and was the default of earlier runs.
-OFF_IS_NONE = ("training.backbone_quantized", "training.qlora_progressive_enabled")
-# These have not always counted: records of earlier versions do not show their values.
-COUNTED_LATER = ("training.validation_prompts",)
 BACKEND = "model.backend"
 # Locations. The same content at another location is the same training.
 PLACES = (
@@ -55,7 +44,7 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
     ]
     settings = {key: _inside(nested, key) for key in keys}
     fields = schema_of(DeploymentConfig).fields
-    return current_keys(settings) | {
+    return settings | {
         key: True for key in settings if fields[key].is_switch and settings[key] is not None
     }
 
@@ -84,42 +73,31 @@ def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) ->
     may find its data in another folder, and the data is compared by content before training
     continues.
     """
-    recorded = current_keys(recorded)
     for key in dict.fromkeys([*recorded, *now]):
         was, current = recorded.get(key), now.get(key)
-        if key not in recorded and (key in COUNTED_LATER or current == _default(key)):
+        if key not in recorded and current == _default(key):
             continue  # recorded before this setting existed
-        if was is True and isinstance(current, Mapping):  # earlier versions recorded a mapping
-            continue
         if was != current and not (key in PLACES and _has_moved(was, current)):
             yield key
 
 
-def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of `config`, interpreted for a run with these recorded settings.
+def kept_defaults(config: DeploymentConfig, began: DeploymentConfig) -> dict[str, object]:
+    """Return the defaults that have changed since a run began, with their values then.
 
-    A setting that the user did not give has the default that applied when the run began.
+    A run that resumes keeps the defaults of the version in which it began.
+
+    Args:
+        began: the configuration that the run recorded.
     """
-    recorded = current_keys(recorded)
-    had = {key.partition(".")[0] for key in recorded}
-    began_with = {key: recorded.get(key, values[0]) for key, values in EARLIER_DEFAULTS.items()}
+    there = set(config.present_keys())
     return {
-        key: value
-        for key, value in began_with.items()
-        if value in EARLIER_DEFAULTS[key]
-        and config.source(key).layer is Layer.DEFAULT
-        and key.partition(".")[0] in had
+        key: began.value(key)
+        for key in began.present_keys()
+        if key in there
+        and affects_result(key)
+        and began.value(key) != config.value(key)
+        and {began.source(key).layer, config.source(key).layer} == {Layer.DEFAULT}
     }
-
-
-def current_keys(recorded: Mapping[str, object]) -> dict[str, object]:
-    """Return recorded settings under the current keys, without those that no longer exist.
-
-    Values that have the same effect become equal.
-    """
-    kept = {key: value for key, value in recorded.items() if tuple(key.split(".")) not in GONE}
-    off = {key for key, value in kept.items() if key in OFF_IS_NONE and value is False}
-    return {canonical(key): None if key in off else value for key, value in kept.items()}
 
 
 def _default(key: str) -> object:

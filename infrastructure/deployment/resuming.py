@@ -10,9 +10,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
     BACKEND,
     backend_taken,
-    current_keys,
     differing_keys,
-    earlier_settings,
+    kept_defaults,
     result_settings,
 )
 from infrastructure.config.merging.precedence import Layer, Setting, Source
@@ -54,7 +53,6 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
         settings = settings_now(run, recorded)
     elif (store := Store(run.checkpoints)).root == checkpoint.parent.parent:
         settings = settings_in(store.read(checkpoint.stem).values) or recorded
-    settings = current_keys(settings)
     changed = [key for key in differing_keys(recorded, settings) if key in recorded]
     return config.changed([Setting(key, settings[key], AS_IT_WENT_ON) for key in changed])
 
@@ -178,10 +176,9 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
 def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
     """Return `config`, with the defaults from when `run` began for values that were not given."""
     try:
-        recorded: Mapping[str, object] = result_settings(run.read_configuration())
-    except ValueError:  # run.json is lost, but the versions contain the settings, too
-        recorded = settings_now(run, {})
-    kept = earlier_settings(config, recorded)
+        kept = kept_defaults(config, run.read_configuration())
+    except ValueError:  # run.json is lost
+        return config
     if not kept:
         return config
     return config.changed([Setting(key, value, AS_IT_BEGAN) for key, value in kept.items()])

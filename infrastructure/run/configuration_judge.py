@@ -10,7 +10,6 @@ from infrastructure.config.fingerprint import (
     BACKEND,
     affects_result,
     backend_taken,
-    current_keys,
     differing_keys,
 )
 from infrastructure.config.schema import schema_of
@@ -141,7 +140,7 @@ def shown_name(key: str) -> str:
 
 
 def _settings(was: Facts, current: Facts) -> Iterator[Difference]:
-    before, now = current_keys(was["settings"]), current["settings"]
+    before, now = was["settings"], current["settings"]
     for key in dict.fromkeys([*differing_keys(before, now), *MEASURED]):
         values: tuple[object, object] = before.get(key), now.get(key)
         if key == BACKEND and backend_taken(before) == backend_taken(now):

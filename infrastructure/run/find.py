@@ -17,9 +17,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
     BACKEND,
     backend_taken,
-    current_keys,
     differing_keys,
-    earlier_settings,
+    kept_defaults,
     result_settings,
 )
 from infrastructure.core.checksums import read_record
@@ -129,8 +128,10 @@ def _of_these_settings(
         run = RunDirectory(path)
         if run.is_of_a_trainer():
             continue
+        began = None
         try:
-            recorded: Mapping[str, object] = result_settings(run.read_configuration())
+            began = run.read_configuration()
+            recorded: Mapping[str, object] = result_settings(began)
         except ValueError as error:
             recorded = settings_now(run, {})  # run.json is lost: use those in its versions
             if not recorded:
@@ -139,7 +140,8 @@ def _of_these_settings(
         now = settings_now(run, recorded)
         loaded_by = Loading(recorded.get(BACKEND), backend_taken(now))
         trains_this = any(
-            is_same(was, wanted_beside(was, config), accepted, loaded_by) for was in (recorded, now)
+            is_same(was, wanted_beside(began, config), accepted, loaded_by)
+            for was in (recorded, now)
         )
         if trains_this and not has_met_bad_losses_otherwise(run, config):
             yield run, not_accepted(history_of(run), accepted)
@@ -150,13 +152,14 @@ def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
 
     Accepted changes count as other settings, too.
     """
-    try:
-        recorded: Mapping[str, object] = result_settings(run.read_configuration())
-    except ValueError:
-        recorded = {}
+    began = None
+    recorded: Mapping[str, object] = {}
+    with suppress(ValueError):
+        began = run.read_configuration()
+        recorded = result_settings(began)
     now = settings_now(run, recorded)
     loaded_by = Loading(recorded.get(BACKEND), backend_taken(now))
-    return bool(now) and any(_differing(now, wanted_beside(now, config), loaded_by))
+    return bool(now) and any(_differing(now, wanted_beside(began, config), loaded_by))
 
 
 def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]] | None:
@@ -173,17 +176,17 @@ def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]
         if trainer is not None and trainer.is_alive is not False:
             continue
         try:
-            recorded = result_settings(run.read_configuration())
+            began = run.read_configuration()
+            recorded = result_settings(began)
         except ValueError:
             continue
         configured = recorded.get(BACKEND)
         recorded = dict(settings_now(run, recorded))
-        wanted = wanted_beside(recorded, config)
+        wanted = wanted_beside(began, config)
         loaded_by = Loading(configured, backend_taken(recorded))
         differing = [*_differing(recorded, wanted, loaded_by)]
         if differing and not {MODEL, DATA} & {*differing}:
-            there = current_keys(recorded)
-            both = ((key, there.get(key), wanted.get(key)) for key in differing)
+            both = ((key, recorded.get(key), wanted.get(key)) for key in differing)
             return run, [
                 f"{shown_name(key)} ({_as_written(was)} there, {_as_written(now)} here)"
                 for key, was, now in both
@@ -196,9 +199,13 @@ def _as_written(value: object) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def wanted_beside(recorded: Mapping[str, object], config: DeploymentConfig) -> Mapping[str, object]:
-    """Return the settings of `config` that are compared with those recorded in a run."""
-    return result_settings(config) | earlier_settings(config, recorded)
+def wanted_beside(began: DeploymentConfig | None, config: DeploymentConfig) -> Mapping[str, object]:
+    """Return the settings of `config` that are compared with those of a run.
+
+    Args:
+        began: the configuration that the run recorded, or None if it is unknown.
+    """
+    return result_settings(config) | (kept_defaults(config, began) if began else {})
 
 
 @dataclass(frozen=True)

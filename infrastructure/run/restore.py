@@ -51,7 +51,7 @@ def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | N
         is_changed = bool(not_accepted(history_in(values), accepted))
         if is_changed or not settings:
             continue
-        if is_same(settings, wanted_beside(settings, config), accepted):
+        if is_same(settings, wanted_beside(None, config), accepted):
             return run_id
     return None
 

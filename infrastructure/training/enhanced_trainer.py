@@ -23,7 +23,6 @@ from infrastructure.config.auto import (
 )
 from infrastructure.config.base import ConfigSection, ConfigurationError
 from infrastructure.config.deployment_config import check_sections
-from infrastructure.config.fingerprint import EARLIER_DEFAULTS
 from infrastructure.config.measures import PERPLEXITY
 from infrastructure.config.merging.added_weights import (
     added_weights_refusals,
@@ -925,10 +924,6 @@ class EnhancedTrainer:
         was = snapshot.values.get("identity", {})
         if was:
             self._run_key, self._identity = was.get("key"), None
-        if self.data is None and "over_length" not in self.data_config.model_fields_set:
-            began_with = was.get("settings", {}).get("data.over_length")
-            if began_with in EARLIER_DEFAULTS["data.over_length"]:
-                self.data_config.over_length = began_with
         if self.loop is None:
             self.planner.repeat(was.get("resolved", {}))
             self.keep_precision(was.get("precision"))

@@ -280,15 +280,6 @@ def test_a_changed_copy_keeps_what_was_noted_of_the_first(
     assert config.notes() == before
 
 
-def test_a_run_that_recorded_a_setting_that_is_gone_is_read() -> None:
-    saved = DeploymentConfig(batch_size=4).to_dict()
-    saved["values"]["training"]["fusion_mode"] = "early"
-    saved["sources"]["training.fusion_mode"] = {"layer": "keyword", "place": "keyword"}
-    restored = DeploymentConfig.from_dict(saved)
-    assert restored.model_dump() == DeploymentConfig(batch_size=4).model_dump()
-    assert restored.source("training.batch_size").place == "keyword batch_size"
-
-
 def test_folders_of_ours_are_absolute_before_they_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from infrastructure.config.fingerprint import (
     affects_result,
     backend_taken,
     differing_keys,
-    earlier_settings,
+    kept_defaults,
     result_settings,
 )
 from infrastructure.config.schema import schema_of
@@ -18,12 +18,6 @@ from tests.config.field_values import other_value
 
 FIELDS = schema_of(DeploymentConfig).fields
 # As runs of before have them.
-EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "data.over_length": ("quarantine",),
-    "quantum.max_overhead_percent": (5.0, 2.0, 1.0),
-    "model.adapter": ("standard",),
-}
-OFF_IS_NONE = ("training.backbone_quantized", "training.qlora_progressive_enabled")
 PLACES = (
     *("model.name", "data.path", "data.eval_path", "data.chat_template"),
     *("training.teacher", "training.multimodal.vision_tower"),
@@ -94,46 +88,6 @@ def test_every_key_is_on_one_side() -> None:
     assert {key for key in FIELDS if affects_result(key)} == keys_in(COUNT)
 
 
-def test_a_purpose_that_was_recorded_under_older_keys_is_the_same() -> None:
-    on = {"training.optimization_frequency": 10, "quantum.solver": "tabu"}
-    now = result_settings(DeploymentConfig(**on))
-    older = {key: value for key, value in now.items() if key != "quantum.solver"}
-    older["resources.quantum.solver"] = "tabu"
-    assert list(differing_keys(older, now)) == []
-    older["resources.quantum.solver"] = "exact"
-    assert list(differing_keys(older, now)) == ["quantum.solver"]
-
-
-def test_a_run_keeps_the_default_of_the_time_when_it_was_begun() -> None:
-    key, earlier = "data.over_length", "quarantine"
-    recorded = result_settings(DeploymentConfig(**{key: earlier}))
-    without = {name: value for name, value in recorded.items() if name != key}
-    config = DeploymentConfig()
-    assert earlier_settings(config, recorded) == earlier_settings(config, without) == {key: earlier}
-    assert earlier_settings(config, result_settings(config)) == {}
-    for value in ("keep_start", "truncate"):  # whoever gives one has another purpose
-        assert earlier_settings(DeploymentConfig(**{key: value}), recorded) == {}
-    assert is_same(recorded, wanted_beside(recorded, config), ())
-    given = DeploymentConfig(**{key: "keep_start"})
-    assert not is_same(recorded, wanted_beside(recorded, given), ())
-    assert is_same(recorded, wanted_beside(recorded, given), {"over_length"})
-
-
-@pytest.mark.parametrize("earlier", [5, 2])
-def test_a_run_with_a_quantum_step_keeps_the_bound_of_the_time_when_it_was_begun(
-    earlier: float,
-) -> None:
-    key, on = "quantum.max_overhead_percent", {"training.optimization_frequency": 10}
-    now = DeploymentConfig(**on)
-    recorded = result_settings(DeploymentConfig(**on, **{key: earlier}))
-    assert earlier_settings(now, recorded) == {key: earlier}
-    assert earlier_settings(DeploymentConfig(**on, **{key: 1}), recorded) == {}
-    without = {name: value for name, value in recorded.items() if name != key}  # not recorded once
-    assert earlier_settings(now, without) == {key: 5}
-    assert earlier_settings(now, result_settings(now)) == {}
-    assert is_same(recorded, wanted_beside(recorded, now), ())
-
-
 def test_the_quantum_step_counts_where_there_is_one() -> None:
     plain, other = DeploymentConfig(), DeploymentConfig(**{"quantum.data_budget": 0.5})
     assert result_settings(other) == result_settings(plain)
@@ -151,8 +105,6 @@ def test_whether_there_is_time_for_a_quantum_step_decides_what_is_trained(key: s
     was = result_settings(DeploymentConfig(**on))
     now = result_settings(DeploymentConfig(**on, **{key: other_value(FIELDS[key])}))
     assert [*differing_keys(was, now)] == [key]
-    earlier = {name: value for name, value in was.items() if name != key}
-    assert [*differing_keys(earlier, now)] == [], "an earlier version did not record it"
 
 
 def test_the_number_of_prompts_counts_where_their_answers_end_a_training() -> None:
@@ -190,7 +142,6 @@ def test_a_mapping_counts_by_what_it_holds_where_that_was_recorded() -> None:
     key = "training.settings"
     was, found = (result_settings(DeploymentConfig(**{key: {"stages": n}})) for n in (3, 4))
     assert list(differing_keys(was, found)) == [key]
-    assert list(differing_keys({**was, key: True}, found)) == [], "as it was recorded before"
 
 
 @pytest.mark.parametrize("key", PLACES)
@@ -235,31 +186,6 @@ def test_a_run_of_before_there_were_encodings_is_the_same_training() -> None:
     assert list(differing_keys(before, {**now, "data.encoding": "cp1252"})) == ["data.encoding"]
 
 
-def test_of_every_default_that_has_changed_a_run_keeps_its_own() -> None:
-    on = {"training.optimization_frequency": 10}
-    now = DeploymentConfig(**on)
-    first = {key: values[0] for key, values in EARLIER_DEFAULTS.items()}
-    assert earlier_settings(now, {"quantum.solver": "exact"}) == first, "it recorded none of them"
-    for key, values in EARLIER_DEFAULTS.items():
-        assert now.value(key) not in values
-        for value in values:
-            recorded = result_settings(DeploymentConfig(**on, **{key: value}))
-            assert earlier_settings(now, recorded) == {key: value}
-            assert earlier_settings(DeploymentConfig(**on, **{key: value}), recorded) == {}
-
-
-@pytest.mark.parametrize("key", OFF_IS_NONE)
-def test_off_was_the_default_of_what_is_none_now(key: str) -> None:
-    now = result_settings(DeploymentConfig())
-    assert list(differing_keys({**now, key: False}, now)) == []
-    assert list(differing_keys({**now, key: True}, now)) == [key]
-
-
-def test_a_setting_that_is_gone_makes_no_other_training() -> None:
-    now = result_settings(DeploymentConfig())
-    assert list(differing_keys({**now, "training.fusion_mode": "x"}, now)) == []
-
-
 @pytest.mark.parametrize(
     ("recorded", "backend"),
     [({}, "transformers"), ({"model.backend": "auto"}, "transformers")]
@@ -267,3 +193,16 @@ def test_a_setting_that_is_gone_makes_no_other_training() -> None:
 )
 def test_what_has_loaded_a_model_is_of_its_record(recorded: dict[str, str], backend: str) -> None:
     assert backend_taken(recorded) == backend
+
+
+def test_a_run_keeps_the_defaults_of_the_version_in_which_it_began() -> None:
+    recorded = DeploymentConfig(**{"data.packing": False}).to_dict()
+    recorded["values"]["training"]["weight_decay"] = 0.5  # the default then
+    began = DeploymentConfig.from_dict(recorded)
+    assert kept_defaults(DeploymentConfig(), began) == {"training.weight_decay": 0.5}
+    assert kept_defaults(DeploymentConfig(**{"training.weight_decay": 0.25}), began) == {}
+    assert kept_defaults(began, began) == {}
+    settings = result_settings(began)
+    packed = DeploymentConfig()  # packing was given then, and is not given now
+    assert not is_same(settings, wanted_beside(began, packed), ())
+    assert is_same(settings, wanted_beside(began, DeploymentConfig(**{"data.packing": False})), ())

@@ -364,18 +364,17 @@ def test_a_finished_run_is_refused_where_what_decides_its_result_is_another(tmp_
     assert "names=seed,batch_size" in refusal or "names=batch_size,seed" in refusal
 
 
-def test_a_run_whose_record_is_lost_keeps_the_defaults_that_its_versions_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both ways: by run.json, and without it."""
+def test_a_run_keeps_the_defaults_of_the_version_in_which_it_began(tmp_path: Path) -> None:
     run, config = RunDirectory(tmp_path), DeploymentConfig()
-    recorded = {"data.over_length": "quarantine"}
-    monkeypatch.setattr(resuming, "settings_now", lambda *_: dict(recorded))
+    record = config.to_dict()
+    run.run_file.write_text(json.dumps({"configuration": record}))
+    assert as_begun(run, config) is config
+    record["values"]["data"]["over_length"] = "quarantine"
+    run.run_file.write_text(json.dumps({"configuration": record}))
     began = as_begun(run, config)
     assert began.data.over_length == "quarantine"
     assert began.source("data.over_length") == resuming.AS_IT_BEGAN
-    record = {"configuration": config.to_dict()}
-    run.run_file.write_text(json.dumps(record))
+    run.run_file.unlink()
     assert as_begun(run, config) is config
 
 

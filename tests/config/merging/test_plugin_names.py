@@ -67,7 +67,9 @@ def test_what_a_run_began_with_is_known_again_and_called_by_its_package() -> Non
         "temper.losses": {"mine": {"address": None, "package": None}},
     }
     values = {"training": {"strategy": "theirs", "loss": "mine"}, "backup": {"place": "theirs://x"}}
-    saved = {"values": values, "sources": {}, "plugins": origins}
+    given = ("training.strategy", "training.loss", "backup.place")
+    sources = {key: {"layer": "keyword", "place": "a test"} for key in given}
+    saved = {"values": values, "sources": sources, "plugins": origins}
     config = DeploymentConfig.from_dict(saved)
     assert config.to_dict()["plugins"] == origins
     assert config.changed([]).to_dict()["plugins"] == origins
