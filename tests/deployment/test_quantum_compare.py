@@ -99,7 +99,10 @@ def test_a_comparison_that_is_stopped_explains_how_it_goes_on(
     [
         (["nothing.jsonl"], "nothing.jsonl"),
         (["--quantum-problem", "blocks"], "data_selection"),
-        (["--quantum-data-budget", "1"], "config.data_budget_keeps_everything()"),
+        (
+            ["--quantum-data-budget", "1"],
+            "config.data_budget_keeps_everything(quantum_step=data_selection, data_budget=1.0)",
+        ),
         (["--quantum-answer", "gredy"], "core.did_you_mean(meant=greedy)"),
         (["--quantum-solver", "tabuu"], "core.did_you_mean(meant=tabu)"),
     ],
