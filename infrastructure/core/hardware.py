@@ -289,46 +289,50 @@ def _known(value: float) -> float | None:
 
 def describe(hardware: Hardware) -> list[str]:
     """Return lines that describe the machine to the user, one for each item."""
+    python = phrase("core.machine_python", version=hardware.python, platform=hardware.platform)
+    return [python, *(f"{subject}: {text}" for subject, text in machine_facts(hardware))]
+
+
+def machine_facts(hardware: Hardware) -> list[tuple[str, str]]:
+    """Return what the machine has, each as its subject and a text: CPU, memory, disk and GPUs."""
     cpu, ram = hardware.processor, hardware.memory
     bf16 = phrase("core.bf16_emulated")
     if cpu.has_bf16:
         bf16 = phrase("core.bf16_in_hardware", flags=", ".join(cpu.bf16_flags))
     limit = phrase("core.memory_limited_by_container") if ram.limited else ""
-    disk = hardware.disk_free_bytes
-    return [
-        phrase("core.machine_python", version=hardware.python, platform=hardware.platform),
-        phrase(
-            "core.machine_cpu",
-            model=cpu.model,
-            num_cores=cpu.num_cores,
-            num_cores_machine=cpu.num_cores_machine,
-            bf16=bf16,
-        ),
-        phrase(
-            "core.machine_memory",
-            available=gib(ram.available_bytes),
-            total=gib(ram.total_bytes),
-            limit=limit,
-        ),
-        phrase("core.machine_disk_unknown")
-        if disk is None
-        else phrase("core.machine_disk", free=gib(disk)),
-        *_describe_gpus(hardware),
-    ]
+    processor = phrase(
+        "core.machine_cpu",
+        model=cpu.model,
+        num_cores=cpu.num_cores,
+        num_cores_machine=cpu.num_cores_machine,
+        bf16=bf16,
+    )
+    memory = phrase(
+        "core.machine_memory",
+        available=gib(ram.available_bytes),
+        total=gib(ram.total_bytes),
+        limit=limit,
+    )
+    disk = phrase("core.machine_disk_unknown")
+    if hardware.disk_free_bytes is not None:
+        disk = phrase("core.machine_disk", free=gib(hardware.disk_free_bytes))
+    return [("CPU", processor), ("memory", memory), ("disk", disk), *_gpu_facts(hardware)]
 
 
-def _describe_gpus(hardware: Hardware) -> list[str]:
+def _gpu_facts(hardware: Hardware) -> list[tuple[str, str]]:
     if not hardware.gpus:
         code = "core.no_gpu_responds" if hardware.nvidia_driver else "core.no_nvidia_driver"
-        return [phrase("core.machine_without_gpu", reason=phrase(code))]
+        return [("GPU", phrase("core.machine_without_gpu", reason=phrase(code)))]
     return [
-        phrase(
-            "core.machine_gpu",
-            index=gpu.index,
-            name=gpu.name,
-            free=gib(gpu.memory_free_bytes),
-            total=gib(gpu.memory_total_bytes),
-            capability=_describe_capability(gpu),
+        (
+            f"GPU {gpu.index}",
+            phrase(
+                "core.machine_gpu",
+                name=gpu.name,
+                free=gib(gpu.memory_free_bytes),
+                total=gib(gpu.memory_total_bytes),
+                capability=_describe_capability(gpu),
+            ),
         )
         for gpu in hardware.gpus
     ]

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.core.hardware import GIB, Hardware, describe, detect
+from infrastructure.core.hardware import GIB, Hardware, detect, machine_facts
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.monitoring.drawing.formatting import format_bytes
@@ -148,8 +148,7 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
         ),
         "GPU": phrase("testing.check_nvidia_smi"),
     }
-    for line in describe(hardware)[1:]:
-        subject, _, text = line.partition(": ")
+    for subject, text in machine_facts(hardware):
         level = levels.get(subject, "ok")
         if subject == "disk" and hardware.disk_free_bytes is not None:
             text = phrase("testing.disk_free", size=format_bytes(hardware.disk_free_bytes))

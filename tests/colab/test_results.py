@@ -141,7 +141,7 @@ def test_the_data_is_shown_with_what_is_learnt(
     config = DeploymentConfig(**small_settings(tmp_path))
     colab.show_data(config)
     shown = capsys.readouterr().out
-    assert "24 rows read" in shown
+    assert "data.rows_read(count=24, " in shown
     assert "⟦" in shown, "the tokens that are learnt are marked"
 
 

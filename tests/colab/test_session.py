@@ -31,10 +31,12 @@ def test_on_colab_runs_are_local_and_copied_to_drive_before_the_end(
     assert settings["backup.place"] == str(tmp_path / "drive/MyDrive/my-project")
     assert 0 < settings["training.deadline"] < 24 * 3600
     shown = capsys.readouterr().out.splitlines()
-    machine = [f"core.machine_{name}" for name in ("python", "cpu", "memory", "disk")]
     for start in (
-        *machine,
-        ("core.machine_gpu", "core.machine_without_gpu"),
+        "core.machine_python(",
+        "CPU: core.machine_cpu(",
+        "memory: core.machine_memory(",
+        "disk: core.machine_disk(",
+        ("GPU 0: core.machine_gpu(", "GPU: core.machine_without_gpu("),
         "notebook.backed_up_to_drive",
         "notebook.session_time(",
     ):

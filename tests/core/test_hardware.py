@@ -218,12 +218,12 @@ MACHINE = Hardware(
 def test_describe_has_a_line_for_each_thing() -> None:
     assert hardware.describe(MACHINE) == [
         "core.machine_python(version=3.12.1, platform=Linux)",
-        "core.machine_cpu(model=Xeon, num_cores=2, num_cores_machine=4,"
+        "CPU: core.machine_cpu(model=Xeon, num_cores=2, num_cores_machine=4,"
         " bf16=core.bf16_in_hardware(flags=amx_bf16))",
-        "core.machine_memory(available=3.0 GiB, total=4.0 GiB,"
+        "memory: core.machine_memory(available=3.0 GiB, total=4.0 GiB,"
         " limit=core.memory_limited_by_container())",
-        "core.machine_disk(free=10.0 GiB)",
-        "core.machine_gpu(index=0, name=Tesla T4, free=14.0 GiB, total=15.0 GiB,"
+        "disk: core.machine_disk(free=10.0 GiB)",
+        "GPU 0: core.machine_gpu(name=Tesla T4, free=14.0 GiB, total=15.0 GiB,"
         " capability=core.gpu_without_bf16(capability=7.5))",
     ]
 
@@ -234,8 +234,8 @@ def test_describe_has_a_line_for_each_thing() -> None:
 def test_describe_without_gpus(driver: bool, reason: str) -> None:
     machine = dataclasses.replace(MACHINE, gpus=(), nvidia_driver=driver, disk_free_bytes=None)
     lines = hardware.describe(machine)
-    assert lines[-1] == f"core.machine_without_gpu(reason={reason}())"
-    assert "core.machine_disk_unknown()" in lines
+    assert lines[-1] == f"GPU: core.machine_without_gpu(reason={reason}())"
+    assert "disk: core.machine_disk_unknown()" in lines
 
 
 def test_this_machine_s_facts_are_json(tmp_path: Path) -> None:

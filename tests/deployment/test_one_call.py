@@ -109,7 +109,7 @@ def test_a_run_whose_disk_is_gone_comes_back_from_its_place_and_goes_on(
         (lambda: temper.resume(data="rows.jsonl"), "monitoring.no_runs"),
         (
             lambda: temper.resume("any", accept=["max_stepz"]),
-            r"run\.unknown_accepted_name\(name=max_stepz,.*'max_steps'",
+            r"run\.unknown_accepted_name\(name=max_stepz,.*meant=max_steps\)",
         ),
         (lambda: temper.resume("nothing"), "nothing"),
         (lambda: temper.evaluate("nothing", "nothing.jsonl"), "nothing"),
@@ -149,7 +149,7 @@ def test_what_it_is_to_be_given_can_be_typed(
         columns = 'data.set_prompt_and_answer(first="customer says", second=we_reply)'
         assert columns in str(raised.value)
     given = {"prompt_column": "customer says", "answer_column": "we_replied"}
-    with pytest.raises(ValueError, match=r"\(setting=data\.answer_column, .*'we_replied'"):
+    with pytest.raises(ValueError, match=r"\(setting=data\.answer_column, .*name=we_replied,"):
         temper.train("faq.csv", max_steps=4, **given)
 
 

@@ -108,7 +108,7 @@ def test_what_the_template_leaves_out_of_a_prompt_is_noted_once(
         (folder / "chat_template.jinja").write_text(template)
         answerer = Answerer(folder, max_tokens=1)
         answerer.answers(["Reverse abc:", "The sky"], "Be brief.")
-        assert ["'Be brief.'" in note for note in answerer.notes] == [True] * num_notes
+        assert ["text=Be brief.)" in note for note in answerer.notes] == [True] * num_notes
         answerer = Answerer(folder, max_tokens=1)
         answerer.answers(["Reverse abc:"])
         assert answerer.notes == []

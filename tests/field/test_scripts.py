@@ -59,4 +59,4 @@ def test_f12_a_script_without_a_guard_trains(saved_llama: Path, tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert int((tmp_path / "rows").read_text()) > 800
     assert {*(tmp_path / "read_as").read_text().split()} == read_as
-    assert ("move the classes into a module" in done.stderr) == (form == "own class")
+    assert ("core.script_trains_when_imported()" in done.stderr) == (form == "own class")

@@ -29,6 +29,7 @@ from infrastructure.config.sections.stackwise_config import ProgressiveConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.flags import flags_given
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.messages import WORDS, phrase
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
 from infrastructure.features.quantum.config import config_of
@@ -948,9 +949,12 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_a_name_of_elsewhere_points_to_is_there(name: str) -> None:
+def test_what_a_name_of_elsewhere_points_to_is_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each call in its sentence can be found, each setting is one of the schema."""
-    sentence = ELSEWHERE[name]
+    monkeypatch.delenv(WORDS)  # the calls are in the words
+    sentence = phrase(ELSEWHERE[name])
     modules = re.findall(r"infrastructure(?:\.\w+)+", sentence)
     known = [training_names, *map(importlib.import_module, modules), *CLASSES.values()]
     for call in re.findall(r"(?<![.\w])([A-Za-z_]+)\(", sentence):
@@ -966,7 +970,8 @@ def test_what_a_name_of_elsewhere_points_to_is_there(name: str) -> None:
             value = value[part]
 
 
-def test_the_table_of_names_is_in_the_documents() -> None:
+def test_the_table_of_names_is_in_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WORDS)
     page = (ROOT / "README.md").read_text().split("## Names of the specifications")[1]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
-    assert rows == ELSEWHERE
+    assert rows == {name: phrase(code) for name, code in ELSEWHERE.items()}

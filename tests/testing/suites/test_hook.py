@@ -176,7 +176,7 @@ class NamedAnew(Counts):
 
 
 DEFECTS: list[tuple[type[Hook], str, str]] = [
-    (SavesTensors, "test_its_state_is_json", "no JSON"),
+    (SavesTensors, "test_its_state_is_json", "testing.suite_state_not_json"),
     (SavesNumbersAsKeys, "test_its_state_is_json", "keys are texts"),
     (ForgetsItsState, "test_its_state_comes_back", "does not take back"),
     (BeginsAnewAtTheStart, "test_its_state_comes_back", "after going on its state is"),

@@ -202,7 +202,11 @@ def test_the_count_of_ways_back_outlives_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("directory", "recovery", "reason"),
     [
-        ("runs", {"not_finite": "stop"}, r"training\.policy_is\(kind=not_finite, policy=stop\)"),
+        (
+            "runs",
+            {"not_finite": "stop"},
+            r"training\.policy_is\(policy=training\.recovery\.not_finite=stop\)",
+        ),
         ("runs", {"max_rollbacks": 0}, "training.max_rollbacks_reached"),
         (None, {}, "training.no_checkpoints_saved"),
     ],

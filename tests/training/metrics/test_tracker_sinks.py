@@ -107,6 +107,7 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_pip_line(
     for use in (lambda: check_sinks([name]), lambda: make_sinks([name], tmp_path)):
         with pytest.raises(
             MissingPackageError,
-            match=rf"core\.package_not_installed\(.*sink {name!r}, package={name}, command=pip ",
+            match=r"core\.package_not_installed\(needed_for=training\.metrics_sink"
+            rf"\(name={name}\), package={name}, command=pip ",
         ):
             use()

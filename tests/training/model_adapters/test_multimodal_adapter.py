@@ -263,7 +263,8 @@ def test_the_rows_choose_the_adapter(llava: Path, data: Path, tmp_path: Path) ->
     assert isinstance(made, MultimodalModelAdapter)
     for name in ("standard", "dialogue"):
         with pytest.raises(
-            ValueError, match=rf"models\.text_adapter_for_images\(name={name}, .*'image'"
+            ValueError,
+            match=rf"models\.text_adapter_for_images\(name={name}, .*\(column=image\)\)",
         ):
             adapter_name(model.copy_with(adapter=name), DataConfig(path=str(data)))
     assert isinstance(get_model_adapter("auto", model, TrainingConfig()), StandardModelAdapter)

@@ -536,7 +536,7 @@ def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
         discover(str(tmp_path / "data.log"))
     assert discover(str(tmp_path / "data.log"), "jsonl")[0].format == "jsonl"
-    with pytest.raises(ValueError, match=r"data\.unknown_format.*'jsnl'.*\(meant=jsonl\)"):
+    with pytest.raises(ValueError, match=r"data\.unknown_format.*name=jsnl,.*\(meant=jsonl\)"):
         discover(str(tmp_path / "data.log"), "jsnl")
 
 
