@@ -4,7 +4,9 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -147,7 +149,7 @@ def test_a_sampler_does_what_dimod_wants(folder: Path) -> None:
 
 
 def test_the_entry_points_name_what_the_module_has(folder: Path) -> None:
-    groups = tomllib.loads(block("toml").text)["project"]["entry-points"]
+    groups = tomllib.loads(block("toml", "[project.entry-points]").text)["project"]["entry-points"]
     known = {r.group: r for r in vars(registries).values() if isinstance(r, Registry)}
     for group, points in groups.items():
         for address in points.values():
@@ -168,3 +170,36 @@ def test_a_command_is_a_file_and_a_line(
     (folder / "elsewhere/a-run/run.json").write_text("{}")
     assert commands.main(["runs", "--output-dir", str(folder / "elsewhere")]) == ExitCode.DONE
     assert capsys.readouterr().out == "a-run\n"
+
+
+def test_a_feature_of_an_installed_package_is_everywhere(tmp_path: Path) -> None:
+    for name in ("my_feature.py", "my_feature_settings.py", "my_feature_parts.py"):
+        (tmp_path / name).write_text(block("python", f'"""{name}: ').text)
+    points = tomllib.loads(block("toml", "[project.entry-points.").text)["project"]["entry-points"]
+    info = tmp_path / "my_feature-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-feature\nVersion: 1.0\n")
+    lines = [f"{name} = {address}" for name, address in points["temper.features"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[temper.features]", *lines]))
+    (tmp_path / "c.yaml").write_text("greeting: {text: good morning}\n")
+
+    def run(*words: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(temper.__file__).parents[1]}"}
+        command = [sys.executable, "-m", "infrastructure", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert "  greet " in run("--help")
+    assert "--greeting-text" in run("train", "--help-all")
+    assert run("greet", "--greeting-text", "hi") == "hi\n"
+    assert run("greet", "--config", "c.yaml") == "good morning\n"
+    run("train", "--preset", "ci", "--no-backups", "--config", "c.yaml")
+    [report] = tmp_path.glob("runs/*/report.html")
+    assert "<p>good morning</p>" in report.read_text()
+    code = "from colab.form_groups import groups; print(groups()['greeting'])"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(temper.__file__).parents[1]}"}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == "['greeting.text']\n"
