@@ -20,7 +20,7 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.features.quantum.config import BLOCK_SELECTION
-from infrastructure.features.quantum.training.records_observer import quantum_extension_of
+from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -60,7 +60,8 @@ def trained(folder: Path, steps: int, frequency: int | None, **settings: Any) ->
     watch = Steps()
     trainer = TrainerFactory().for_run(config, hooks=[watch])
     trainer.prepare()
-    extension = quantum_extension_of(trainer.hooks.hooks)
+    extensions = [one for one in trainer.hooks.hooks if isinstance(one, QuantumExtension)]
+    extension = extensions[0] if extensions else None
     if extension is not None:
         extension.session.clock = extension.session.cost.clock = time.process_time
     trainer.train()

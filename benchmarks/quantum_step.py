@@ -33,7 +33,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.data_selection import DataSelection
-from infrastructure.features.quantum.quantum_step import quantum_solve
+from infrastructure.features.quantum.solving.quantum_step import quantum_solve
 from infrastructure.features.quantum.training.per_example_gradients import example_gradients
 from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.model_adapters import get_model_adapter

@@ -40,6 +40,7 @@ COPIED_HERE = [
             "cache_folder",
             "errors",
             "exit_codes",
+            "features",
             "importing",
             "json_text",
             "lazy_exports",

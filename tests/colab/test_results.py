@@ -95,7 +95,7 @@ def test_quantum_steps_are_shown_and_returned(
     assert "report.html" not in shown
     (tmp_path / "report.html").write_text("there")
     colab.show_quantum_steps(tmp_path)
-    assert f"quantum_steps_in(report={tmp_path / 'report.html'})" in capsys.readouterr().out
+    assert f"quantum.steps_in(report={tmp_path / 'report.html'})" in capsys.readouterr().out
     shown: list[Any] = []
     monkeypatch.setattr(results, "in_notebook_kernel", lambda: True)
     monkeypatch.setattr(IPython.display, "display", shown.append)

@@ -23,7 +23,7 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
     assert main(["list"]) == ExitCode.DONE
     heading, _, newer, older = capsys.readouterr().out.splitlines()
     assert heading.split("  ")[0] == "run"
-    assert newer.split()[:5] == ["2026-b", "being", "trained", "12", "–"]
+    assert newer.split()[:4] == ["2026-b", "training", "12", "–"]
     assert older.split()[:4] == ["2025-a", "finished", "1,040", "0.2500"]
     assert main(["list", "--json"]) == ExitCode.DONE
     facts = json.loads(capsys.readouterr().out)

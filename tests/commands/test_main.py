@@ -31,6 +31,7 @@ from infrastructure.commands.parser import known_flags, parse
 from infrastructure.core import importing
 from infrastructure.core.errors import NothingLearnedError, TrainingDivergedError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.features import features
 from infrastructure.core.optional import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +161,8 @@ def test_each_file_of_the_folder_is_a_command_or_a_part_of_all() -> None:
     parts = {"__init__", "main", "parser", "arguments", "settings", "output", "unknown_words"}
     parts |= {"short_help", "questions", "ranks"}
     commands = {path.stem.replace("_", "-") for path in files if path.stem not in parts}
-    assert commands == {*COMMANDS, HIDDEN}
+    of_features = {name for feature in features() for name in feature.commands}
+    assert commands == {*COMMANDS, HIDDEN} - of_features
 
 
 def test_a_name_with_spaces_is_to_be_quoted(

@@ -20,7 +20,7 @@ MODULES = (
     "infrastructure.backup.replication.copier_process",
     "infrastructure.backup.writer.writer_process",
     "infrastructure.features.quantum.samplers.sampler_process",
-    "infrastructure.features.quantum.solve_process",
+    "infrastructure.features.quantum.solving.solve_process",
     "infrastructure.training.data.preparation.row_encoder",
     "infrastructure.commands.main",
 )

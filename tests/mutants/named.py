@@ -79,7 +79,7 @@ NAMED = {
         "        os.close(lock)\n\n",
     ),
     "a sampler is not told what time is left": (
-        "infrastructure/features/quantum/quantum_step.py",
+        "infrastructure/features/quantum/solving/quantum_step.py",
         "time_limit=deadline.seconds_left",
         "time_limit=deadline.seconds",
     ),
@@ -264,7 +264,7 @@ NAMED = {
         "\n",
     ),
     "an energy is that of the answer before it kept the rules": (
-        "infrastructure/features/quantum/quantum_step.py",
+        "infrastructure/features/quantum/solving/quantum_step.py",
         "question.energies([sample])[0]",
         "float(sample_set.first.energy)",
     ),

@@ -33,7 +33,7 @@ from infrastructure.core.messages import WORDS, phrase
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
 from infrastructure.features.quantum.config import config_of
-from infrastructure.features.quantum.quantum_step import quantum_solve
+from infrastructure.features.quantum.solving.quantum_step import quantum_solve
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
 from infrastructure.optimization.memory_optimizer import MemoryOptimizer, create_memory_optimizer

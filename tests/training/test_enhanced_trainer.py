@@ -14,7 +14,6 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.errors import CheckpointError
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.run.identity import HELD_OUT_DATA
@@ -115,27 +114,6 @@ def test_a_resumed_lora_training_gives_the_same_bits(
         again.run()
         assert again.losses.values == whole.losses.values[step:]
         assert_same_bits(again.weights, whole.weights)
-
-
-def test_a_run_that_began_when_over_long_rows_were_set_aside_goes_on_so(
-    saved_llama: Path, data_file: Path, tmp_path: Path
-) -> None:
-    """To the same bits; whoever asks for another way is told of the difference."""
-    long = {"prompt": "Reverse sky", "completion": "blue " * 200}
-    data_file.write_text(data_file.read_text() + "\n" + json.dumps(long))
-    settings: dict[str, Any] = {"checkpoint_frequency": 3, "keep_checkpoints": 9}
-    before = Training(
-        saved_llama, data_file, checkpoints=tmp_path / "a", over_length="quarantine", **settings
-    ).run()
-    saved = by_step(CheckpointManager(tmp_path / "a", Retention(9)).store)
-    again = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings)
-    again.trainer.restore(saved[3])
-    assert again.trainer.data_config.over_length == "quarantine"
-    assert again.run().losses.values == before.losses.values[3:]
-    assert_same_bits(again.weights, before.weights)
-    other = Training(saved_llama, data_file, over_length="keep_start", **settings)
-    with pytest.raises(CheckpointError, match="over_length"):
-        other.trainer.restore(saved[3])
 
 
 def without_grid(identity: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

@@ -1,7 +1,1 @@
-"""Binary optimization problems and the samplers that solve them."""
-
-from infrastructure.core.optional import import_without
-
-# dimod imports networkx to read its graphs. That takes half of the import time, and no graphs are
-# used here.
-import_without("dimod", "networkx")
+"""The quantum step: binary problems of a training, and the samplers that solve them."""

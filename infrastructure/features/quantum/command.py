@@ -19,7 +19,7 @@ from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.training.data.defaults import fit_lengths
 
 if TYPE_CHECKING:
-    from infrastructure.features.quantum.solve_file import SolvedFile
+    from infrastructure.features.quantum.solving.solve_file import SolvedFile
 
 MOST_NAMED = 20
 
@@ -102,7 +102,7 @@ def solve(options: argparse.Namespace) -> ExitCode:
         SamplerError: if the sampler failed, or had no solution in time.
     """
     _refuse_wrong_numbers(options)
-    from infrastructure.features.quantum.solve_file import solve_file
+    from infrastructure.features.quantum.solving.solve_file import solve_file
 
     with interrupt_on_signals():
         facts = solve_file(

@@ -41,7 +41,7 @@ FEATURE = Feature(
         "apply_quantum_solution": f"{_HERE}.training.functional",
         "formulate_quantum_problem": f"{_HERE}.training.functional",
         "quantum_optimize": f"{_HERE}.training.functional",
-        "quantum_solve": f"{_HERE}.quantum_step",
+        "quantum_solve": f"{_HERE}.solving.quantum_step",
         "should_optimize": f"{_HERE}.training.functional",
     },
 )

@@ -15,7 +15,6 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
-from infrastructure.features.quantum.training.records_observer import quantum_extension_of
 from infrastructure.training.data.defaults import fit_lengths, make_ready, problems_of
 from infrastructure.training.data.samples import SAMPLE_EPOCHS
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -191,10 +190,10 @@ def test_a_training_that_names_no_data_makes_one_quantum_step(tmp_path: Path) ->
     assert "quantum.selected_of_examined" in record["chosen"]
     none = {**once, "training.enabled_extensions": []}
     trainer = TrainerFactory().for_run(DeploymentConfig(**TINY, **none))
-    assert quantum_extension_of(trainer.hooks.hooks) is None
+    assert not [hook for hook in trainer.hooks.hooks if hook.name == "quantum"]
     own = {**once, "data.path": str(write_rows(tmp_path / "rows.jsonl"))}
     trainer = TrainerFactory().for_run(DeploymentConfig(**TINY, **own))
-    assert quantum_extension_of(trainer.hooks.hooks) is None
+    assert not [hook for hook in trainer.hooks.hooks if hook.name == "quantum"]
 
 
 def test_a_run_that_is_named_by_its_id_means_its_model(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ all blocks is best if memory allows it: a choice saves memory, it does not lower
 
 import numpy as np
 
-from infrastructure.features.quantum.arrays import Array
+from infrastructure.features.quantum.solving.arrays import Array
 
 
 def largest_gradient_norm(norms: Array, num_chosen: int) -> Array:

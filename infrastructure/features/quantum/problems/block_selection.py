@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from infrastructure.core.errors import InputError
-from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.problems.block_baselines import (
     cyclic_blocks,
     largest_decrease,
@@ -32,6 +31,7 @@ from infrastructure.features.quantum.problems.block_baselines import (
 )
 from infrastructure.features.quantum.problems.choice import Choice
 from infrastructure.features.quantum.problems.problem import Sample, Training
+from infrastructure.features.quantum.solving.arrays import Array
 
 
 class BlockSelection(Choice):

@@ -12,8 +12,8 @@ import numpy as np
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
-from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.problems.problem import QuantumProblem, Sample, Variable
+from infrastructure.features.quantum.solving.arrays import Array
 
 ROWS_AT_A_TIME = 100  # rows of the matrix, while a model is built: a few MB at n = 5000
 MARGIN = 1.05  # ratio of the penalty to its bound, for rounding

@@ -24,7 +24,6 @@ import numpy as np
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.problems.choice import MARGIN, Choice
 from infrastructure.features.quantum.problems.problem import Sample, Training
 from infrastructure.features.quantum.problems.selection_baselines import (
@@ -34,6 +33,7 @@ from infrastructure.features.quantum.problems.selection_baselines import (
     random_choice,
     top_relevance,
 )
+from infrastructure.features.quantum.solving.arrays import Array
 
 
 class DataSelection(Choice):

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from infrastructure.core.errors import InputError
-from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.problems.choice import Choice
 from infrastructure.features.quantum.problems.problem import Sample, Training
+from infrastructure.features.quantum.solving.arrays import Array
 
 
 class RankAllocation(Choice):

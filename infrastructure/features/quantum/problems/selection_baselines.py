@@ -6,7 +6,7 @@ k different indices.
 
 import numpy as np
 
-from infrastructure.features.quantum.arrays import Array
+from infrastructure.features.quantum.solving.arrays import Array
 
 LEAST_GAIN = 1e-6  # least gain of an exchange, in cosines: above float32 rounding
 

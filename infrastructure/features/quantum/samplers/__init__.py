@@ -1,1 +1,7 @@
 """dimod samplers that solve binary quadratic models, by name."""
+
+from infrastructure.core.optional import import_without
+
+# dimod imports networkx to read its graphs. That takes half of the import time, and no graphs are
+# used here.
+import_without("dimod", "networkx")

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.core.json_text import JsonObject, as_number, as_text
-from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.samplers.messages import Outgoing
+from infrastructure.features.quantum.solving.arrays import Array
 
 
 class Vectors(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.features.quantum.arrays import Array
+from infrastructure.features.quantum.solving.arrays import Array
 
 # A received and a sent message: JSON values, and arrays by name.
 Message = tuple[JsonObject, dict[str, Array]]

@@ -22,7 +22,6 @@ from infrastructure.core.errors import SamplerError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import JsonObject, as_text
 from infrastructure.core.messages import phrase
-from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.samplers import messages as wire
 from infrastructure.features.quantum.samplers.bqm_arrays import (
     as_arrays,
@@ -31,6 +30,7 @@ from infrastructure.features.quantum.samplers.bqm_arrays import (
 )
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.messages import Message
+from infrastructure.features.quantum.solving.arrays import Array
 
 MODULE = "infrastructure.features.quantum.samplers.sampler_process"
 SHARE_KEPT_FREE = 0.05  # share of the time limit reserved for returning the answer

@@ -19,11 +19,11 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, as_text
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
-from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.samplers import messages as wire
 from infrastructure.features.quantum.samplers.bqm_arrays import from_arrays
 from infrastructure.features.quantum.samplers.messages import Outgoing
 from infrastructure.features.quantum.samplers.unbounded_samplers import direct_sampler
+from infrastructure.features.quantum.solving.arrays import Array
 
 Answer = Callable[[JsonObject, dict[str, Array]], Outgoing]
 COMMON = ("num_reads", "seed", "time_limit")  # dropped if a sampler does not know them

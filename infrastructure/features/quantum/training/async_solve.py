@@ -3,12 +3,12 @@
 from infrastructure.core.errors import SamplerError
 from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.problem import QuantumProblem
-from infrastructure.features.quantum.quantum_step import Solution
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.process_sampler import Child
-from infrastructure.features.quantum.solve_process import question_of
+from infrastructure.features.quantum.solving.quantum_step import Solution
+from infrastructure.features.quantum.solving.solve_process import question_of
 
-MODULE = "infrastructure.features.quantum.solve_process"
+MODULE = "infrastructure.features.quantum.solving.solve_process"
 
 
 class AsyncSolve:

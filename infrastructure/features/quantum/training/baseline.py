@@ -6,7 +6,7 @@ import dimod
 
 from infrastructure.core.lookup import look_up
 from infrastructure.features.quantum.problems.problem import QuadraticModel, QuantumProblem, Sample
-from infrastructure.features.quantum.quantum_step import Solution
+from infrastructure.features.quantum.solving.quantum_step import Solution
 
 
 def baseline_solution(problem: QuantumProblem, name: str) -> Solution:

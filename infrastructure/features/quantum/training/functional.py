@@ -30,7 +30,7 @@ from infrastructure.features.quantum.config import (
 from infrastructure.features.quantum.problems.block_selection import BlockSelection
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem
-from infrastructure.features.quantum.quantum_step import Solution, quantum_solve
+from infrastructure.features.quantum.solving.quantum_step import Solution, quantum_solve
 from infrastructure.features.quantum.training.freeze_blocks import block_name, phase_blocks
 from infrastructure.features.quantum.training.gradient_steps import num_chosen_blocks
 from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of

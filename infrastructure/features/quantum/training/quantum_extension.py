@@ -22,7 +22,7 @@ from infrastructure.features.quantum.config import (
     RANK_ALLOCATION,
     config_of,
 )
-from infrastructure.features.quantum.quantum_step import close_chain
+from infrastructure.features.quantum.solving.quantum_step import close_chain
 from infrastructure.features.quantum.training.data_selection_step import (
     DataSelectionStep,
     limit_data,

@@ -19,7 +19,7 @@ from infrastructure.core.error_place import named
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.features.quantum.config import SAMPLER, config_of
 from infrastructure.features.quantum.problems.problem import QuantumProblem
-from infrastructure.features.quantum.quantum_step import (
+from infrastructure.features.quantum.solving.quantum_step import (
     Solution,
     create_chain,
     quantum_solve,

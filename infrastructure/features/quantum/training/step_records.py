@@ -16,8 +16,8 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.problems.choice import Choice
 from infrastructure.features.quantum.problems.problem import QuantumProblem
-from infrastructure.features.quantum.quantum_step import Solution
 from infrastructure.features.quantum.records import QUANTUM_FILE, baseline_is_as_good
+from infrastructure.features.quantum.solving.quantum_step import Solution
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.records.run_reader import objects_in, read_files
 

@@ -17,7 +17,7 @@ from infrastructure.features.quantum.problems.block_selection import BlockSelect
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.problems.rank_allocation import RankAllocation
-from infrastructure.features.quantum.quantum_step import quantum_solve
+from infrastructure.features.quantum.solving.quantum_step import quantum_solve
 from infrastructure.features.quantum.training.async_solve import AsyncSolve
 from tests.features.quantum.training.bad_samplers import Unanswerable
 

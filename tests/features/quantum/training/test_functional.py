@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.features.quantum.config import QuantumConfig, config_of
-from infrastructure.features.quantum.quantum_step import Solution
+from infrastructure.features.quantum.solving.quantum_step import Solution
 from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
 from infrastructure.training import (
     apply_quantum_solution,

@@ -8,13 +8,13 @@ import dimod
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.features.quantum.model_file import read_model
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.sampler_factory import (
     SAMPLERS,
     close_sampler,
     create_sampler,
 )
+from infrastructure.features.quantum.solving.model_file import read_model
 
 KEPT_WITHIN_SECONDS = 0.5
 

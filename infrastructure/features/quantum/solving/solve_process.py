@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from infrastructure.core.json_text import JsonObject, as_integer, as_object
-from infrastructure.features.quantum.arrays import Array
 from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.problem import QuantumProblem
-from infrastructure.features.quantum.quantum_step import quantum_solve
 from infrastructure.features.quantum.samplers.messages import Outgoing
 from infrastructure.features.quantum.samplers.sampler_process import serve
+from infrastructure.features.quantum.solving.arrays import Array
+from infrastructure.features.quantum.solving.quantum_step import quantum_solve
 
 PROBLEM = "problem"
 

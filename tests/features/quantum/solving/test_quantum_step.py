@@ -12,14 +12,14 @@ import pytest
 from infrastructure.core.errors import SamplerError
 from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.problem import QuantumProblem, Sample, Training
-from infrastructure.features.quantum.quantum_step import (
+from infrastructure.features.quantum.samplers.dense_annealer import DenseAnnealer
+from infrastructure.features.quantum.samplers.fallback import FallbackSampler
+from infrastructure.features.quantum.solving.quantum_step import (
     Solution,
     close_chain,
     create_chain,
     quantum_solve,
 )
-from infrastructure.features.quantum.samplers.dense_annealer import DenseAnnealer
-from infrastructure.features.quantum.samplers.fallback import FallbackSampler
 from tests.features.quantum.samplers.questions import least_energy, random_model, waits_cut_short
 
 MISBEHAVING = "tests.features.quantum.samplers.misbehaving"

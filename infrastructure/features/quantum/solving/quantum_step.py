@@ -13,13 +13,13 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.features.quantum.config import QuantumConfig
-from infrastructure.features.quantum.formulated_problem import FormulatedProblem
 from infrastructure.features.quantum.problems.problem import QuantumProblem, Sample
 from infrastructure.features.quantum.sampler_needs import check_sampler
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.fallback import FallbackSampler
 from infrastructure.features.quantum.samplers.process_sampler import ProcessSampler
 from infrastructure.features.quantum.samplers.sampler_factory import close_sampler, create_sampler
+from infrastructure.features.quantum.solving.formulated_problem import FormulatedProblem
 
 ROUNDING = 1e-7  # relative to an energy; a smaller difference does not count
 

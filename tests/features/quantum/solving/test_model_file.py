@@ -8,7 +8,7 @@ import dimod
 import numpy as np
 import pytest
 
-from infrastructure.features.quantum.model_file import read_model
+from infrastructure.features.quantum.solving.model_file import read_model
 from tests.features.quantum.samplers.questions import random_model
 
 
