@@ -23,6 +23,7 @@ in smaller pieces had answered unseen. On that day the 28 layers of `--lora` ran
 import argparse
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -41,6 +42,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.machine import environment, publish, sentence, table
 from infrastructure.core.hardware import MIB
+from infrastructure.core.messages import WORDS
 from infrastructure.training.models.tokenizer import train_tokenizer
 
 SHARE = 0.75
@@ -48,7 +50,7 @@ TOLERANCE = 0.1
 NUM_STEPS = 6
 SAVED_EVERY = 2
 NUM_RANKS = 2
-RAN_OUT = "memory ran out"
+RAN_OUT = "ran out of memory"
 REFUSED = "allocate memory"  # how PyTorch, Python and the C library say it
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -120,11 +122,12 @@ class Run:
         (folder / "temper.yaml").write_text(json.dumps(settings))  # JSON is YAML
         self.peaks: dict[int, tuple[int, int]] = {}
         self.ranks: dict[int, int | None] = {}
+        in_words = {name: value for name, value in os.environ.items() if name != WORDS}
         with (folder / "output.txt").open("w+") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "infrastructure", "train", "--config", "temper.yaml"],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**in_words, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 preexec_fn=limited,
@@ -271,7 +274,7 @@ def measured(parent: Path, model: Model, *, lora: bool) -> dict[str, Any]:
         "one": [one.code, one.refusal().replace(f"{parent}/", ""), one.output],
         "one_private_bytes": one.largest(1),
         "killed": [killed.code, killed.line("Forecast:"), at_kill, killed.output],
-        "last": [last.code, last.line("going on from step"), saved_steps(two), last.output],
+        "last": [last.code, last.line("resuming from step"), saved_steps(two), last.output],
         "num_runs": len(paths),
         "status": summary.get("status"),
         "step": summary.get("total_steps"),
@@ -291,8 +294,7 @@ def is_shown(results: dict[str, Any]) -> bool:
         and results["one"][1] != ""
         and results["killed"][0] != 0
         and results["last"][0] == 0
-        and "going on from step " in results["last"][1]
-        and not results["last"][1].endswith("step 0")
+        and re.search(r"resuming from step [1-9]", results["last"][1]) is not None
         and results["num_runs"] == 1
         and results["times_out_of_memory"] == 0
         and len(results["errors"]) == NUM_RANKS

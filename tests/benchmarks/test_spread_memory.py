@@ -1,4 +1,4 @@
-"""Two processes train what the kernel refuses one, go on after a kill, and take what was forecast.
+"""Two processes train what the kernel refuses one, resume after a kill, and take what was forecast.
 
 The short form of `python -m benchmarks.spread_memory`: fewer layers.
 """
@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from benchmarks.spread_memory import TOLERANCE, Model, Run, is_shown, measured, page
+from infrastructure.core.messages import words_of
 from infrastructure.core.process_memory import can_limit_hard
 from tests.slow import slow
 
@@ -21,7 +22,7 @@ from tests.slow import slow
 @pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
 def test_two_processes_train_what_the_kernel_refuses_one(tmp_path: Path) -> None:
     found = measured(tmp_path, Model(768, 8), lora=False)
-    assert "take a machine with more memory" in found["refused"][1]
+    assert found["refused"][1].endswith(str(words_of("optimization.use_larger_machine")))
     assert found["one"][0] != 0, found["one"][2]
     assert found["last"][0] == 0, found["last"][3]
     assert found["errors"] == pytest.approx([0.0, 0.0], abs=TOLERANCE)
@@ -40,7 +41,7 @@ def shown() -> dict[str, Any]:
         "refused": [2, "temper: it does not fit into the memory"],
         "one": [2, "RuntimeError: can't allocate memory", ""],
         "killed": [-9, "Forecast: 1 GiB", ["1-a", "2-b"], ""],
-        "last": [0, "Run r: going on from step 2", ["5-a", "6-b"], ""],
+        "last": [0, "Run r: resuming from step 2; --new-run starts a new run", ["5-a", "6-b"], ""],
         "num_runs": 1,
         "forecast_bytes": 1050 << 20,
         "peak_bytes": [1000 << 20, 1100 << 20],
@@ -66,9 +67,9 @@ def test_it_is_shown_where_all_is_as_fixed_beforehand() -> None:
         {"one": [0, "memory", ""]},
         {"one": [2, "", "temper: no such file"]},
         {"killed": [0, "", [], ""]},
-        {"last": [1, "Run r: going on from step 2", [], ""]},
+        {"last": [1, "Run r: resuming from step 2; --new-run starts a new run", [], ""]},
         {"last": [0, "", [], ""]},
-        {"last": [0, "Run r: going on from step 0", [], ""]},
+        {"last": [0, "Run r: resuming from step 0; --new-run starts a new run", [], ""]},
         {"num_runs": 2},
         {"times_out_of_memory": 1},
         {"errors": []},

@@ -1,1 +1,1 @@
-"""The quantum step: binary problems of a training, and the samplers that solve them."""
+"""The quantum step: binary problems of a run, and the samplers that solve them."""
