@@ -2752,7 +2752,7 @@ FITTING = [
         "--lora --lora-use-dora",
         [
             "models.lora_option_on_experts",
-            "name=use_dora",
+            "name=model.lora_config.use_dora",
             "layers=down_proj, gate_up_proj",
             "model=MixtralForCausalLM",
         ],
