@@ -125,7 +125,7 @@ class ConfigForm:
         return []
 
     def _cost(self) -> list[str]:
-        """Return the known costs, and the measured ones if these are of the same settings."""
+        """Return the known costs, and those measured with the same settings, if any."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, phrase(NOT_MEASURED)]

@@ -144,7 +144,7 @@ class RunBackup:
         self.close()
 
     def restore_run(self, step: int | None = None, on_progress: Progress | None = None) -> Path:
-        """Fetch the newest healthy version (or that of `step`) from the destination and verify it.
+        """Fetch and verify the newest healthy version, or the one of `step`, from the destination.
 
         Damaged newer versions are skipped with a warning. Objects that are intact on this machine
         are not fetched again.

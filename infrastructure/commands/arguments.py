@@ -1,7 +1,9 @@
 """Arguments that several commands share."""
 
 import argparse
+from collections.abc import Collection
 
+from infrastructure.commands.short_help import IN_RUN
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
@@ -51,9 +53,15 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=phrase("commands.help_json"))
 
 
-def add_folder_flags(parser: argparse.ArgumentParser, *keys: str) -> None:
-    """Add the flags of a command that looks for runs, and the flags of the settings `keys`."""
-    add_config_flags(parser, ["output_dir", "log_level", *keys])
+def add_folder_flags(
+    parser: argparse.ArgumentParser, *keys: str, inherited: Collection[str] = ()
+) -> None:
+    """Add the flags of a command that looks for runs, and the flags of the settings `keys`.
+
+    Args:
+        inherited: the keys of settings that the command takes from the run if they are not given.
+    """
+    add_config_flags(parser, ["output_dir", "log_level", *keys], inherited, IN_RUN)
 
 
 def keys_of(section: str) -> list[str]:

@@ -87,7 +87,8 @@ def _add_action_arguments(
             "--dry-run", action="store_true", help=phrase("commands.help_prune_dry_run")
         )
     add_json(parser)
-    add_folder_flags(parser, *keys_of("backup"))
+    backup = keys_of("backup")
+    add_folder_flags(parser, *backup, inherited=backup)
 
 
 def run(options: argparse.Namespace) -> int:

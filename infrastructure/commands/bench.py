@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
     parser.add_argument("--rows", type=int, default=1, help=phrase("commands.help_inference_rows"))
-    parser.add_argument("--length", type=int, default=128, help="in tokens (default: 128)")
+    parser.add_argument(
+        "--length", type=int, default=128, help="length of a row, in tokens (default: 128)"
+    )
     parser.add_argument(
         "--save",
         type=Path,

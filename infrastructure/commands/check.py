@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=phrase("commands.help_preview"),
     )
     parser.add_argument("--quick", action="store_true", help=phrase("commands.help_quick_check"))
-    parser.add_argument("--strict", action="store_true", help="a warning is a failure")
+    parser.add_argument("--strict", action="store_true", help="treat each warning as a failure")
     parser.add_argument(
         "--rebaseline", action="store_true", help=phrase("commands.help_rebaseline")
     )

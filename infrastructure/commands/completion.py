@@ -32,7 +32,7 @@ class Words:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     parser.epilog = (
         'for bash, a line in ~/.bashrc: eval "$(temper completion bash)"; for zsh the same with'
         " zsh in ~/.zshrc; for fish: temper completion fish >"

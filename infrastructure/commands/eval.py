@@ -7,6 +7,7 @@ from pathlib import Path
 from infrastructure.commands.arguments import add_json, names_in
 from infrastructure.commands.output import loading_torch, show
 from infrastructure.commands.settings import configure, resolve_model
+from infrastructure.commands.short_help import IN_MODELS_RUN
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
@@ -18,6 +19,11 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record import read_run_record
 
 OF_TASKS = ("tasks_path", "limit", "num_fewshot")
+# `evaluation.run_settings` takes these from the run of the model; importing it would be slow here.
+FROM_RUN = tuple(
+    f"data.{name}"
+    for name in ("max_length", "train_on", "chat_template", "over_length", "image_background")
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-fewshot", type=int, metavar="N", help=phrase("commands.help_num_fewshot")
     )
     add_json(parser)
-    add_config_flags(parser)
+    add_config_flags(parser, inherited=FROM_RUN, default_of_inherited=IN_MODELS_RUN)
 
 
 def run(options: argparse.Namespace) -> int:

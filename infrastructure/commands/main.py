@@ -44,7 +44,7 @@ from infrastructure.core.stop_signals import (
 # By heading, in the order of the help; a command is the module of its name in this folder.
 GROUPS = {
     "Train": {
-        "train": "train a model, or resume the run of the same settings",
+        "train": "train a model, or resume the unfinished run with the same settings",
         "resume": "resume an interrupted run",
         "stop": "stop a run after saving a checkpoint",
         "queue": "train several runs one after another",
@@ -53,7 +53,7 @@ GROUPS = {
     "Before you train": {
         "check": "check model, data and machine, without training",
         "tune": "measure which settings train fastest on this machine",
-        "config": "show every setting and where it came from, or write a file of them",
+        "config": "show all settings and their sources, or write a configuration file",
         "doctor": "check versions, devices, memory and disk",
     },
     "Use a model": {

@@ -58,8 +58,8 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run an action, and return its exit code.
 
-    For the action `run`, this is FAILED if a run failed. Otherwise it is that of a single run, such
-    as NOT_CONFIRMED or the exit code of a signal.
+    For the action `run`, this is FAILED if a run failed. Otherwise it is the exit code of a single
+    run, such as NOT_CONFIRMED or the exit code of a signal.
     """
     act = {"add": add, "run": run_queue, "list": list_jobs, "remove": remove}[options.action]
     return act(options)

@@ -8,8 +8,11 @@ from infrastructure.commands.arguments import accepted, add_accept, add_run
 from infrastructure.commands.output import loading_torch
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.settings import configure
+from infrastructure.commands.short_help import IN_RUN
 from infrastructure.commands.train import exit_code_of_training
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting
+from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.console import show
 from infrastructure.core.errors import InputError
@@ -17,13 +20,15 @@ from infrastructure.core.errors import InputError
 # A resumed run takes these from the file and the environment as well; others only from flags.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes", "process_timeout")
 PLACE = "backup.place"
+OF_COMMAND = ("output_dir", "new_run", "run_name")  # not settings of the run that resumes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run(parser)
     add_accept(parser)
-    add_config_flags(parser)
+    keys = [key for key in schema_of(DeploymentConfig).fields if key not in OF_COMMAND]
+    add_config_flags(parser, inherited=keys, default_of_inherited=IN_RUN)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     changes = [
         Setting(key, config.value(key), source)
         for key, source in config.sources().items()
-        if key not in ("output_dir", "new_run", "run_name")
+        if key not in OF_COMMAND
         and (
             source.layer is Layer.FLAG
             or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)

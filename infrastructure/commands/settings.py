@@ -32,7 +32,7 @@ def configure(
 def resolve_model(name: str, output_dir: Path) -> str:
     """Return a model's folder or Hub name as `named_model` does.
 
-    Torch is loaded only if the name is that of a version of a run, whose model is exported first.
+    Torch is loaded only if the name refers to a version of a run, whose model is exported first.
     """
     if not names_version(name):
         return run_or_model(name, output_dir)

@@ -4,6 +4,7 @@ It shows the most used flags; `--help-all` shows all of them.
 """
 
 import argparse
+import re
 import shutil
 import textwrap
 
@@ -16,6 +17,7 @@ FLAG_WIDTH = 27
 DEFAULT = "{default}"  # is replaced by the setting's default, so that no text can be wrong about it
 
 QUANTIZED = "quantize the base weights; QLoRA with --lora"
+_STATED_DEFAULT = re.compile(r"\((?:default:|\{default\})[^)]*\)")
 
 # By title: the key of a setting, the placeholder of its value, and its description.
 FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
@@ -31,23 +33,23 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "data.train_on": ("answers|last_answer|all", f"tokens to train on ({DEFAULT})"),
     },
     "training": {
-        "training.num_epochs": ("N", f"passes over data ({DEFAULT}: 3, new model 4)"),
+        "training.num_epochs": ("N", "passes over the data (default: 3; new model: 4)"),
         "training.max_steps": ("N", "stop after N optimizer steps"),
         "training.batch_size": ("N|auto", f"examples per forward pass ({DEFAULT})"),
         "training.gradient_accumulation": ("N", f"forward passes per step ({DEFAULT})"),
         "training.learning_rate": ("X|auto", f"peak learning rate ({DEFAULT})"),
         "training.optimizer": ("NAME", f"adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})"),
         "training.seed": ("N", f"random seed ({DEFAULT})"),
-        "training.deadline": ("TIME", "save and stop in this time, such as 11h or 90min"),
+        "training.deadline": ("TIME", "save and stop within TIME, such as 11h or 90min"),
         "price_per_hour": ("PRICE", "for a cost forecast, such as 2.5 or '2.5 EUR'"),
     },
     "output": {
         "output_dir": ("FOLDER", f"directory of the runs ({DEFAULT})"),
         "run_name": ("NAME", "name of a new run and part of its directory name"),
-        "backup.place": ("PLACE", "backup to a folder, Drive, s3://…, hf://buckets/OWNER/NAME"),
+        "backup.place": ("PLACE", "back up to a folder, Drive, s3://…, hf://buckets/OWNER/NAME"),
         "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
         "training.metrics_sinks": ("NAMES", f"metrics outputs ({DEFAULT})"),
-        "new_run": ("", "start a new run, do not resume an unfinished one"),
+        "new_run": ("", "start a new run even if one could be resumed"),
     },
 }
 # Commands for which some of these have no effect, with those that do. An evaluation uses few; a
@@ -59,9 +61,21 @@ OF_COMMAND = {
         | {"training.seed", "output_dir"}
     ),
     "temper resume": _SETTINGS - {"new_run", "run_name"},
+    "temper sweep": _SETTINGS - {"new_run"},
 }
-# If not given, these have the values of the run that trained the model.
-INHERITED = {"temper eval": ("data.max_length", "data.train_on")}
+# By command: the settings that have the values of a run if they are not given, and how to say so.
+IN_RUN, IN_MODELS_RUN = "default: as in the run", "default: as in the model's run"
+INHERITED = {
+    "temper eval": (("data.max_length", "data.train_on"), IN_MODELS_RUN),
+    "temper resume": (_SETTINGS - {"output_dir"}, IN_RUN),
+}
+NOTES = {"temper resume": "Flags change settings of the run. All others stay as in the run."}
+# By command: descriptions and headings that differ there.
+TEXTS = {
+    ("temper eval", "data.train_on"): f"tokens that the loss is computed on ({DEFAULT})",
+    ("temper sweep", "run_name"): "name of the sweep and of its directory",
+}
+HEADINGS = {("temper eval", "training"): "evaluation"}
 EXAMPLES = {
     "temper train": (
         "temper train                                        sample tasks, a small model",
@@ -104,16 +118,19 @@ def short_help(parser: argparse.ArgumentParser) -> str:
         "",
         parser.description or "",
     ]
+    lines += ["", NOTES[parser.prog]] if parser.prog in NOTES else []
     lines += [""] if words else []
     lines += [line for word in words for line in _entry(str(word.metavar), str(word.help))]
     for title, settings in FAMILIAR.items():
         shown = {key: text for key, text in settings.items() if key in useful}
-        as_in_run = INHERITED.get(parser.prog, ())
-        lines += ["", f"{title}:"] if shown else []
+        as_in_run, words_for_run = INHERITED.get(parser.prog, ((), ""))
+        heading = HEADINGS.get((parser.prog, title), title)
+        lines += ["", f"{heading}:"] if shown else []
         for key, (value, text) in shown.items():
+            text = TEXTS.get((parser.prog, key), text)
             default = f"default: {plain(fields[key].default)}"
             if key in as_in_run:
-                default = "default: as in the model's run"
+                text, default = _STATED_DEFAULT.sub(f"({DEFAULT})", text), words_for_run
             if text is QUANTIZED and "model.lora_config" not in useful:  # nothing is trained
                 text = "quantize the weights"
             name = f"{flag_names(key)[0]} {value}".rstrip()

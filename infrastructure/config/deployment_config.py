@@ -143,7 +143,8 @@ class DeploymentConfig(FieldsOfFeatures):
     resources: ResourcesConfig = Field(default=ResourcesConfig(), description="Machine limits.")
 
     output_dir: PathText = Field(
-        default="runs", description="Directory in which run directories are created."
+        default="runs",
+        description="Directory that contains the directories of the runs.",
     )
     new_run: bool = Field(
         default=False,
@@ -163,7 +164,9 @@ class DeploymentConfig(FieldsOfFeatures):
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | Annotated[str, StringConstraints(pattern=r"^cuda:\d+$")],
         Allowed('"auto", "cpu", "cuda" or a GPU such as "cuda:0"'),
-    ] = Field(default="auto", description="Device to train on; auto: a GPU if one is available.")
+    ] = Field(
+        default="auto", description="Device to run the model on; auto: a GPU if one is available."
+    )
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
         default=None, description='GPUs that this run may use, such as "0"; "" hides all.'
     )

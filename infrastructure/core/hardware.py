@@ -95,7 +95,7 @@ class Hardware:
 
 
 def detect(folder: Path) -> Hardware:
-    """Read all facts now. Disk space is that of the file system where `folder` is or will be."""
+    """Read all facts now. The disk space is read where `folder` is or will be."""
     driver = nvidia_driver_present()
     return Hardware(
         python=platform.python_version(),

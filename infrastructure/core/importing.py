@@ -23,8 +23,8 @@ class _Imports:
     """The state of imports in this process.
 
     Attributes:
-        are_frozen: whether imported objects are exempt from later collections, which requires that
-            no garbage of other code is among them.
+        are_frozen: whether imported objects are exempt from later garbage collection. This is safe
+            only if no other code has left garbage among them.
     """
 
     are_frozen: bool = False

@@ -116,7 +116,7 @@ def rotated(path: Path, number: int) -> Path:
 
 
 def rotated_files(path: Path) -> list[Path]:
-    """Return those of `path` and its older files that exist, the oldest first."""
+    """Return `path` and its older files, as far as they exist, the oldest first."""
     older = [
         (int(match[1]), file)
         for file in path.parent.glob(f"{path.stem}.*{path.suffix}")

@@ -446,6 +446,6 @@ def _listed(lacking: list[str], contract: type) -> str:
 
 
 def _init_hint(made: object, contract: type) -> str:
-    """Return a hint for a subclass whose `__init__` does not call that of the contract."""
+    """Return a hint for a subclass whose `__init__` does not call `super().__init__`."""
     is_own = isinstance(made, contract) and "__init__" in vars(type(made))
     return phrase("core.init_may_not_call_super") if is_own else ""

@@ -209,7 +209,8 @@ class TrainingDeployment:
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they will find this run
         if self.config.run_name and not is_called(run, self.config.run_name):
-            self.report(phrase("deployment.run_name_without_effect", run_id=run.run_id))
+            name = self.config.run_name
+            self.report(phrase("deployment.run_name_without_effect", run_id=run.run_id, name=name))
         self._how_to_train_again = phrase("deployment.new_run_trains_again")
         return self._go_on(run)
 

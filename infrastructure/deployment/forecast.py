@@ -188,8 +188,8 @@ class RunForecast:
 
     Args:
         report: a function that shows a line to the user.
-        measure_seconds: the time of the measurement before training; by default, that of the run's
-            last forecast.
+        measure_seconds: the time of the measurement before training; by default, the one in the
+            run's last forecast.
     """
 
     def __init__(
@@ -495,7 +495,7 @@ def saves_left(loop: TrainingLoop, seconds: float) -> int:
 
 
 def bytes_of_model(model: torch.nn.Module, *, is_lora: bool) -> int:
-    """Return the size of `final/`: the weights of a LoRA, or those of the whole model."""
+    """Return the size of `final/`: the weights of a LoRA, or of the whole model."""
     weights = (p for p in model.parameters() if p.requires_grad or not is_lora)
     return sum(p.numel() * p.element_size() for p in weights)
 

@@ -387,7 +387,7 @@ def _shown(value: object) -> str:
 
 
 def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
-    """Return a text on which weights the run trained."""
+    """Return a phrase that names the weights that the run trained."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = (

@@ -88,9 +88,9 @@ def record_rows(run: RunDirectory, trainer: EnhancedTrainer, config: DeploymentC
 
 
 def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Contents) -> None:
-    """Record the hashes of the rows, and those of the rows of the run that trained the base model.
+    """Record the hashes of the rows that the model was trained on.
 
-    The base model was trained on those rows, too.
+    These include the rows of the run that trained the base model.
     """
     first = run_folder(Path(finished_model(config.model.name)).expanduser())
     earlier = None if first is None else trained_rows(RunDirectory(first))

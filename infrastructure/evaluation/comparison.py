@@ -18,7 +18,7 @@ Pair = tuple[MeasuredRow, MeasuredRow]
 
 @dataclass(frozen=True)
 class Difference:
-    """One measure of the second model minus that of the first, on the `num_rows` rows of both.
+    """The difference of one measure, second model minus first, on the `num_rows` rows of both.
 
     Attributes:
         first, second: the measure of each model on those rows.

@@ -34,7 +34,7 @@ PACKAGE = "infrastructure"  # the parent of all of Temper's loggers
 class JsonLinesHandler(logging.Handler):
     """A handler that writes each record as a JSON line, with secrets masked.
 
-    If the disk fails, the handler stops writing silently, because a log must not stop the run.
+    If the disk fails, the handler silently stops writing, because a log must not stop the run.
     """
 
     def __init__(self, file: RotatingLineFile) -> None:

@@ -182,8 +182,8 @@ class MemoryOptimizer:
         return "all" if crowded and can_checkpoint(model) else "off"
 
     def _available_bytes(self, model: torch.nn.Module) -> float:
-        """Return the bytes that `max_memory_percent` leaves free, in the memory that the model
-        uses.
+        """Return how many bytes may still be used under `max_memory_percent`, in the memory (GPU
+        or host) that holds the model.
         """
         info, share = read_memory(), self.max_memory_percent / 100
         device = next(model.parameters()).device

@@ -175,9 +175,9 @@ class RunDirectory:
 def plan_run(output_dir: Path, name: str) -> RunDirectory:
     """Return the directory of a new run, without creating it. Its id has the time and `name`.
 
-    The time is the current one, or the next one after that of the newest run in `output_dir`. So
-    the order of runs is right even if two start at the same instant, or the clock or time zone
-    moves back.
+    The time is the current one, or, if the newest run in `output_dir` has the same or a later time,
+    the next one after it. So the order of runs is right even if two start at the same instant, or
+    the clock or time zone moves back.
 
     Raises:
         ValueError: if `output_dir` is not writable.

@@ -89,7 +89,9 @@ def repair_records_of(run: RunDirectory) -> None:
 
 
 def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
-    """Write a seal to summary.json, leaving out the files that are gone.
+    """Write a seal, the hashes of an ended run's files, to summary.json.
+
+    Files whose hash is None no longer exist and are left out.
 
     Raises:
         StorageError: if the disk fails.

@@ -22,7 +22,8 @@ def check_loss(subject: Subject) -> CheckResult:
 
     The reference is the plain definition: for each trained token, the cross-entropy (or the
     function of `training.loss`), in fp32, of the logits one position before it. With a masked
-    objective, it is for each hidden token that of the logits at its own position, times its weight.
+    objective, the reference for each hidden token is the cross-entropy of the logits at that
+    token's own position, times the token's weight.
     """
     with preserve_subject(subject), torch.no_grad():
         if subject.reads_text:

@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from infrastructure.commands.completion import words_of
+from infrastructure.commands.eval import FROM_RUN
 from infrastructure.commands.main import COMMANDS, create_parser
 from infrastructure.commands.parser import CommandParser, parse, subcommands
 from infrastructure.commands.short_help import EXAMPLES, FAMILIAR, OF_COMMAND
@@ -14,6 +15,7 @@ from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import ALIASES, flag_names, flags_given
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.messages import WORDS
+from infrastructure.evaluation.run_settings import INHERITED
 
 FIELDS = schema_of(DeploymentConfig).fields
 SCREEN_LINES = 60
@@ -40,7 +42,25 @@ def test_help_is_one_screen(
     listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  --")}
     assert {key for key in familiar if flag_names(key)[0] in listed} == useful
     assert "{default}" not in shown
-    assert "--batch-size N|auto        examples per forward pass (default: 32)" in shown
+    default = "as in the run" if command == "resume" else "32"
+    assert f"--batch-size N|auto        examples per forward pass (default: {default})" in shown
+
+
+def test_the_help_shows_no_default_for_a_setting_that_is_taken_from_the_run() -> None:
+    backup = subcommands(parser_of("backup"))["status"].complete()
+    for parser in (parser_of("resume"), backup):
+        helps = {flag: str(a.help) for a in parser._actions for flag in a.option_strings}
+        assert helps["--backup-place"].endswith("(default: as in the run)")
+        assert helps["--output"].endswith("(default: runs)")
+    shown = " ".join(parser_of("resume").format_help().split())
+    assert {*re.findall(r"\(default: ([^)]*)\)", shown)} == {"as in the run", "runs"}
+
+
+def test_what_an_evaluation_takes_from_the_run_is_named_so() -> None:
+    assert {*FROM_RUN} == {f"data.{name}" for name in INHERITED}
+    helps = {flag: str(a.help) for a in parser_of("eval")._actions for flag in a.option_strings}
+    for key in FROM_RUN:
+        assert helps[flag_names(key)[0]].endswith("(default: as in the model's run)")
 
 
 def test_the_help_of_a_measurement_names_its_own_defaults() -> None:

@@ -86,7 +86,7 @@ def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: P
     named.run_name = "another try"
     again, lines = deploy(named)
     assert again == stopped
-    assert f"deployment.run_name_without_effect(run_id={stopped.name})" in lines
+    assert f"deployment.run_name_without_effect(run_id={stopped.name}, name=another try)" in lines
     assert resumed_from(stopped, 4) in "\n".join(lines)
     [starts] = [line for line in lines if line.startswith("deployment.training_starts(")]
     assert re.search(r"steps=\d+ more steps, to \d+\)", starts)

@@ -27,7 +27,7 @@ def fetch_newest(
     on_progress: Progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Fetch the newest healthy version at the destination, or that of `step`, into `local`.
+    """Fetch the newest healthy version at the destination, or the one of `step`, into `local`.
 
     A damaged version is skipped with a warning. A version that is temporarily unreadable is not
     skipped, because an older version would undo work that is safe: reading is retried, and after

@@ -192,7 +192,9 @@ class RemoteSession:
                 yield file
 
     def is_surely_wrong(self, path: Path) -> bool:
-        """Return whether a file was wrong too often in a row for a temporary mount failure."""
+        """Return whether a file has been wrong more often in a row than a temporary failure of a
+        mount can explain.
+        """
         return self.num_wrong[path] >= SURELY_WRONG
 
     def remove(self, path: Path) -> None:

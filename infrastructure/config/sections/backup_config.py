@@ -48,5 +48,6 @@ class BackupConfig(ConfigSection):
         " becomes reachable.",
     )
     emergency_seconds: NotNegative = Field(
-        default=20.0, description="Like finish_seconds, for a run that was stopped by a signal."
+        default=20.0,
+        description="Longest wait for the last backup after a signal stopped the run, in seconds.",
     )

@@ -90,8 +90,8 @@ class DataConfig(ConfigSection):
     )
     train_on: Literal["answers", "last_answer", "all"] = Field(
         default="answers",
-        description="Tokens that are trained on: those of answers, of the last answer in each"
-        " row, or all.",
+        description="Tokens to train on: of all answers, of the last answer in each row, or all"
+        " tokens.",
     )
     validation_split: Annotated[ShareBelowOne, _WITHOUT_EVAL_PATH] = Field(
         default=0.1,

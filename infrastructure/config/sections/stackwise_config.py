@@ -244,7 +244,8 @@ class StackwiseFields(ConfigSection):
         default=0.0, description="Dropout before the QLoRA matrices of block-wise training."
     )
     qlora_lr: Annotated[Positive | None, _QLORA] = Field(
-        default=None, description="Learning rate of the QLoRA matrices; none: that of the training."
+        default=None,
+        description="Learning rate of the QLoRA matrices; none: training.learning_rate.",
     )
     qlora_progressive_enabled: Annotated[bool | None, _QLORA_TRUNK] = Field(
         default=None,
@@ -263,7 +264,7 @@ class StackwiseFields(ConfigSection):
     ] = Field(default=None, description="QLoRA ranks of some stacks, for qlora_strategy variable.")
     cache_mode: Annotated[Literal["stack", "rack"], _CACHED] = Field(
         default="stack",
-        description="Which activations are cached: those of the last frozen stack, or all.",
+        description="Activations to cache: of the last frozen stack only, or of all frozen stacks.",
     )
     cache_storage: Annotated[str, RegisteredName(CACHES), SAME_RESULT, _CACHED] = Field(
         default="disk",

@@ -192,7 +192,7 @@ class TrainingConfig(FieldsOfFeatures):
     )
     num_epochs: Count | Auto = Field(
         default="auto",
-        description="Passes over the data; auto: 3, 4 for a new model, or as many as max_steps"
+        description="Passes over the data; auto: 3, or 4 for a new model, or as many as max_steps"
         " needs.",
     )
     max_steps: Count | None = Field(

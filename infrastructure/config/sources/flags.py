@@ -139,10 +139,19 @@ def flag_words(settings: Mapping[str, object]) -> list[str]:
     return words
 
 
-def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | None = None) -> None:
+def add_config_flags(
+    parser: argparse.ArgumentParser,
+    keys: Collection[str] | None = None,
+    inherited: Collection[str] = (),
+    default_of_inherited: str = "",
+) -> None:
     """Add `--config` and flags for all or for some fields, in one group for each section.
 
     Abbreviated flags are disabled on this parser: only the names that the help shows are accepted.
+
+    Args:
+        inherited: the keys of settings that the command takes from a run if they are not given.
+        default_of_inherited: what the help says about the default of these settings.
     """
     parser.allow_abbrev = False
     parser.add_argument(
@@ -159,7 +168,7 @@ def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | No
             section = "training, block-wise"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
-        _add_flag(groups[section], spec)
+        _add_flag(groups[section], spec, default_of_inherited if key in inherited else "")
 
 
 def add_preset_flag(parser: argparse.ArgumentParser) -> None:
@@ -256,8 +265,8 @@ def _all_flags(spec: FieldSpec) -> list[str]:
     return flags + off if is_truth(spec) else flags
 
 
-def _add_flag(group: Any, spec: FieldSpec) -> None:
-    names, takes, text = _words_of(spec.key)
+def _add_flag(group: Any, spec: FieldSpec, default: str) -> None:
+    names, takes, text = _words_of(spec.key, default)
     group.add_argument(
         *names,
         action=_action(spec),
@@ -283,11 +292,11 @@ def _kinds_held(spec: FieldSpec) -> set[Any]:
 
 
 @cache
-def _words_of(key: str) -> tuple[list[str], dict[str, Any], str]:
+def _words_of(key: str, default: str) -> tuple[list[str], dict[str, Any], str]:
     """Return the names of a setting's flag, the arguments that define it, and its help."""
     spec = schema_of(DeploymentConfig).fields[key]
     takes = {"nargs": 0} if is_truth(spec) else {"metavar": _metavar(spec)}
-    return _all_flags(spec), takes, help_text(spec).replace("%", "%%")
+    return _all_flags(spec), takes, help_text(spec, default).replace("%", "%%")
 
 
 def _metavar(spec: FieldSpec) -> str:
@@ -297,10 +306,16 @@ def _metavar(spec: FieldSpec) -> str:
     return "N" if int in types else "X" if float in types else "TEXT"
 
 
-def help_text(spec: FieldSpec) -> str:
-    """Return the help of a flag: description, accepted values, how to type several, and default."""
-    default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
+def help_text(spec: FieldSpec, default: str = "") -> str:
+    """Return the help of a flag: description, accepted values, how to type several, and default.
+
+    Args:
+        default: a description of the default, if it is not that of the field.
+    """
+    if not default:
+        value = "off" if spec.is_switch and spec.default is None else plain(spec.default)
+        default = f"default: {value}"
     numeric = kinds(spec.info.annotation) & {int, float}
     takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""
     several = phrase("config.list_flag_help") if _is_list(spec) else ""
-    return f"{spec.description}{takes}{several} (default: {default})"
+    return f"{spec.description}{takes}{several} ({default})"

@@ -52,7 +52,7 @@ def _add_solve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="PROBLEM", help="a .bqm, .npz or .json file")
     parser.add_argument("--sampler", default="auto", help=phrase("quantum.help_sampler"))
     parser.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="at most (default: 60)"
+        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="time limit (default: 60)"
     )
     parser.add_argument("--seed", type=int, help=phrase("quantum.help_seed"))
     parser.add_argument("--num-ones", type=int, metavar="K", help=phrase("quantum.help_num_ones"))
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
     """Train the runs of the comparison, with progress lines, and print the table.
 
-    The exit code of a stopped comparison is that of its run; see `exit_code_of_training`.
+    A stopped comparison has the exit code of its run; see `exit_code_of_training`.
 
     Raises:
         ValueError: if a run cannot be started with this configuration.

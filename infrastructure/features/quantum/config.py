@@ -96,7 +96,7 @@ class QuantumConfig(ConfigSection):
         Annotated[float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")] | Auto
     ) = Field(
         default="auto",
-        description="Time for quantum steps, in percent; auto: 1, or 10 and none skipped with a"
+        description="Time limit of quantum steps, in percent; auto: 1, or 10 (none skipped) with a"
         " frequency.",
     )
     background: Annotated[bool, _SAMPLED] = Field(

@@ -331,7 +331,7 @@ def _subject(facts: RunFacts) -> str:
         text = f"{total / 1e6:,.2f} M parameters"
         trained = model.get("num_trainable")
         if isinstance(trained, int) and trained != total:
-            text += f", {trained / 1e6:,.2f} M of them trained"
+            text += f", of which {trained / 1e6:,.2f} M are trained"
         parts.append(text)
     if path := config_of(facts.run).get("data.path", (None, ""))[0]:
         parts.append(f"data: {data_words(str(path))}")

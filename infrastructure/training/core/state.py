@@ -151,7 +151,7 @@ class TrainingState:
             next opportunity, so that a resumed run repeats the decision.
         stop_reason: why training is to end at the next step boundary, or None.
         stop_message: the reason as a text for the user; nothing depends on it.
-        is_interrupted: the reason came from outside, so that steps are left to train.
+        is_interrupted: the reason came from outside the training, and steps are left to train.
         stop_signal: the name of the signal, if a signal was the reason.
     """
 

@@ -1,9 +1,9 @@
 """The selection of the current stage's examples in the data source.
 
-An epoch is equally long in every stage: if examples wait for a later stage, those of the current
-one are repeated in their places. So steps, schedule and forecast equal those of a run without
-stages, and the order remains a function of (seed, epoch, stages). For stages by loss, losses are
-measured once, with the initial weights, and checkpoints hold the stages.
+An epoch is equally long in every stage: if examples wait for a later stage, examples of the current
+stage are repeated in their places. So a run has the same steps, schedule and forecast as a run
+without stages, and the order remains a function of (seed, epoch, stages). For stages by loss,
+losses are measured once, with the initial weights, and checkpoints hold the stages.
 """
 
 import logging

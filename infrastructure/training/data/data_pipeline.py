@@ -295,7 +295,7 @@ class DataPipeline:
 
     @property
     def is_stored(self) -> bool:
-        """True if the examples have ids; those of a stream have none."""
+        """True if the examples have ids; streamed examples have none."""
         return isinstance(self._ready().source, StoredExamples | AugmentedExamples)
 
     def _order(self) -> Order:

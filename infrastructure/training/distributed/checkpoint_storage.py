@@ -1,9 +1,9 @@
 """Checkpoints of a sharded model: each rank writes and reads its own part.
 
 Each rank writes the objects that hold its shards. Rank 0 holds the store's lock and commits one
-manifest when all have written, so a version exists completely or not at all. The knowledge of
-torch's planner about the state (which chunk of which tensor is where) is JSON in the manifest;
-nothing is pickled to disk. A rank that sees the store's directory (one machine, or one file system)
+manifest when all have written, so a version exists completely or not at all. The
+metadata of torch's planner (which chunk of which tensor is where) is JSON in the manifest; nothing
+is pickled to disk. A rank that sees the store's directory (one machine, or one file system)
 writes there. Other ranks copy their objects directly to the run's backup destination, where each is
 confirmed before the manifest is written. If there is no such destination, or the state is small,
 rank 0 gathers the state and writes an ordinary version.
@@ -495,7 +495,7 @@ def _bytes_of(item: WriteItem, data: torch.Tensor | io.BytesIO) -> tuple[str, Te
 
 
 def _describe(metadata: Metadata) -> dict[str, object]:
-    """Return the planner's knowledge as JSON."""
+    """Return the metadata of torch's planner (which chunk of which tensor is where) as JSON."""
     tensors, values = {}, []
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):

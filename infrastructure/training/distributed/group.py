@@ -87,8 +87,8 @@ class Group:
         """Return the highest status of all ranks.
 
         Args:
-            reason: an explanation of the status. That of the highest status becomes every
-                rank's `reason`.
+            reason: an explanation of the status. Every rank's `reason` becomes the explanation of
+                the highest status.
 
         Raises:
             ProcessLostError: a rank failed, is gone, or makes no progress. The message names it.
@@ -492,7 +492,7 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
 
 @dataclass
 class _Seen:
-    """The observations of one wait about a rank: its counts, and when each last changed."""
+    """What one wait has observed of a rank: its counts, and when each last changed."""
 
     beats: int
     progress: int

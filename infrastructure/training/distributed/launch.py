@@ -71,7 +71,7 @@ class Agent:
         words: the command line that each process gets.
         size: number of processes.
         show_line: shows a line to the user.
-        stdin: standard input of each process. None: that of this process.
+        stdin: standard input of each process. None: the same as of this process.
         module: the module that they run.
         show_end: shows a line from rank 0 about the end of the training.
         before_line: receives the directory of the run, once it exists, before a line is shown.

@@ -170,8 +170,8 @@ def accumulate_together(
 ) -> MetricAccumulator:
     """Accumulate gradients of this rank's share of a batch, all ranks together.
 
-    The result is that of `accumulate_gradients`, with the same number of micro-batches on each
-    rank. A rank with fewer of them processes an example of another share without effect.
+    The result is the same as from `accumulate_gradients`, and each rank computes the same number of
+    micro-batches: a rank with fewer of its own computes an example of another share without effect.
 
     Returns:
         Loss and items of all shares.
@@ -227,8 +227,8 @@ def sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
 def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
     """Set whether gradients are summed over all ranks after the next micro-batch.
 
-    They are after the last micro-batch of a step. Before it, few gradients are kept until then, and
-    many are summed each time.
+    After the last micro-batch of a step they always are. After an earlier one, they are summed only
+    if many parameters are trained. Otherwise they are accumulated on each rank until the last one.
     """
     assert isinstance(model, FSDPModule)
     parameters = list(model.parameters())

@@ -1,4 +1,4 @@
-"""The observers of a Trainer's training: those of every training, as far as they apply."""
+"""The observers of a Trainer's training: all observers of a Temper run that apply to it."""
 
 from collections.abc import Iterable
 from functools import partial

@@ -48,7 +48,7 @@ class RewardWatch:
     def end_step(self) -> StepRewards:
         """Return the rewards known after this step.
 
-        If the step reuses earlier answers, the rewards are those of the earlier answers.
+        If the step reuses earlier answers, their rewards are returned again.
         """
         if not self._given or self.has_model:
             return self._newest

@@ -1,5 +1,4 @@
-"""The events of a Trainer as those of a Temper training, and the moments at which versions are
-written.
+"""The conversion of a Trainer's events to Temper's, and the moments at which versions are written.
 
 A Trainer notifies its callbacks of the end of a step before it logs, evaluates and saves. So a due
 version is saved at the next event after that: when the next step begins and its data is there (a

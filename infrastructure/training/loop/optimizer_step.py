@@ -281,7 +281,8 @@ class OptimizerStep:
         """Update the parameters and return the gradient norm.
 
         Raises:
-            GroupOutOfMemoryError: a rank's update failed halfway, which tears the step of all.
+            GroupOutOfMemoryError: a rank's update failed halfway, so the ranks no longer agree on
+                this step.
         """
         parts = state.model, self.optimizer, self.scaler, self.scheduler
         if self.group.size == 1:

@@ -37,7 +37,7 @@ def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
 
 
 def teach_trainer(trainer: Any, token_ids: Collection[int]) -> None:
-    """Make a TRL trainer that generates answers stop at the tokens of `teach_ends`."""
+    """Set the end tokens of `teach_ends` in a TRL trainer, so that generated answers end there."""
     config = getattr(trainer, "generation_config", None)
     if config is None:
         return

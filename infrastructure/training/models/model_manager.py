@@ -173,7 +173,7 @@ class ModelManager:
         known_tokenizer: the file of the tokenizer that `tokenizer_texts` would give. None: there is
             no such file.
         vision: the vision encoder that a text model gets. None: the model has its own, or none.
-        processor: that of a vision-language model, loaded with its tokenizer.
+        processor: the processor of a vision-language model, loaded with its tokenizer.
     """
 
     def __init__(

@@ -226,7 +226,7 @@ def probe(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logits (T, V) and the gradient (T, H) at the token embeddings, or zeros.
 
-    The gradient is that of a fixed weighting of the logits. No parameter's `.grad` is changed.
+    It is the gradient of a fixed weighting of the logits. No parameter's `.grad` is changed.
     """
     with embeddings_cut(model) as seen, torch.enable_grad():
         logits = logits_of(call_model(model, model_arguments(model, batch)))[0]

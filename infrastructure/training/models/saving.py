@@ -80,7 +80,7 @@ def save_model(
     Args:
         model: a transformers or PEFT model, compiled or not, or a registered module.
         registered_name: the name that the module is registered under. Only for registered modules.
-        processor: that of a vision-language model, with the same tokenizer.
+        processor: the processor of a vision-language model, with the same tokenizer.
 
     Raises:
         ValueError: the module is of no known kind and has no `registered_name`.

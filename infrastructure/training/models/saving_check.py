@@ -100,7 +100,7 @@ def _rehearse(model: torch.nn.Module, inner: Any) -> None:
     """Write everything except the weights to a temporary folder, and read it.
 
     Raises:
-        ValueError: writing or reading fails; the text is that of transformers or PEFT.
+        ValueError: writing or reading fails; the text comes from transformers or PEFT.
     """
     transformers = require("transformers", "models.save_model")
     with tempfile.TemporaryDirectory() as name:

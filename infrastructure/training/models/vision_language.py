@@ -263,7 +263,7 @@ def put_together(
     The new projector comes from torch's global generator. Seed it before the call.
 
     Raises:
-        ValueError: Llava would compute something else from a text than the text model does.
+        ValueError: Llava would compute other logits from a text than the text model.
     """
     transformers = require("transformers", "models.load_model")
     modeling = require("transformers.models.llava.modeling_llava", "models.load_model")

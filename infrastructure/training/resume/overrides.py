@@ -70,7 +70,7 @@ def resumed_total_steps(
 
 
 def forget_optimizer(snapshot: Snapshot, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the optimizer state in the checkpoint by that of a new optimizer."""
+    """Replace the optimizer state in the checkpoint by the state of a new optimizer."""
     tensors, values = split_optimizer(optimizer.state_dict())
     snapshot.tensors["optimizer"] = tensors
     snapshot.values["optimizer"] = values

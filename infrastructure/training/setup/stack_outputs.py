@@ -1,6 +1,6 @@
 """The plan that a block-wise run prints before it starts, and its files besides the model.
 
-The files are the plan, the start of each phase, each stack, and the whole rack.
+The files are the plan, the start of each phase, each stack, and the rack (the whole model).
 """
 
 import logging
@@ -110,8 +110,8 @@ def measured_phase(trainer: EnhancedTrainer) -> int:
 def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:
     """Return the disk use of a block-wise run besides its model, in bytes; (0, 0) for other runs.
 
-    The first number is for the files that remain (stacks, rack), the second for those that exist
-    during training (cached activations).
+    The first number is for the files that remain (stacks, and the whole model with `save_rack`),
+    the second for those that exist during training (cached activations).
     """
     strategy, config = trainer.strategy, trainer.training_config
     if not isinstance(strategy, StackwiseStrategy):

@@ -265,7 +265,7 @@ class CostMeasurement:
         return max(trained.peak_bytes, evaluated.peak_bytes) + self._copy_bytes(probe)
 
     def fixed_bytes(self) -> int:
-        """Return the current memory plus that of the future gradients and optimizer state."""
+        """Return the current memory plus the memory of the future gradients and optimizer state."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
         states = optimizer_state_bytes(
             lambda samples: self.strategy.create_optimizer(samples, 0.0),
@@ -294,7 +294,7 @@ class CostMeasurement:
     def heaviest_units(self, size: int) -> int:
         """Return the most units of a micro-batch in the first epoch and in each stage.
 
-        If the lengths are unknown, those of the sample are used.
+        If the lengths are unknown, the lengths of the sample are used.
         """
         return max(self._heaviest_of(lengths, size) for lengths in self._stages)
 

@@ -54,7 +54,7 @@ def test_a_training_shows_how_far_it_is(tmp_path: Path) -> None:
     assert "Held-out loss 1.500 best 1.250" in text["tiles"]
     assert "Time per step 500 ms" in text["tiles"]
     assert "Training (process " in text["head"]
-    assert "Model: my-llama · 3.00 M parameters, 1.50 M of them trained" in text["head"]
+    assert "Model: my-llama · 3.00 M parameters, of which 1.50 M are trained" in text["head"]
     assert text["next"] == text["result"] == text["machine"] == text["alerts"] == ""
 
 

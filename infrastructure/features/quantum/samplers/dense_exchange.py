@@ -96,7 +96,7 @@ class ExchangeSearch(Search[SwapState]):
     def _best_of(self, given: Sequence[Bits]) -> SwapState:
         """Return the best of the greedy choice and the given assignments.
 
-        Assignments with another number of ones are changed to the right number first.
+        Assignments that do not have `num_ones` ones are first changed so that they do.
         """
         nothing = np.zeros(self.problem.num_variables, np.int8)
         states = (with_ones(self.problem, bits, self.num_ones) for bits in [*given, nothing])

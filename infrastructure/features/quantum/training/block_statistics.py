@@ -62,8 +62,8 @@ def next_moves(
 ) -> dict[torch.nn.Parameter, torch.Tensor]:
     """Predict how an Adam-like optimizer would move each parameter with a gradient, without decay.
 
-    The optimizer's moments are used if they are tensors. Otherwise the prediction is that of a
-    first step: minus the learning rate times the gradient's sign. Without betas (SGD) it is minus
+    The optimizer's moments are used if they are tensors. Otherwise the prediction is a first
+    step: minus the learning rate times the gradient's sign. Without betas (SGD) it is minus
     the learning rate times the gradient.
     """
     moves = {}

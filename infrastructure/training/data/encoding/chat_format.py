@@ -373,7 +373,7 @@ class TemplateFormat:
         """Return `takes_json_text` and `wraps_calls` for the first form of a call that it writes.
 
         For example, DeepSeek V3's template concatenates the arguments with text, and so fails on an
-        object; that of Llama 3.1 fails on a call without `function`.
+        object; Llama 3.1's template fails on a call without `function`.
         """
         if not self.reads("tool_calls"):
             return False, None

@@ -324,7 +324,7 @@ class ConversationEncoder:
         return whole - len(turns) * self.num_tokens(SHORT_TEXT)
 
     def num_tokens(self, text: str) -> int:
-        """Return the number of tokens of a bare text."""
+        """Return the number of tokens of a text, without a template or special tokens."""
         return len(self._ids([text])[0])
 
     def _accounted(self, conversation: Conversation) -> _Accounted:

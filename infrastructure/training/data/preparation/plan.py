@@ -261,7 +261,8 @@ def chat_template_of(
 ) -> str | dict[str, str]:
     """Return the chat template that conversations are written with.
 
-    It is the configured one, or else the tokenizer's own, which may be several by name.
+    It is the configured one, or else the tokenizer's own, which may be a dict of several named
+    templates.
 
     Raises:
         ValueError: there is none.
