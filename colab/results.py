@@ -13,6 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.spelling import speaking
 from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError
+from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
@@ -269,7 +270,10 @@ def export(
     checkpoint = checkpoint or CheckpointManager(run_directory.checkpoints).newest()
     repair_records_of(run_directory)
     request = ExportRequest(
-        Part(part), bits, Form(file_format), None if converter is None else Path(converter)
+        look_up("part", part, {str(one): one for one in Part}),
+        bits,
+        look_up("file_format", file_format, {str(one): one for one in Form}),
+        None if converter is None else Path(converter),
     )
     special = [part] * (part != "auto") + [f"{bits}bit"] * (bits is not None)
     special += [file_format] * (file_format != "safetensors")

@@ -179,3 +179,16 @@ def test_sample_chats_are_written_and_shown(
     path = colab.sample_chats(tmp_path / "chats.jsonl")
     assert path.is_file()
     assert '{"messages": [{"role": "system"' in capsys.readouterr().out
+
+
+def test_advice_on_an_export_names_what_the_function_takes(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEMPER_MESSAGES")
+    run = trained["paths"]["run"]
+    with pytest.raises(ValueError, match=r'^converter is for file_format="gguf"'):
+        colab.export(run, converter="convert.py")
+    with pytest.raises(ValueError, match='Use part="merged"'):
+        colab.export(run, part="lora", bits=4)
+    with pytest.raises(ValueError, match="unknown part 'whole'"):
+        colab.export(run, part="whole")

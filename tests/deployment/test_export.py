@@ -256,7 +256,7 @@ def test_a_lora_is_exported_and_read_back(
     assert all((tmp_path / "out" / name).is_file() for name in files)
     assert facts["step"] == exported["step"]
     is_lora = (tmp_path / "out" / "adapter_config.json").is_file()
-    assert any("--as merged" in str(note) for note in as_list(exported["notes"])) == is_lora
+    assert any("part=merged" in str(note) for note in as_list(exported["notes"])) == is_lora
     if request_of.get("bits") in (8, 4):
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]
