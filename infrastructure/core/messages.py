@@ -28,7 +28,7 @@ CODE = re.compile(r"[a-z_]+\.[a-z0-9_]+")
 WORDS, CODES = "TEMPER_MESSAGES", "codes"  # environment variable: show codes instead of words
 
 INTERRUPT = "interrupt"  # the way to interrupt, in place of a setting's key
-# Arguments of commands and functions, which are no settings, with their flags.
+# The flags of arguments of commands and functions. They are not settings.
 ARGUMENTS = {
     "accept": "--accept",
     "bits": "--bits",

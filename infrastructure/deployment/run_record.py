@@ -220,7 +220,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
 
 
 def _of_stacks(trainer: EnhancedTrainer) -> str:
-    """Return what block-wise training trains; "" if it trains all weights, or is not used."""
+    """Return what block-wise training trains; "" for full fine-tuning or if it is not used."""
     training = trainer.training_config
     if training.strategy_for(trainer.model_config) not in STACKWISE:
         return ""
