@@ -1,5 +1,7 @@
 """Labels of settings and of their groups in a form: plain words, shown next to the keys."""
 
+from infrastructure.config.sections.stackwise_config import StackwiseFields
+
 LABELS = {
     "backup.allow_missing_place": "Train without a backup destination",
     "backup.finish_seconds": "Wait for the last backup (seconds)",
@@ -43,7 +45,7 @@ LABELS = {
     "training.max_grad_norm": "Gradient clipping",
     "training.max_steps": "Maximum steps",
     "training.num_epochs": "Epochs",
-    "training.qlora_lr": "QLoRA learning rate",
+    "training.qlora_lr": "Block-wise: QLoRA learning rate",
     "training.scheduler_type": "Learning rate schedule",
     "training.validation_frequency": "Evaluate every … steps",
     "training.validation_interval": "Evaluate every … epochs",
@@ -65,7 +67,13 @@ _AS_WRITTEN = {"gpu": "GPU", "cpu": "CPU", "lr": "learning rate", "qlora": "QLoR
 
 def label_of(key: str) -> str:
     """Return the label of a setting: `Warmup steps` for `training.warmup_steps`."""
-    return LABELS.get(key) or _in_words(key.rpartition(".")[2])
+    if key in LABELS:
+        return LABELS[key]
+    section, _, name = key.rpartition(".")
+    if section == "training" and name in StackwiseFields.model_fields:
+        # Some are named like settings of other training: `quantization_enabled`, `qlora_rank`.
+        return f"Block-wise: {_as_written(name)}"
+    return _in_words(name)
 
 
 def title_of(group: str) -> str:
@@ -74,5 +82,9 @@ def title_of(group: str) -> str:
 
 
 def _in_words(name: str) -> str:
-    text = " ".join(_AS_WRITTEN.get(word, word) for word in name.split("_"))
+    text = _as_written(name)
     return text[:1].upper() + text[1:]
+
+
+def _as_written(name: str) -> str:
+    return " ".join(_AS_WRITTEN.get(word, word) for word in name.split("_"))

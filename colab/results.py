@@ -13,17 +13,21 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.spelling import speaking
 from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError
+from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
+from infrastructure.deployment.given_paths import check_model
 from infrastructure.deployment.model_repair import repair_model
+from infrastructure.deployment.version_model import named_model
 from infrastructure.evaluation.evaluate import Evaluation, measure_model, measured_answers
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.evaluation.request import Request
 from infrastructure.monitoring.drawing.formatting import blank
 from infrastructure.monitoring.drawing.html_page import page
+from infrastructure.monitoring.records.run_list import find_run_path, naming_runs
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.report import REPORT_FILE
 from infrastructure.monitoring.report.stack_section import stack_section, stacks_of
@@ -80,13 +84,23 @@ def show_data(config: DeploymentConfig) -> None:
 
 
 @speaking(as_cell)
-def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
-    """Show the report of the run in the directory `run` below the cell.
+def show_report(
+    run: str | Path | None = None,
+    height_pixels: int = HEIGHT_PIXELS,
+    output_dir: str | Path = "runs",
+) -> None:
+    """Show the report of a run below the cell.
+
+    Args:
+        run: the ID, name or path of the run; by default, the newest run.
+        output_dir: the directory of the runs.
 
     Raises:
-        ValueError: if there is no report yet.
+        ValueError: if there is no such run, or it has no report yet.
     """
-    path = Path(run) / REPORT_FILE
+    given = Path(run or "")
+    is_path = run is not None and given.is_dir()
+    path = (given if is_path else find_run_path(_given(run), Path(output_dir))) / REPORT_FILE
     if not path.is_file():
         raise InputError("notebook.no_report_yet", path=path)
     if not in_notebook_kernel():
@@ -128,43 +142,59 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
 
 @speaking(as_cell)
 def ask(
-    model: str | Path, questions: Sequence[str], max_tokens: int = 64, system: str | None = None
+    model: str | Path,
+    questions: Sequence[str],
+    max_tokens: int = 64,
+    system: str | None = None,
+    output_dir: str | Path = "runs",
 ) -> list[str]:
     """Ask a trained model, and show its answers below the questions.
 
     Args:
-        model: a finished run, its `final/`, any model folder, or a Hub name.
+        model: a finished run by its ID, name or path, `RUN@STEP` or `RUN@best`, its `final/`, any
+            model folder, or a Hub name.
         questions: the questions as plain text. Prompt formats and chat templates are added as in
             training.
         max_tokens: the maximum length of an answer in tokens.
         system: the system prompt before each question, as in the training data.
+        output_dir: the directory of the runs.
 
     Raises:
         ValueError: if there is no such model, or it does not generate text.
     """
-    repair_model(Path(model))
-    for note in notes_of_rounded(str(model)):
+    named = _model_named(model, Path(output_dir))
+    repair_model(Path(named))
+    for note in notes_of_rounded(named):
         print(note)
-    answers = answer_questions(model, questions, max_tokens, system=system)
+    answers = answer_questions(named, questions, max_tokens, system=system)
     for question, answer in zip(questions, answers, strict=True):
         print(f"{question}\n  → {answer.strip() or blank(answer)}\n")
     return answers
 
 
 @speaking(as_cell)
-def evaluate(model: str | Path, data: str | Path, against: str | Path | None = None) -> Evaluation:
+def evaluate(
+    model: str | Path,
+    data: str | Path,
+    against: str | Path | None = None,
+    output_dir: str | Path = "runs",
+) -> Evaluation:
     """Evaluate a trained model on `data`, and show its loss and its answers, in total and by task.
 
     Args:
+        model: a model as in `ask`.
         against: a second model, which is evaluated on the same rows and compared.
+        output_dir: the directory of the runs.
 
     Raises:
         ValueError: if the model or the data cannot be used.
     """
-    repair_model(Path(model))
-    folder = Path(model).absolute().parent  # for a run's `final/`, this is the run
-    config = DeploymentConfig(model_name=str(model), data_path=str(data), output_dir=str(folder))
-    request = Request(against=None if against is None else str(against))
+    runs = Path(output_dir)
+    named = _model_named(model, runs)
+    repair_model(Path(named))
+    folder = Path(named).absolute().parent  # for a run's `final/`, this is the run
+    config = DeploymentConfig(model_name=named, data_path=str(data), output_dir=str(folder))
+    request = Request(against=None if against is None else _model_named(against, runs))
     count = measured_answers()
     with waiting_beside(count.words):
         evaluation, lines = measure_model(config, request, count)
@@ -180,17 +210,23 @@ def export(
     part: str = "auto",
     bits: int | None = None,
     file_format: str = "safetensors",
+    converter: str | Path | None = None,
+    output_dir: str | Path = "runs",
 ) -> Path:
     """Write a checkpoint of `run` as a separate model, read back and compared with the trained one.
 
     An existing folder is kept and returned.
 
     Args:
+        run: the ID, name or path of the run, `RUN@STEP` or `RUN@best`.
         step: the step of the checkpoint; by default, the newest.
         part: `lora` for the adapter, `merged` for the LoRA merged with its base, `auto` for the
             model as trained.
         bits: 16, 8 or 4 bits per weight; by default, the trained format.
         file_format: safetensors, gguf, onnx or torch-export.
+        converter: for gguf, llama.cpp's convert_hf_to_gguf.py, or its folder; by default, it is
+            searched for.
+        output_dir: the directory of the runs.
 
     Returns:
         The folder `exported/step-N` in the run. Options that differ from the defaults are added to
@@ -200,11 +236,16 @@ def export(
         ValueError: if there is no such run or step; the message says which there are.
         CheckpointError: if the checkpoint is damaged.
     """
-    named = str(run) if step is None else f"{Path(run).name}@{step}"
-    run_directory, checkpoint = find_run(named, Path(run).parent)
+    named = str(run) if step is None else f"{run}@{step}"
+    run_directory, checkpoint = find_run(named, Path(output_dir))
     checkpoint = checkpoint or CheckpointManager(run_directory.checkpoints).newest()
     repair_records_of(run_directory)
-    request = ExportRequest(Part(part), bits, Form(file_format))
+    request = ExportRequest(
+        look_up("part", part, {str(one): one for one in Part}),
+        bits,
+        look_up("file_format", file_format, {str(one): one for one in Form}),
+        None if converter is None else Path(converter),
+    )
     special = [part] * (part != "auto") + [f"{bits}bit"] * (bits is not None)
     special += [file_format] * (file_format != "safetensors")
     name = "-".join([f"step-{step_of(checkpoint)}", *special])
@@ -223,6 +264,18 @@ def export(
     )
     print(*[f"  {line}" for line in [*facts["lines"], *facts["notes"]]], sep="\n")
     return folder
+
+
+def _model_named(model: str | Path, runs: Path) -> str:
+    """Return the folder or Hub name of a model that exists, named as on the command line."""
+    named = named_model(str(model), runs)
+    with naming_runs(runs):
+        check_model(named)
+    return named
+
+
+def _given(run: str | Path | None) -> str | None:
+    return None if run is None else str(run)
 
 
 def display_page(title: str, content: str, height_pixels: int = HEIGHT_PIXELS) -> None:

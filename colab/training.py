@@ -184,6 +184,7 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
         cell.finish()
     if summary["status"] == "stopped":
         print(phrase("notebook.run_cell_to_resume"))
+        summary["paths"] = paths_of(Path(summary["paths"]["run"]))  # with words for a missing model
     return summary
 
 

@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+import colab
+import temper
 from infrastructure.commands.main import create_parser
 from infrastructure.commands.parser import known_flags, parse, subcommands
 from infrastructure.config.aliases import canonical, canonical_section
@@ -34,7 +36,7 @@ from infrastructure.config.sources.environment import (
     VARIABLES,
     variable_of,
 )
-from infrastructure.config.sources.flags import flags_given
+from infrastructure.config.sources.flags import flags_given, key_of_keyword
 from infrastructure.config.sources.load import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -522,6 +524,10 @@ def check_call(call: ast.Call, known: dict[str, Any]) -> None:
     except ValueError:  # a built-in without one
         return
     signature.bind(*call.args, **keywords)
+    if function in (temper.train, temper.resume, colab.configure):
+        given = keywords.keys() - signature.parameters.keys()
+        schema = schema_of(DeploymentConfig)
+        assert {key_of_keyword(name) for name in given} <= schema.spellings.keys()
 
 
 def called(node: ast.expr, known: dict[str, Any]) -> Any:

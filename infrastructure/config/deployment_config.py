@@ -23,6 +23,7 @@ from infrastructure.config.merging.cross_checks import (
     lora_beside_new_weights,
     lora_in_passing,
     place_among_runs,
+    qlora_of_stacks,
     several_processes,
     stackwise_costs,
 )
@@ -399,9 +400,13 @@ class DeploymentConfig(FieldsOfFeatures):
                 *noted_without_effect(self, self.source),
                 *lora_beside_new_weights(self.model, is_model_named),
                 *stackwise_costs(self.model, self.training),
+                *qlora_of_stacks(self.training, self._is_given),
             ]
         kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
         return [*of_settings, *kept, *self._further_notes]
+
+    def _is_given(self, key: str) -> bool:
+        return self.source(key) != DEFAULT_SOURCE
 
     def note(self, sentence: str) -> None:
         """Add a sentence to the notes, unless they contain it already."""

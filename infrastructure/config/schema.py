@@ -65,7 +65,9 @@ class Schema:
         same = [known for known in self.fields if known.rpartition(".")[2] == leaf]
         names = {known.rpartition(".")[2]: known for known in self.fields}
         sections = {prefix.split(".")[0] for prefix in PREFIXES} | self.sections.keys()
-        close = nearest(key, [*self.fields, *KEYS, *sections])
+        spelled = {format(Setting(known)): known for known in self.fields}
+        close = nearest(key, [*self.fields, *KEYS, *spelled, *sections])
+        close = spelled.get(close or "", close)
         close = close or names.get(nearest(leaf, names) or "")
         meant = same[0] if same else close
         if meant is None and (of_others := nearest(plain_name(key), SAME)):

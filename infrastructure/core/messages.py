@@ -29,7 +29,16 @@ CODE = re.compile(r"[a-z_]+\.[a-z0-9_]+")
 WORDS, CODES = "TEMPER_MESSAGES", "codes"  # environment variable: show codes instead of words
 
 INTERRUPT = "interrupt"  # the way to interrupt, in place of a setting's key
-ARGUMENTS = frozenset({"accept", "max_tokens", "preset"})  # of commands and functions: no settings
+# The flags of arguments of commands and functions. They are not settings.
+ARGUMENTS = {
+    "accept": "--accept",
+    "bits": "--bits",
+    "converter": "--converter",
+    "file_format": "--format",
+    "max_tokens": "--max-tokens",
+    "part": "--as",
+    "preset": "--preset",
+}
 
 Speller = Callable[[str, str], str]
 

@@ -104,7 +104,7 @@ def export_model(
     seeing = None if trained.processor is None else PictureTokens(trained.processor, run.run_id)
     reference = Reference.of(model, trained.loaded.tokenizer, seeing, trained.end_ids)
     # Weights rounded as in training give the trained model up to the last bits.
-    compare = Comparer(reference, request.least_bits if rounding is None else None)
+    compare = Comparer(reference, request.least_bits if rounding is None else None, folder)
     if hasattr(model, "peft_config") and request.is_merged:
         model = merge_lora(model)
     if request.bits == 16 and request.form is not Form.GGUF:

@@ -22,6 +22,7 @@ from infrastructure.evaluation.plain_reading import (
     PLAIN_TOLERANCE,
     QUESTIONS,
     Expected,
+    OtherAnswersError,
     Trained,
     about_picture,
     distance,
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_TOKENS = 64
+ROUNDED = {
+    8: "deployment.export_in_8_bits_answers_differ",
+    4: "deployment.export_in_4_bits_answers_differ",
+}
 TOLERANCES = {16: HALF_TOLERANCE, 8: 0.2, 4: 0.6}
 
 LogitsOf = Callable[[torch.Tensor], torch.Tensor]
@@ -147,12 +152,17 @@ class Comparison:
 class Comparer:
     """A function that compares exports with one reference.
 
+    Attributes:
+        bits: the bits of each exported weight, or None for the trained format.
+        target: the folder that errors name, in place of the temporary one; None: the latter.
+
     Raises:
         CheckpointError: if an export is too far from the reference, or encodes prompts differently.
     """
 
     reference: Reference
     bits: int | None
+    target: Path | None = None
     made: list[Comparison] = field(default_factory=list)
 
     def __call__(
@@ -192,10 +202,30 @@ class Comparer:
         if same_prompt is False:
             raise CheckpointError("deployment.export_prompts_differ", reader=by)
         if folder is not None and self.reference.expected is not None:
-            same = self.reference.expected.compare(folder, tolerance)
+            try:
+                same = self.reference.expected.compare(folder, tolerance)
+            except OtherAnswersError as error:
+                raise self._other_answers(error, folder, compared.distance, tolerance) from error
             compared = replace(compared, same_answers=same)
         self.made.append(compared)
         return compared
+
+    def _other_answers(
+        self, error: OtherAnswersError, folder: Path, distance: float, tolerance: float
+    ) -> CheckpointError:
+        """Return the error for an export that answers differently: rounding is named as the cause.
+
+        The export's own folder is named, because `folder` is removed.
+        """
+        if self.bits not in ROUNDED:
+            return OtherAnswersError(self.target or folder, error.difference)
+        return CheckpointError(
+            ROUNDED[self.bits],
+            folder=self.target or folder,
+            difference=error.difference,
+            distance=distance,
+            tolerance=tolerance,
+        )
 
 
 def prompts_of(

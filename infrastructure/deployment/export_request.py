@@ -9,7 +9,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.lookup import look_up
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.deployment.gguf_converter import Converter, find_converter
 from infrastructure.deployment.recorded_model import recorded_model
@@ -83,7 +83,7 @@ class ExportRequest:
         if self.converter is not None and self.form is not Form.GGUF:
             raise InputError("deployment.converter_without_gguf", format=self.form)
         for package in PACKAGES[self.form]:
-            refuse_missing(package, f"--format {self.form}")
+            refuse_missing(package, f"{Setting('file_format', str(self.form))}")
 
     @property
     def is_plain(self) -> bool:

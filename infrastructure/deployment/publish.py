@@ -43,6 +43,7 @@ from infrastructure.run.record_types import RunRecord
 from infrastructure.training.methods.method_table import METHODS
 from infrastructure.training.methods.settings_table import setting_names
 from infrastructure.training.models.answer_end import GENERATION_FILE
+from infrastructure.training.models.saved_model import code_of_quantization, words_of_quantization
 
 CARD = "README.md"
 BEGIN, END = "<!-- written by Temper: begin -->", "<!-- written by Temper: end -->"
@@ -74,7 +75,7 @@ model = {model_class}.from_pretrained("{name}")
 {input} = {input_class}.from_pretrained("{name}")"""
 LOAD_LORA = """\
 from peft import PeftModel
-from transformers import {model_class}, {input_class}{generation}
+from transformers import {model_class}, {input_class}{generation}{quantized}
 
 base = {model_class}.from_pretrained({base})
 model = PeftModel.from_pretrained(base, "{name}")
@@ -283,9 +284,11 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     history = history_of(run, step)
     settings = _settings(record, config, total) if is_sft else _settings_of_method(record)
     settings |= _by_stretch(settings, history, step, {} if is_sft else setting_names())
+    quantized = words_of_quantization(_quantization(run))
     method = [] if is_sft else [("method", f"{METHODS[config.training.method].title} of TRL")]
     rows = [
         ("base model", _base_words(model)),
+        *([("base", quantized)] if quantized else []),
         ("trained", _trained_words(model, config)),
         *method,
         ("steps", f"{step:,}" if step == total or total is None else f"{step:,} of {total:,}"),
@@ -485,6 +488,8 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     model_class = _model_class(run)
     _, input_class, prepares = TASKS[model_class]
     base = _base_of_lora(name, folder)
+    if base is not None and (code := _quantization_code(run)):
+        base = f"\n    {base},\n    {code}\n"
     knows_ends = (folder / GENERATION_FILE).is_file()
     lines = (LOAD_MODEL if base is None else LOAD_LORA).format(
         name=name,
@@ -493,6 +498,7 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
         input_class=input_class,
         input=prepares,
         generation=", GenerationConfig" if knows_ends else "",
+        quantized=", BitsAndBytesConfig" if base is not None and "BitsAndBytes" in base else "",
         ends=LORA_ENDS.format(name=name) if knows_ends else "",
     )
     use = _prompting(run, folder, model_class)
@@ -519,6 +525,19 @@ def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
         turn = "" if system is None else f'{{"role": "system", "content": {system!r}}}, '
         return PROMPT_BY_TEMPLATE.format(system=turn) + ANSWERING
     return PLAIN_PROMPT + ANSWERING if is_sft else ""
+
+
+def _quantization_code(run: RunDirectory) -> str:
+    """Return the arguments that load the base of the run's LoRA as in training; "" if it was whole.
+
+    Without them, the LoRA would correct another model than the one that it was trained on.
+    """
+    return code_of_quantization(_quantization(run), str(recorded_model(run).get("dtype")))
+
+
+def _quantization(run: RunDirectory) -> str | None:
+    kind = recorded_model(run).get("quantization") or run.read_configuration().model.quantization
+    return None if kind is None else str(kind)
 
 
 def _base_of_lora(name: str, folder: Path) -> str | None:

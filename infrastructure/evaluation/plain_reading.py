@@ -128,6 +128,18 @@ def _encoded(image: "Image") -> Picture:
     return Picture(hashlib.sha256(content).hexdigest(), len(content), content=content)
 
 
+class OtherAnswersError(CheckpointError):
+    """An error for a saved model that loads, but answers differently from the trained one.
+
+    Args:
+        difference: a text with the question and both answers.
+    """
+
+    def __init__(self, folder: Path, difference: str) -> None:
+        super().__init__("evaluation.saved_model_differs", folder=folder, difference=difference)
+        self.difference = difference
+
+
 def check_saved(folder: Path, trained: Trained) -> list[str]:
     """Compare the model in `folder`, loaded by plain transformers and PEFT, with the trained one.
 
@@ -225,7 +237,7 @@ class Expected:
         gc.collect()
         differing = (self._difference(n, answers, logits, allowed) for n in range(len(logits)))
         if (how := next(filter(None, differing), None)) is not None:
-            raise _differs(folder, how)
+            raise OtherAnswersError(folder, how)
         return sum(map(operator.eq, self.answers, answers)) if answers else len(logits)
 
     def _difference(

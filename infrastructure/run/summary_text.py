@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.messages import counted, phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
@@ -32,7 +33,22 @@ def steps_ahead(done: int, total: int) -> str:
     return counted(total, "step")
 
 
-def paths_of(run_path: Path) -> dict[str, str]:
+class NoSuchPartError(InputError, KeyError):
+    """An error for a part that a run does not have, such as the model of an unfinished run."""
+
+    __str__ = InputError.__str__  # that of KeyError quotes the text
+
+
+class Paths(dict[str, str]):
+    """The paths of the existing parts of a run, by name."""
+
+    def __missing__(self, name: str) -> str:
+        if name == "model" and "run" in self:
+            raise NoSuchPartError("run.no_model_until_finished", run=Path(self["run"]).name)
+        raise KeyError(name)
+
+
+def paths_of(run_path: Path) -> Paths:
     """Return the paths of the existing parts of a run."""
     rounded = [run_path / name for name in ROUNDED]
     paths = {
@@ -45,7 +61,7 @@ def paths_of(run_path: Path) -> dict[str, str]:
         "metrics": run_path / "metrics.jsonl",
         "report": run_path / "report.html",
     }
-    return {name: str(path) for name, path in paths.items() if path.exists()}
+    return Paths({name: str(path) for name, path in paths.items() if path.exists()})
 
 
 def closing_lines(run_path: Path, summary: Summary, is_result_shown: bool = False) -> list[str]:

@@ -74,6 +74,10 @@ def test_settings_have_names_that_a_person_reads_and_keys_under_the_mouse() -> N
     labels = [label_of(key) for key in SCHEMA.fields]
     assert [label for label in labels if "_" in label or "." in label] == []
     assert set(LABELS) <= set(SCHEMA.fields)
+    of_stacks = ("qlora_enabled", "qlora_lr", "quantization_enabled", "backbone_quantized", "mode")
+    assert {label_of(f"training.{name}").split(": ")[0] for name in of_stacks} == {"Block-wise"}
+    assert label_of("training.qlora_rank") == "Block-wise: QLoRA rank"
+    assert label_of("model.quantization") == "Quantization"
     name = row_of(ConfigForm(DeploymentConfig()), "model.lora_config").box.children[0].value
     assert name == '<span title="model.lora_config">LoRA</span>'
 

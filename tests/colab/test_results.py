@@ -58,6 +58,34 @@ def test_a_step_that_is_not_there_is_reported(trained: dict[str, Any]) -> None:
         colab.export(trained["paths"]["run"], step=99)
 
 
+def test_a_run_is_named_as_on_the_command_line(
+    trained: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(trained["paths"]["run"])
+    runs, at_step = run.parent, f"{run.name}@3"
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"prompt": "Reverse 12", "completion": "21"}) + "\n")
+    answers = colab.ask(str(run), ["Reverse 12"], max_tokens=4)
+    assert colab.ask(run.name, ["Reverse 12"], max_tokens=4, output_dir=runs) == answers
+    assert colab.ask(at_step, ["Reverse 12"], max_tokens=4, output_dir=runs) == answers
+    colab.evaluate(run.name, data, against=f"{run.name}@1", output_dir=runs)
+    exported = colab.export(f"{run.name}@1", output_dir=runs)
+    assert exported == run / "exported" / "step-1"
+    capsys.readouterr()
+    colab.show_report(output_dir=runs)
+    assert f"The report: {run / 'report.html'}" in capsys.readouterr().out
+
+
+def test_an_unknown_run_is_reported_with_those_that_there_are(trained: dict[str, Any]) -> None:
+    run = Path(trained["paths"]["run"])
+    about = rf"output_dir={run.parent}, .*known={run.name}"
+    for call in (colab.export, colab.show_report):
+        with pytest.raises(ValueError, match=about):
+            call("nosuchrun", output_dir=run.parent)
+    with pytest.raises(ValueError, match=rf"neither_run_nor_model\(.*known={run.name}"):
+        colab.ask("nosuchrun", ["?"], output_dir=run.parent)
+
+
 def test_the_report_is_framed_in_a_notebook_and_named_elsewhere(
     trained: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,3 +152,16 @@ def test_sample_chats_are_written_and_shown(
     path = colab.sample_chats(tmp_path / "chats.jsonl")
     assert path.is_file()
     assert '{"messages": [{"role": "system"' in capsys.readouterr().out
+
+
+def test_advice_on_an_export_names_what_the_function_takes(
+    trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEMPER_MESSAGES")
+    run = trained["paths"]["run"]
+    with pytest.raises(ValueError, match=r'^converter is for file_format="gguf"'):
+        colab.export(run, converter="convert.py")
+    with pytest.raises(ValueError, match='Use part="merged"'):
+        colab.export(run, part="lora", bits=4)
+    with pytest.raises(ValueError, match="unknown part 'whole'"):
+        colab.export(run, part="whole")

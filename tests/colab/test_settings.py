@@ -69,3 +69,40 @@ def test_a_wrong_value_is_reported_with_its_place() -> None:
         configure(batch_size=0)
     with pytest.raises(ValueError, match=r"unknown_key_meant\(key=batchsize, meant='batch_size'"):
         configure(batchsize=1)
+
+
+def test_the_keywords_of_train_are_taken() -> None:
+    config = configure(
+        "none", model=Path("my-llama"), data="chats.jsonl", lora=True, quantization="4bit"
+    )
+    assert (config.model.name, config.data.path) == ("my-llama", "chats.jsonl")
+    assert config.model.lora_config is not None
+    assert config.model.quantization == "4bit"
+    assert config.source("model.name").place == "cell model"
+    assert configure(max_steps=3, backup_place="there").training.max_steps == 3
+
+
+def test_a_section_can_be_a_mapping() -> None:
+    config = configure(model={"name": "my-llama", "lora_config": {"r": 4}}, lora={"alpha": 8})
+    lora = config.model.lora_config
+    assert lora is not None
+    assert (config.model.name, lora.r, lora.alpha) == ("my-llama", 4, 8)
+    assert config.source("model.lora_config.alpha").place == "cell lora.alpha"
+
+
+def test_two_spellings_of_one_setting_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"cell backup_place.*cell backup\.place.*both_mean"):
+        configure(backup_place="here", **{"backup.place": "there"})
+
+
+def test_messages_name_the_keywords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEMPER_MESSAGES")
+    for given, meant in {
+        "loraa": "lora",
+        "quantisation": "quantization",
+        "no_lora": "lora",
+    }.items():
+        with pytest.raises(ValueError, match=f"'{given}'.*'{meant}'"):
+            configure(**{given: True})
+    with pytest.raises(ValueError, match=r"^max_steps must be .* \(cell max_steps\)$"):
+        configure(max_steps=-1)

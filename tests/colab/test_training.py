@@ -105,6 +105,8 @@ def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
     assert f"stopped_at_step(step={steps}" in shown.text
     assert str(run) in shown.text
     assert "notebook.run_cell_to_resume" in shown.text
+    looked_up = kernel.run('summary["paths"]["model"]')
+    assert f"no_model_until_finished(run={run.name})" in looked_up.error
     assert "stopped" in panel_of(shown)
     preparing = cell(tmp_path, IN_PREPARATION, num_epochs=LONG)
     kernel.run_until(preparing, lambda cell: "deployment.loading_model()" in cell.text)

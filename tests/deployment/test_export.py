@@ -35,6 +35,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.models.model_manager import load_saved
+from infrastructure.training.models.quantization import quantized_layers
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow, slow_but
 from tests.training.methods.method_runs import configuration, killed_at, run_folder, train
@@ -201,6 +202,20 @@ def test_the_prompt_on_a_card_is_that_of_the_training(
     ]
 
 
+def test_the_card_of_a_qlora_loads_its_base_in_four_bits(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WORDS)
+    settings = small_settings(tmp_path, num_epochs=1, max_steps=1, warmup_steps=0)
+    settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 4}, "quantization": "4bit"}
+    run = RunDirectory(deploy(DeploymentConfig(**settings))[0])
+    export_model(run, None, tmp_path / "out", ExportRequest())
+    assert "| base | 4-bit NF4 |" in (tmp_path / "out" / "README.md").read_text()
+    assert "loaded in 4-bit NF4." in (run.final / "README.md").read_text()
+    monkeypatch.chdir(tmp_path / "out")
+    assert quantized_layers(run_card(tmp_path / "out")["model"])
+
+
 def logits_of(folder: Path) -> list[float]:
     """Of one text, by the model in a folder."""
     model = load_saved(folder, device=torch.device("cpu")).model
@@ -241,7 +256,7 @@ def test_a_lora_is_exported_and_read_back(
     assert all((tmp_path / "out" / name).is_file() for name in files)
     assert facts["step"] == exported["step"]
     is_lora = (tmp_path / "out" / "adapter_config.json").is_file()
-    assert any("--as merged" in str(note) for note in as_list(exported["notes"])) == is_lora
+    assert any("part=merged" in str(note) for note in as_list(exported["notes"])) == is_lora
     if request_of.get("bits") in (8, 4):
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]

@@ -1,12 +1,16 @@
 """How far an export is from what was trained."""
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.export_comparison import Comparer, Reference, distance
+from infrastructure.evaluation.plain_reading import OtherAnswersError
 
 
 def test_a_distance_is_relative_and_knows_no_constant() -> None:
@@ -32,3 +36,26 @@ def test_what_is_too_far_or_written_otherwise_is_refused() -> None:
         compare("broken", lambda ids: logits * torch.nan)
     with pytest.raises(CheckpointError, match=r"deployment\.export_prompts_differ"):
         compare("other prompts", lambda ids: logits, [prompts[0] + 1])
+
+
+@pytest.mark.parametrize(
+    ("bits", "code"),
+    [
+        (4, "deployment.export_in_4_bits_answers_differ"),
+        (8, "deployment.export_in_8_bits_answers_differ"),
+        (None, "evaluation.saved_model_differs"),
+    ],
+)
+def test_other_answers_are_put_down_to_rounding_and_name_the_export(
+    bits: int | None, code: str
+) -> None:
+    def compare(folder: Path, tolerance: float) -> int:
+        raise OtherAnswersError(folder, "for '1 + 1' it generates '3'")
+
+    expected: Any = SimpleNamespace(compare=compare)
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    reference = Reference([torch.arange(4).unsqueeze(0)], [logits], 1e-3, expected)
+    comparer = Comparer(reference, bits, Path("exported/step-3"))
+    about = r"\(folder=exported/step-3, difference=for '1 \+ 1' it generates '3'"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(code)}{about}"):
+        comparer("transformers", lambda ids: logits, folder=Path(".part-of-it"))

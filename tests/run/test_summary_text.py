@@ -152,3 +152,13 @@ def test_an_answer_is_shown_without_the_space_and_the_bytes_it_begins_with() -> 
     lines = closing_lines(Path("runs/x"), {"example": example, "paths": {}})
     assert "  after     4" in lines
     assert not [line for line in lines if "\x1b" in line or "\x00" in line]
+
+
+def test_the_model_of_an_unfinished_run_is_missing_in_words(tmp_path: Path) -> None:
+    paths = paths_of(tmp_path)
+    assert paths == {"run": str(tmp_path)}
+    assert paths.get("model") is None
+    with pytest.raises(KeyError, match=rf"^run\.no_model_until_finished\(run={tmp_path.name}\)$"):
+        paths["model"]
+    with pytest.raises(KeyError, match="'rack'"):
+        paths["rack"]

@@ -9,8 +9,9 @@ last value applies, except that a list gets the items of both, and a mapping may
 
 import argparse
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, get_origin
 
 from infrastructure.config.base import ConfigurationError, kinds
@@ -58,6 +59,7 @@ ALIASES: dict[str, list[str]] = {}
 for _name in TYPED:
     ALIASES.setdefault(SAME[_name][0], []).append(f"--{_name.replace('_', '-')}")
 PRESET_FLAG = f"--{PRESET}"
+_AS_ARGUMENT = {"data": "data.path"}  # of functions, where the name of the flag is another one
 
 _OWN_NAME = {"", "model", "data", "training"}
 SETTINGS_DEST = "config_flags"
@@ -93,9 +95,31 @@ def _of_stacks(name: str) -> tuple[str, ...]:
 def key_of_keyword(name: str) -> str:
     """Return the canonical key of a flag's Python name: `max_steps`, `lora`, `backup_place`.
 
-    Any other name is returned unchanged.
+    Any other name is returned unchanged. So is a name that switches off (`no_lora`), because
+    `no_lora=True` would switch on.
     """
-    return key_of_flag("--" + name.replace("_", "-")) or name
+    key = key_of_flag("--" + name.replace("_", "-"))
+    is_off = name.startswith("no_") and key_of_flag("--" + name[3:].replace("_", "-")) == key
+    return name if key is None or is_off else key
+
+
+def keyword_settings(
+    keywords: Mapping[str, object], schema: Schema, layer: Layer
+) -> Iterator[Setting]:
+    """Yield the settings that keywords give, by the names of flags or as for `DeploymentConfig`.
+
+    `model` and `data` name a model and data; as mappings, they are sections.
+    """
+    for name, value in keywords.items():
+        is_section = name in schema.section_spellings and not isinstance(value, str | Path)
+        key = _AS_ARGUMENT.get(name) or key_of_keyword(name)
+        key = name if is_section and key not in schema.sections else key
+
+        def source(path: str, name: str = name, key: str = key) -> Source:
+            return Source(layer, f"{layer} {name}{path.removeprefix(key)}")
+
+        given = str(value) if isinstance(value, Path) else value
+        yield from flatten({key: given}, schema, source)
 
 
 def keyword_of(key: str) -> str:

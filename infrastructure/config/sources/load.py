@@ -13,7 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
 from infrastructure.config.schema import Schema, schema_of
 from infrastructure.config.sources.environment import read_environment, unused_variables
-from infrastructure.config.sources.flags import flag_settings
+from infrastructure.config.sources.flags import flag_settings, keyword_settings
 from infrastructure.config.sources.yaml_source import read_yaml
 
 DEFAULT_YAML = Path(".config/training_config.yaml")
@@ -43,7 +43,7 @@ def load_config(
     config = DeploymentConfig.from_layers(
         [
             _file_settings(yaml_path, schema),
-            list(flatten(cell or {}, schema, _source(Layer.CELL, "cell {}"))),
+            list(keyword_settings(cell or {}, schema, Layer.CELL)),
             read_environment(environment, schema),
             flag_settings(flags or {}, schema),
             list(flatten(keywords or {}, schema, _source(Layer.KEYWORD, "keyword {}"))),

@@ -24,7 +24,7 @@ _KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards"
 def as_flag(key: str, value: str = "") -> str:
     """Spell a setting as on a command line: `--batch-size 4`, `--no-lora`."""
     if key in ARGUMENTS:
-        return f"--{key.replace('_', '-')} {value}".rstrip()
+        return f"{ARGUMENTS[key]} {value}".rstrip()
     if key not in _FIELDS:
         return as_key(key, value)
     name = flag_names(key)[0]
@@ -38,7 +38,8 @@ def as_keyword(key: str, value: str = "") -> str:
     if key == "accept" and value:
         return f"accept={json.dumps(value.split(','), ensure_ascii=False)}"
     if key in ARGUMENTS:
-        return f"{key}={json.dumps(value)}" if value else key
+        literal = value if value.isdigit() else json.dumps(value, ensure_ascii=False)
+        return f"{key}={literal}" if value else key
     if key not in _FIELDS:
         return as_key(key, value)
     name = _KEYWORDS.get(key) or keyword_of(key)

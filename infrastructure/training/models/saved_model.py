@@ -318,3 +318,29 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(value, dict):
         raise InputError("models.json_not_an_object", path=path)
     return value
+
+
+def code_of_quantization(kind: str | None, dtype: str) -> str:
+    """Return the arguments that load a LoRA's base as in the training, as code; "" if it is whole.
+
+    Args:
+        kind: "4bit" or "8bit", or None.
+        dtype: the name of the number format in which the training computed.
+    """
+    if kind is None:
+        return ""
+    options = ["load_in_8bit=True"]
+    if kind == "4bit":
+        options = [
+            "load_in_4bit=True",
+            'bnb_4bit_quant_type="nf4"',
+            "bnb_4bit_use_double_quant=True",
+            f'bnb_4bit_compute_dtype="{dtype}"',
+        ]
+    config = "".join(f"        {option},\n" for option in options)
+    return f'dtype="{dtype}",\n    quantization_config=BitsAndBytesConfig(\n{config}    ),'
+
+
+def words_of_quantization(kind: str | None) -> str:
+    """Return the name of a base's number format; "" if it is not quantized."""
+    return {"4bit": "4-bit NF4", "8bit": "8-bit LLM.int8()"}.get(kind or "", "")

@@ -37,8 +37,10 @@ from infrastructure.training.models.router_logits import (
 )
 from infrastructure.training.models.saved_model import (
     REGISTERED_MANIFEST,
+    code_of_quantization,
     read_json,
     weight_files,
+    words_of_quantization,
 )
 
 if TYPE_CHECKING:
@@ -58,11 +60,12 @@ library_name: peft
 
 ```python
 from peft import PeftModel
-from transformers import {auto}{generation}
+from transformers import {auto}{generation}{quantized}
 
 folder = "."  # the folder of this file
 base = {place}
-model = PeftModel.from_pretrained({auto}.from_pretrained(base{loading}), folder)
+model = {auto}.from_pretrained(base{loading})
+model = PeftModel.from_pretrained(model, folder)
 {ends}```
 """
 
@@ -257,16 +260,30 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
     front = f"base_model: {base}\n" if is_of_hub else ""
     knows_ends = (folder / GENERATION_FILE).is_file()
     ends = "model.generation_config = GenerationConfig.from_pretrained(folder)\n"
+    kind, dtype = _quantization_of(model)
+    code = code_of_quantization(kind, dtype)
+    if kind is not None:
+        where += phrase("models.card_base_quantized", form=words_of_quantization(kind))
+    loading = f", {ROUTER_LOGITS}=False" if has_router_logits(model) else ""
     text = LORA_CARD.format(
         front=front,
         about=phrase("models.lora_card", where=where),
         place=place,
         auto=auto,
-        loading=f", {ROUTER_LOGITS}=False" if has_router_logits(model) else "",
+        loading=f"{loading},\n    {code}\n" if code else loading,
+        quantized=", BitsAndBytesConfig" if code else "",
         generation=", GenerationConfig" if knows_ends else "",
         ends=ends if knows_ends else "",
     )
     write_text(folder / "README.md", text)
+
+
+def _quantization_of(model: torch.nn.Module) -> tuple[str | None, str]:
+    """Return "4bit", "8bit" or None for the base of a LoRA, and the name of its number format."""
+    form = getattr(getattr(model, "config", None), "quantization_config", None)
+    kind = next((k for k in ("4bit", "8bit") if getattr(form, f"load_in_{k}", False)), None)
+    dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return kind, str(next(dtypes, torch.float32)).removeprefix("torch.")
 
 
 def _without_lora(base: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -438,3 +438,11 @@ def test_lora_beside_a_new_model_that_nobody_named_is_noted() -> None:
     named = {"model.lora_config": True, "model.name": "embedded"}
     assert DeploymentConfig(**named).notes() == []
     assert DeploymentConfig(**{**named, "model.name": "owner/name"}).notes() == []
+
+
+def test_qlora_of_block_wise_training_is_told_apart() -> None:
+    keys = {"training.qlora_enabled": True}
+    noted = "config.qlora_of_block_wise_training"
+    assert any(noted in note for note in DeploymentConfig(**keys).notes())
+    chosen = DeploymentConfig(**keys, **{"training.mode": "blockwise"})
+    assert not any(noted in note for note in [*chosen.notes(), *DeploymentConfig().notes()])

@@ -1,10 +1,12 @@
 """A message spells settings as its reader gives them: flags, keywords, keys, or as they came."""
 
+import inspect
 from keyword import iskeyword
 from pathlib import Path
 
 import pytest
 
+import colab
 import temper
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
@@ -71,3 +73,15 @@ def test_a_file_reads_of_its_keys_and_lines_through_any_door(
         with pytest.raises(ValueError, match=r"^training\.batch_size\b") as raised, speaking(spell):
             load_config(path, environment={})
         assert str(raised.value).endswith(f"({path}:2: training.batch_size)")
+
+
+def test_arguments_of_an_export_are_spelled_as_the_function_or_the_command_takes_them() -> None:
+    spelled = {
+        ("part", "merged"): ("--as merged", 'part="merged"'),
+        ("bits", "4"): ("--bits 4", "bits=4"),
+        ("file_format", "gguf"): ("--format gguf", 'file_format="gguf"'),
+        ("converter", ""): ("--converter", "converter"),
+    }
+    assert {one: (as_flag(*one), as_keyword(*one)) for one in spelled} == spelled
+    takes = inspect.signature(colab.export).parameters
+    assert {key for key, _ in spelled} <= takes.keys()

@@ -15,6 +15,7 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core import files
 from infrastructure.core.checksums import damaged_files
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
+from infrastructure.training.models.quantization import quantized_layers
 from infrastructure.training.models.saving import (
     save_model,
     save_tokenizer,
@@ -246,6 +247,19 @@ def test_the_card_of_a_lora_names_its_base_on_the_hub(tmp_path: Path) -> None:
     text = (tmp_path / "README.md").read_text()
     assert "base_model: owner/name\n" in text
     assert 'base = "owner/name"' in text
+
+
+@pytest.mark.parametrize("kind", ["4bit", "8bit"])
+def test_the_card_of_a_lora_loads_its_base_as_in_training(
+    kind: str, llama_folder: Path, tmp_path: Path, input_ids: torch.Tensor
+) -> None:
+    loaded = load(llama_folder, lora_config=LoraConfig(r=2), quantization=kind)
+    save_model(loaded.model, None, tmp_path / "final")
+    plain = loaded_by_card(tmp_path / "final")
+    assert len(quantized_layers(plain)) == len(quantized_layers(loaded.model)) > 0
+    expected = logits(loaded.model, input_ids)
+    # On a CPU, bitsandbytes computes with another layout of the same weights where none trains.
+    assert torch.allclose(logits(plain, input_ids), expected, atol=5e-3)
 
 
 def test_a_compiled_model_is_saved_plain(llama_folder: Path, tmp_path: Path) -> None:
