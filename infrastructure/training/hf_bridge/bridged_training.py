@@ -130,11 +130,14 @@ class BridgedTraining:
         """
         return not self.events.is_updating and self.parts.state.global_step <= self.saves.kept_step
 
-    def end(self, on_saved: Callable[[], None]) -> None:
+    def end(self, on_saved: Callable[[], None]) -> bool:
         """End the training: wait for versions and backups, and write model and report.
 
         Args:
             on_saved: called when nothing can be lost any more.
+
+        Returns:
+            Whether the training was stopped, so that steps are left to train.
 
         Raises:
             StorageError, OSError: this machine's disk returns an error. Committed versions are
@@ -147,6 +150,7 @@ class BridgedTraining:
             is_stopped = self.state.is_cut_short  # a signal from here on only ends the rest
             on_saved()
             self._end(is_stopped)
+            return is_stopped
         except CopyNotConfirmedError:  # the training itself succeeded
             raise
         except BaseException as error:

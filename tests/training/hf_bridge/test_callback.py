@@ -47,6 +47,7 @@ from tests.faults.kill_storm import in_child
 from tests.slow import slow
 from tests.training.hf_bridge.tiny_trainer import (
     settings,
+    stop_passes,
     tiny_lora,
     tiny_model,
     train,
@@ -743,7 +744,8 @@ def test_all_generators_and_the_best_loss_go_on_where_they_were(tmp_path: Path) 
         trainer.model.lm_head.register_forward_hook(draws_from_other_generators)
         callback = TemperCallback("tiny", settings(folder), say=lambda line: None, hooks=[hook])
         trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=callback.resume_from())
+        with stop_passes():
+            trainer.train(resume_from_checkpoint=callback.resume_from())
         return trainer
 
     unbroken, begins, goes_on = InterruptedAfter(), InterruptedAfter(5), InterruptedAfter()
