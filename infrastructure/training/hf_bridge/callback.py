@@ -104,7 +104,7 @@ class TemperCallback:
         config = load_config() if config is None else config
         self.run = TrainerRun(name, config, lambda line: say(redact(line)), is_whole)
         self.hooks = list(hooks)
-        self.accepted = checked_names(accept)
+        self.accepted = checked_names(accept, is_whole)
         self._resumed: Path | None = None
         self._before: BeforeLoading | None = None  # of the Trainer, with nothing loaded
         self._training: BridgedTraining | FinishedTraining | None = None

@@ -451,6 +451,11 @@ def test_what_changes_the_result_is_refused_by_name_until_it_is_accepted(tmp_pat
         train(tmp_path, max_steps=6, accept=["max_step"])
     with pytest.raises(ValueError, match=r"trainer\.accept_without_effect\(name=learning_rate,"):
         train(tmp_path, max_steps=6, accept=["learning_rate"])
+    another = trainer_of(tmp_path, max_steps=4, learning_rate=1.0)  # as the refusal advises
+    callback = TemperCallback("another-name", settings(tmp_path), say=lambda line: None)
+    another.add_callback(callback)
+    assert callback.resume_from() is None
+    another.train()
     trainer, _, lines = train(tmp_path, max_steps=6, accept=["max_steps"])
     assert trainer.state.global_step == 6
     assert any("max_steps: was 4, is 6" in line for line in lines)
