@@ -366,7 +366,8 @@ class TemperCallback:
         if is_stopped and isinstance(training, BridgedTraining) and not self.run.is_whole:
             if call is not None:
                 leave_training(call.trainer)
-            text = phrase("trainer.stopped", run=self.run.name, step=training.state.step)
+            about = {"step": training.state.step, "how": self.run.how_to_resume()}
+            text = phrase("trainer.stopped", run=self.run.name, **about)
             raise exception_of_stop(training.state.stop_signal, text)
 
     def _events(self) -> TrainerEvents | None:

@@ -335,7 +335,7 @@ def test_a_signal_saves_and_stops_after_the_step(
     assert trainer.state.global_step == 4
     assert steps_of(tmp_path)[-1] == 4
     assert summary_of(tmp_path)["status"] == "stopped"
-    again = "status=stopped, step=4, more=trainer.run_again_to_resume()"
+    again = "status=stopped, step=4, more=trainer.run_again_to_resume(how="
     assert any(f"trainer.run_ended(run=tiny, {again}" in line for line in lines)
     assert signal.getsignal(number) == before
     again, _, _ = train(tmp_path, save_strategy="no")
@@ -420,6 +420,16 @@ def test_another_machine_goes_on_from_the_place(
     assert [r["step"] for r in records] == list(range(1, NUM_STEPS + 1))
     record = json.loads((run_of(there) / "checkpoints" / "backup.json").read_text())
     assert record["confirmed_step"] == NUM_STEPS
+
+
+def test_a_folder_for_backups_is_shown_with_its_full_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = settings(tmp_path, backup={"place": "backup", "finish_seconds": 120})
+    _, _, lines = train(tmp_path, config=config, max_steps=1)
+    place = f"copies=trainer.copies_go_to(place={tmp_path / 'backup'}))"
+    assert any(line.endswith(place) for line in lines)
 
 
 def test_a_plain_trainer_goes_on_from_the_folder_too(
@@ -699,7 +709,7 @@ def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     notes = [line for line in lines if "trainer.setting_without_effect" in line]
     assert notes == ["trainer.setting_without_effect(key=training.learning_rate)"]
     begins = f"trainer.run_line_with_folder(run=tiny, folder={run_of(tmp_path)}, "
-    assert f"{begins}copies=monitoring.checkpoints_not_backed_up())" in lines
+    assert f"{begins}copies=monitoring.trainer_not_backed_up())" in lines
 
 
 def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -> None:

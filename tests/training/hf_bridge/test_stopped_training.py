@@ -88,7 +88,7 @@ def test_a_kernel_gets_an_error_that_does_not_end_it(
     error: type[BaseException],
 ) -> None:
     monkeypatch.setattr(stopped_training, "in_notebook_kernel", lambda: True)
-    with pytest.raises(error, match=r"trainer\.stopped\(run=tiny, step=2\)"):
+    with pytest.raises(error, match=r"trainer\.stopped\(run=tiny, step=2, how="):
         script(tmp_path, Stops(number))
     assert not (tmp_path / "result").exists()
     assert isinstance(exception_of_stop(None, ""), RunStoppedError)
