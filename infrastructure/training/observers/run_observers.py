@@ -130,7 +130,7 @@ class CheckpointLines(Observer):
         show: shows a line.
         confirmed_step: returns the newest step at the destination; None without a destination.
         clock: seconds from any start.
-        run: the name of the run for `temper watch`.
+        run: the name of the run for `temper checkpoints list`.
     """
 
     def __init__(
