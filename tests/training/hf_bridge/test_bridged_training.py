@@ -271,6 +271,7 @@ class Ending:
             config=settings(folder, backup=backup),
             is_whole=False,
             report=lambda line: None,
+            how_to_resume=lambda: "run it again",
             versions=SimpleNamespace(close=lambda: note("versions closed")),
             copies=SimpleNamespace(has_place=False, wait=note, close=lambda: note("copies closed")),
         )
