@@ -1,6 +1,7 @@
-"""The end of a call of `Trainer.train` after a stop, so that a script does not use half a training.
+"""The end of a call of `Trainer.train` after a stop.
 
-Without an exception, the lines after `trainer.train()` would run and save the model as a result.
+It is an exception. Otherwise the script would continue after `trainer.train()` and save a model
+that is only partly trained.
 """
 
 from typing import Any

@@ -527,7 +527,7 @@ def checked_names(accept: Collection[str], is_whole: bool = False) -> frozenset[
     known = known_names() if accept else []
     for name in accept:
         if name in FIXED:
-            about = {"reason": _why_not(name), "new_run": _how_to_start_anew(is_whole)}
+            about = {"reason": _why_not(name), "new_run": _how_to_start_new_run(is_whole)}
             raise InputError("trainer.accept_without_effect", name=name, **about)
         if name not in known:
             meant = nearest(name, known)
@@ -551,7 +551,7 @@ def _why_not(name: str) -> str:
     return phrase("trainer.taken_from_checkpoint", name=name)
 
 
-def _how_to_start_anew(is_whole: bool) -> str:
+def _how_to_start_new_run(is_whole: bool) -> str:
     return phrase("trainer.start_another_run" if is_whole else "trainer.use_another_name")
 
 
@@ -625,7 +625,7 @@ class TrainerJudge:
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """Return the remedy: to start another run next to this one."""
-        return [_how_to_start_anew(self.is_whole)]
+        return [_how_to_start_new_run(self.is_whole)]
 
 
 def _has_other_shape(was: Any, now: Any) -> bool:

@@ -141,7 +141,7 @@ class CheckpointLines(Observer):
         run: str = "RUN",
     ) -> None:
         self.show, self.confirmed_step, self.clock, self.run = show, confirmed_step, clock, run
-        self._has_said_rate = False
+        self._is_rate_shown = False
         self._next_line = self._next_look = float("-inf")
         self._waiting: int | None = None  # a step that was shown as saved, and not yet as backed up
 
@@ -149,8 +149,8 @@ class CheckpointLines(Observer):
         if not state.step:
             return
         if self.clock() < self._next_line:
-            if not self._has_said_rate:
-                self._has_said_rate = True
+            if not self._is_rate_shown:
+                self._is_rate_shown = True
                 self.show(phrase("training.saves_shown_once_a_minute", run=self.run))
             return
         self._next_line = self.clock() + LINE_SECONDS

@@ -101,7 +101,7 @@ def test_what_is_not_compared_or_cannot_differ_is_refused(name: str, code: str) 
     ("is_whole", "remedy"),
     [(False, "trainer.use_another_name()"), (True, "trainer.start_another_run()")],
 )
-def test_who_accepts_what_cannot_differ_is_told_how_to_start_anew(
+def test_the_refusal_of_what_cannot_differ_names_the_way_to_a_new_run(
     is_whole: bool, remedy: str
 ) -> None:
     with pytest.raises(ValueError, match="accept_without_effect") as refused:
