@@ -230,6 +230,28 @@ def test_every_block_of_python_works(page: str, saved_llama: Path, tmp_path: Pat
 
 
 @slow
+def test_the_complete_script_of_an_own_trainer_trains_once(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    prepared(tmp_path, saved_llama)
+    page = (ROOT / "docs/your-own-trainer.md").read_text()
+    [script] = [block[2] for block in BLOCK.finditer(page) if "SFTTrainer" in block[2]]
+    text = script.replace("/content/drive/MyDrive/temper", str(tmp_path / "drive/temper"))
+    (tmp_path / "train.py").write_text(text.replace("max_steps=900", "max_steps=8"))
+    variables = environment(tmp_path, "http://127.0.0.1:9")
+    weights = []
+    for _ in range(2):
+        done = outcome([sys.executable, "train.py"], tmp_path, variables)
+        assert done.returncode == 0, done.stderr[-2000:]
+        folders = tmp_path / "model", tmp_path / "runs/my-sft/final"
+        weights += [(folder / "adapter_model.safetensors").read_bytes() for folder in folders]
+    assert weights == weights[:1] * 4
+    assert "trainer.run_already_finished" in done.stdout
+    assert list((tmp_path / "trainer").glob("*")) == []
+    assert (tmp_path / "drive/temper/my-sft").is_dir()
+
+
+@slow
 @pytest.mark.parametrize("page", [page for page in PAGES if [*words_of(page)]])
 def test_every_command_works_as_it_stands(page: str, saved_llama: Path, tmp_path: Path) -> None:
     prepared(tmp_path, saved_llama)

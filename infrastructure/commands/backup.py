@@ -47,6 +47,7 @@ from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
     NoSuchRunError,
     find_run_path,
+    how_to_run_again,
     run_folders,
     split_version,
 )
@@ -55,6 +56,7 @@ from infrastructure.monitoring.records.run_reader import brought_back_from
 from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.record import read_run_record
 from infrastructure.run.restore import (
     answer_of,
     check_version,
@@ -419,7 +421,7 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
     if run.is_finished():
         return phrase("commands.run_finished")
     command = phrase("commands.command_or_train_resume", run=shlex.quote(from_here(run.path)))
-    go_on = phrase("commands.its_own_script") if run.is_of_a_trainer() else command
+    go_on = how_to_run_again(read_run_record(run)) if run.is_of_a_trainer() else command
     at = "" if newest_step is None else phrase("commands.from_step", step=newest_step)
     if is_back or trainer is None:
         return phrase("commands.restored_run_not_resumed", command=go_on, start=at)

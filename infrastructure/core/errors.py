@@ -110,12 +110,20 @@ class MemoryLimitError(TemperError):
     """An error for a run that does not fit into its memory limit."""
 
 
-class RestartNeededError(TemperError):
-    """An error for replaced packages that are loaded, so the notebook's kernel must restart."""
+class _TextOnlyError(TemperError):
+    """An error of which a notebook shows only the text."""
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that a notebook shows for this error: only its text."""
         return [f"{type(self).__name__}: {self}"]
+
+
+class RestartNeededError(_TextOnlyError):
+    """An error for replaced packages that are loaded, so the notebook's kernel must restart."""
+
+
+class RunStoppedError(_TextOnlyError):
+    """An error for a run that was stopped and saved before its end. The text says how to resume."""
 
 
 class MissingSecretError(TemperError):

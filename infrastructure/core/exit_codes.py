@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     WRONG_INPUT = 2  # or a run that would fail the same way again: supervisors do not restart it
     NOT_CONFIRMED = 3  # finished here, but its backup is not confirmed
     PROCESS_LOST = 75  # another process of the run is gone (EX_TEMPFAIL): it can resume
+    CAN_RESUME = 75  # a script whose Trainer was stopped without a signal, such as by a deadline
     HUNG_UP = 129  # SIGHUP
     INTERRUPTED = 130  # SIGINT, or a deadline
     READER_GONE = 141  # SIGPIPE: the reader of the output is gone, as after `| head`

@@ -5,6 +5,7 @@ The command line and the notebooks call `TrainingDeployment(config).run()`.
 
 import contextlib
 import logging
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -719,7 +720,11 @@ class TrainingDeployment:
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(sinks)),
             ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),
-            CheckpointLines(self.report, copies.confirmed_step if copies.has_place else None),
+            CheckpointLines(
+                self.report,
+                copies.confirmed_step if copies.has_place else None,
+                run=shlex.quote(from_here(run.path)),
+            ),
             ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]

@@ -24,6 +24,7 @@ from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
     began,
     find_run_path,
+    how_to_run_again,
     is_of_a_script,
     moment_of,
     run_folders,
@@ -106,7 +107,8 @@ class RunDirectory:
         except DamagedFileError as error:
             raise ValueError(str(error)) from error
         if is_of_a_script(contents):
-            raise InputError("run.run_of_a_trainer", path=self.path)
+            how = how_to_run_again(contents)
+            raise InputError("run.run_of_a_trainer", path=self.path, how=how)
         if not isinstance(contents.get("configuration"), dict):
             raise InputError("run.run_file_without_configuration", run_file=self.run_file)
         return cast(RunRecord, contents)

@@ -38,6 +38,7 @@ PART_NAMES = (
 )
 HELD_OUT_DATA = "held_out_data"
 ROWS = "rows"  # the hash of a part's rows: compared, but not recorded
+NUM_EXAMPLES, NUM_HASHED = "num_examples", "num_hashed"  # of a part with rows
 OPTIMIZER = "optimizer"  # its groups are not always known before a checkpoint is loaded
 DEEPEST = 6  # levels of nested objects
 MOST_SHOWN = 3  # differing values of one part
@@ -321,7 +322,11 @@ def _in_words(name: str, before: JsonValue, current: JsonValue) -> str:
 
 def _leaves(name: str, before: JsonValue, current: JsonValue) -> Iterator[str]:
     if isinstance(before, dict) and isinstance(current, dict):
-        for key in dict.fromkeys([*before, *current]):
+        keys = dict.fromkeys([*before, *current])
+        if ROWS in before and ROWS in current and before[ROWS] != current[ROWS]:
+            yield _changed_rows(name, before, current)
+            keys = {key: None for key in keys if key not in (ROWS, NUM_EXAMPLES, NUM_HASHED)}
+        for key in keys:
             if before.get(key) != current.get(key):
                 yield from _leaves(f"{name}.{key}", before.get(key), current.get(key))
     elif isinstance(before, list) and isinstance(current, list) and len(before) == len(current):
@@ -330,6 +335,19 @@ def _leaves(name: str, before: JsonValue, current: JsonValue) -> Iterator[str]:
                 yield from _leaves(f"{name}[{index}]", *pair)
     else:
         yield f"{name}: was {_short(before)}, is {_short(current)}"
+
+
+def _changed_rows(
+    name: str, before: Mapping[str, JsonValue], current: Mapping[str, JsonValue]
+) -> str:
+    """Return a message that rows have changed, with their numbers if they are known and differ.
+
+    One hash covers all rows, so which of them changed is unknown.
+    """
+    counts = before.get(NUM_EXAMPLES), current.get(NUM_EXAMPLES)
+    if counts[0] == counts[1] or None in counts:
+        return phrase("run.rows_changed", name=name)
+    return phrase("run.number_of_rows_changed", name=name, was=counts[0], now=counts[1])
 
 
 def _short(value: JsonValue) -> str:

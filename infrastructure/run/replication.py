@@ -173,17 +173,19 @@ class RunReplication:
         """
         newest = self.backup.store.newest_healthy()
         self.backup.try_again()
-        status = self.backup.status()
         if newest is None or seconds <= 0:
-            return status
+            return self.backup.status()
         deadline = reported_at = time.monotonic()
         deadline += seconds
-        if status.confirmed_name == newest:  # a final check takes a moment
+        status = self.backup.status()
+        if not _is_over(status, newest, look):
             status = self.backup.finish(min(QUIET_SECONDS, seconds), look)
         if _is_over(status, newest, look):
             return status
         self.report(phrase("run.waiting_for_backup", duration=age_words(seconds)))
-        reported = ""
+        reported = status.error or ""
+        if reported:
+            self.report(self.line())
         with byte_bar("backup") as move_bar:
             while not _is_over(status, newest, look):
                 left = deadline - time.monotonic()

@@ -1609,7 +1609,7 @@ FURTHER = [
     Wrong(
         "ckpt trainer",
         "resume runs/a",
-        ["run.run_of_a_trainer", "/runs/a"],
+        ["run.run_of_a_trainer", "/runs/a", "monitoring.run_your_script_again()"],
         {"runs/a/run.json": '{"trainer": {"class":"x"}}'},
     ),
     Wrong(

@@ -20,7 +20,7 @@ from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.faults.kill_storm import in_child
 from tests.training.hf_bridge.own_trainers import NAME, callback_of, trained
-from tests.training.hf_bridge.tiny_trainer import settings, trainer_of, weights
+from tests.training.hf_bridge.tiny_trainer import settings, stop_passes, trainer_of, weights
 
 
 class At(Observer):
@@ -93,7 +93,8 @@ def test_s6_the_best_model_comes_back_from_the_place_alone(
     last, best = expected["steps"][0], expected["best"][1]
     here, there = tmp_path / "here", tmp_path / "there"
     stop = At(last - 1, signal.SIGTERM) if best < last - 2 else At(best + 1, signal.SIGTERM)
-    trained(kind, here, callback_of(here, place, hooks=[stop]))
+    with stop_passes():
+        trained(kind, here, callback_of(here, place, hooks=[stop]))
     shutil.rmtree(here)
     result = trained(kind, there, callback_of(there, place))
     assert result["best"] == expected["best"]
@@ -109,7 +110,8 @@ def add_and_train(trainer: Any, folder: Path, *hooks: Observer) -> TemperCallbac
     """The cell with the three lines."""
     callback = TemperCallback("tiny", settings(folder), say=lambda line: None, hooks=hooks)
     trainer.add_callback(callback)
-    trainer.train(resume_from_checkpoint=callback.resume_from())
+    with stop_passes():
+        trainer.train(resume_from_checkpoint=callback.resume_from())
     return callback
 
 

@@ -502,9 +502,12 @@ def test_of_rows_no_record_keeps_the_hash() -> None:
     now = {"data": {"rows": "b" * 64, "num_examples": 2, "same": 0}}
     [difference] = found(was, now)
     assert (difference.was, difference.current) == ({"num_examples": 1}, {"num_examples": 2})
-    assert "data.rows: was aaaaaaaaaaaa, is bbbbbbbbbbbb" in difference.text
+    assert difference.text == "run.number_of_rows_changed(name=data, was=1, now=2)"
     [difference] = found({"data": {"rows": "a"}}, {"data": {"rows": "b"}})
     assert (difference.was, difference.current) == ({}, {})
+    assert difference.text == "run.rows_changed(name=data)"
+    [difference] = found({"data": {"rows": "a", "b": 1}}, {"data": {"rows": "b", "b": 2}})
+    assert difference.text == "run.rows_changed(name=data); data.b: was 1, is 2"
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,16 @@ def test_the_end_waits_until_the_newest_version_is_confirmed_and_looked_at(
     assert len(lines) == 2, "that it waits, and what is wrong meanwhile"
 
 
+def test_a_wait_of_a_moment_is_not_announced(tmp_path: Path, lines: list[str]) -> None:
+    copies = copies_of(tmp_path, lines)
+    name = save(copies.backup.store, 3)
+    settled = {"confirmed_name": name, "confirmed_step": 3, "last_look": "look"}
+    backup: Any = Backup(copies, {}, settled)
+    copies.backup = backup
+    copies.wait(600.0)
+    assert (backup.calls, lines) == (["try again", "look"], [])
+
+
 @pytest.mark.parametrize("state", ["fenced", "doubtful", "down"])
 def test_what_a_wait_would_not_change_is_not_waited_for(
     tmp_path: Path, lines: list[str], state: str

@@ -1,6 +1,7 @@
 """The runs of a folder, and the look-up of a run by its name. No checkpoint is opened."""
 
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,20 @@ def is_of_a_script(record: Mapping[str, object]) -> bool:
     Only the script of such a run can resume it.
     """
     return TRAINER_KEY in record and "configuration" not in record
+
+
+def how_to_run_again(record: Mapping[str, object]) -> str:
+    """Return how to resume a Trainer's run, with the name of its script if run.json knows it."""
+    try:
+        words = shlex.split(str(record.get("command", "")))
+    except ValueError:
+        words = []
+    name = Path(words[0]).name if words else ""
+    if name.endswith("kernel_launcher.py"):
+        return phrase("monitoring.run_cell_again")
+    if not name.endswith(".py") or name.startswith("__"):  # -c, or -m
+        return phrase("monitoring.run_your_script_again")
+    return phrase("monitoring.run_script_again", command=shlex.join(words))
 
 
 def runs_in(output_dir: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from infrastructure.monitoring.drawing.quantity_names import in_order, name_of, 
 from infrastructure.monitoring.drawing.tables import EXACT_MATCH, before_after_rows, held_out_loss
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.machine_history import Meter
-from infrastructure.monitoring.records.run_list import ROUNDED, is_of_a_script
+from infrastructure.monitoring.records.run_list import ROUNDED, how_to_run_again, is_of_a_script
 from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
     FINISHED,
@@ -461,7 +461,8 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     steps, final = [], directory / "final"
     if facts.status != FINISHED:
         if is_of_a_script(facts.run):
-            steps.append((phrase("monitoring.next_run_own_script"), ""))
+            how = how_to_run_again(facts.run)
+            steps.append((phrase("monitoring.next_run_own_script", how=how), ""))
         else:
             command = f"temper resume {_quoted(directory)}"
             steps.append((phrase("monitoring.next_resume"), command))

@@ -9,6 +9,7 @@ from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_share
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_list import is_of_a_script
 from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_from, continuations
 
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
@@ -138,6 +139,8 @@ def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
     """
     known = run.copies
     if "place" not in known or not known["place"]:
+        if is_of_a_script(run.run):
+            return phrase("monitoring.trainer_not_backed_up")
         return phrase("monitoring.checkpoints_not_backed_up")
     place, step, saved_at = (known.get(key) for key in ("place", "confirmed_step", "saved_at"))
     newest = known.get("newest_step")

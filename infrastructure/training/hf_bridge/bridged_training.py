@@ -17,7 +17,6 @@ from infrastructure.core.errors import (
     TemperError,
 )
 from infrastructure.core.messages import phrase
-from infrastructure.core.redact import redact_urls
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.history import (
@@ -130,11 +129,14 @@ class BridgedTraining:
         """
         return not self.events.is_updating and self.parts.state.global_step <= self.saves.kept_step
 
-    def end(self, on_saved: Callable[[], None]) -> None:
+    def end(self, on_saved: Callable[[], None]) -> bool:
         """End the training: wait for versions and backups, and write model and report.
 
         Args:
             on_saved: called when nothing can be lost any more.
+
+        Returns:
+            Whether the training was stopped, so that steps are left to train.
 
         Raises:
             StorageError, OSError: this machine's disk returns an error. Committed versions are
@@ -147,6 +149,7 @@ class BridgedTraining:
             is_stopped = self.state.is_cut_short  # a signal from here on only ends the rest
             on_saved()
             self._end(is_stopped)
+            return is_stopped
         except CopyNotConfirmedError:  # the training itself succeeded
             raise
         except BaseException as error:
@@ -171,7 +174,8 @@ class BridgedTraining:
         if state.stop_reason is StopReason.NOTHING_LEARNED:
             raise NothingLearnedError(str(state.stop_message))
         status = self._close(is_finished=not is_stopped)
-        more = phrase("trainer.run_again_to_resume") if is_stopped else ""
+        how = run.how_to_resume() if is_stopped else ""
+        more = phrase("trainer.run_again_to_resume", how=how) if is_stopped else ""
         if not is_stopped and not run.is_whole and run.files.final.is_dir():
             more = phrase("trainer.model_and_report", directory=run.directory)
         about = {"status": status, "step": state.step, "more": more}
@@ -313,10 +317,9 @@ def _beginning(run: TrainerRun) -> str | None:
 
     A whole training of Temper reports its run directory itself.
     """
-    place = run.copies.backup.options.place
-    copies = ""
+    place, copies = run.shown_place, ""
     if place is not None:
-        copies = phrase("trainer.copies_go_to", place=redact_urls(place))
+        copies = phrase("trainer.copies_go_to", place=place)
     if not run.is_whole:
         shown = copies or run.copies_line()
         name, folder = run.name, run.directory

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from infrastructure.core.stop_signals import Stopper, stop_signals
+from infrastructure.core.stop_signals import Stopper, StopSignal, stop_signals
 
 LOOK_SECONDS = 0.5
 # The modules on the stack between a training run and its callbacks.
@@ -84,10 +84,18 @@ class StopSignals:
 
     While the call runs, signals go to the `Stopper`; otherwise they go to the earlier handlers. The
     handlers work only in the main thread, where signals are handled.
+
+    Args:
+        raised: returns the exception to raise in place of a `StopSignal`.
     """
 
-    def __init__(self, call: TrainCall, stopper: Stopper) -> None:
-        self.call, self.stopper = call, stopper
+    def __init__(
+        self,
+        call: TrainCall,
+        stopper: Stopper,
+        raised: Callable[[StopSignal], BaseException] = lambda stop: stop,
+    ) -> None:
+        self.call, self.stopper, self.raised = call, stopper, raised
         self._before: dict[int, Handler] = {}
 
     def install(self) -> None:
@@ -114,7 +122,10 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.call.is_around(frame):
-            self.stopper.handle(number, frame)
+            try:
+                self.stopper.handle(number, frame)
+            except StopSignal as stop:
+                raise self.raised(stop) from None
             return
         self.remove()  # an exception has ended the training
         if not self.stopper.take_wake():

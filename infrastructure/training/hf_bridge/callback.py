@@ -23,7 +23,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
-from infrastructure.core.stop_signals import Stopper, reason_of
+from infrastructure.core.stop_signals import Stopper, StopSignal, reason_of
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.run.compatibility import check_compatible
@@ -43,6 +43,7 @@ from infrastructure.training.hf_bridge.call_watchdog import (
 )
 from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
 from infrastructure.training.hf_bridge.finished_training import FinishedTraining, NothingToTrain
+from infrastructure.training.hf_bridge.stopped_training import exception_of_stop, leave_training
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import (
     BeforeLoading,
@@ -68,9 +69,10 @@ class TemperCallback:
     Versions replace the folders that the Trainer would write. They follow its `save_strategy` and
     are also written by time (`training.checkpoint_seconds`). If the Trainer needs its own folders
     (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`), it also
-    writes them. Ctrl-C, SIGTERM and SIGHUP save and stop after the step. A resumed training reaches
-    the weights of an uninterrupted one, provided that the data draws no random numbers when a row
-    is read. Only single-process training is supported.
+    writes them. Ctrl-C, SIGTERM and SIGHUP save and stop after the step; `Trainer.train` then ends
+    with an exception (see `exception_of_stop`). A resumed training reaches the weights of an
+    uninterrupted one, provided that the data draws no random numbers when a row is read. Only
+    single-process training is supported.
 
     Args:
         name: the training's name, by which it is found again: its folder in `output_dir` and at
@@ -81,7 +83,8 @@ class TemperCallback:
             result, such as `["max_steps", "data"]`.
         hooks: observers and extensions in addition to `training.enabled_extensions`.
         say: shows a line to the user.
-        is_whole: the Trainer was made from `config`, which is recorded completely.
+        is_whole: the Trainer was made from `config`, which is recorded completely. Its caller
+            handles a stop itself, so `Trainer.train` returns after a stop.
 
     Raises:
         ValueError: a name cannot be used, or the configuration is invalid. The message says what to
@@ -101,7 +104,7 @@ class TemperCallback:
         config = load_config() if config is None else config
         self.run = TrainerRun(name, config, lambda line: say(redact(line)), is_whole)
         self.hooks = list(hooks)
-        self.accepted = checked_names(accept)
+        self.accepted = checked_names(accept, is_whole)
         self._resumed: Path | None = None
         self._before: BeforeLoading | None = None  # of the Trainer, with nothing loaded
         self._training: BridgedTraining | FinishedTraining | None = None
@@ -218,7 +221,7 @@ class TemperCallback:
         if isinstance(training, FinishedTraining):
             self._guards.callback(NothingToTrain(call.trainer, training.metrics()).end)
         else:
-            signals = StopSignals(call, self._stopper(training))
+            signals = StopSignals(call, self._stopper(training), self._breaking_off)
             signals.install()
             self._signals.callback(signals.remove)
 
@@ -244,6 +247,10 @@ class TemperCallback:
             threading.Thread(target=self.run.report, args=(line,), daemon=True).start()
 
         return Stopper(request, lambda: training.may_break_off)
+
+    def _breaking_off(self, stop: StopSignal) -> BaseException:
+        """Return the exception that breaks off a long operation after a signal."""
+        return stop if self.run.is_whole else exception_of_stop(stop.name, str(stop))
 
     def _is_gone(self) -> None:
         """Record that an exception has ended `Trainer.train`. Called in the watchdog's thread."""
@@ -340,16 +347,28 @@ class TemperCallback:
             events.epoch_ends(control)
 
     def on_train_end(self, args: object, state: object, control: object, **parts: object) -> None:
-        """End the training, unless that has happened already; see `BridgedTraining.end`."""
+        """End the training, unless that has happened already; see `BridgedTraining.end`.
+
+        Raises:
+            KeyboardInterrupt, SystemExit, RunStoppedError: the training was stopped and is saved,
+                so that the script must not use the model as a result; see `exception_of_stop`.
+        """
         with self._ending:
             training, self._training = self._training, None
             self._guards.close()
-            self._call = None
+            call, self._call = self._call, None
+        is_stopped = False
         if isinstance(training, BridgedTraining):
-            training.end(on_saved=self._signals.close)
+            is_stopped = training.end(on_saved=self._signals.close)
         elif training is not None:
             training.end()
         self._output.close()
+        if is_stopped and isinstance(training, BridgedTraining) and not self.run.is_whole:
+            if call is not None:
+                leave_training(call.trainer)
+            about = {"step": training.state.step, "how": self.run.how_to_resume()}
+            text = phrase("trainer.stopped", run=self.run.name, **about)
+            raise exception_of_stop(training.state.stop_signal, text)
 
     def _events(self) -> TrainerEvents | None:
         """Return the handler of the Trainer's events; None if there is nothing left to train."""

@@ -1,5 +1,6 @@
 """The observers of a Trainer's training: all observers of a Temper run that apply to it."""
 
+import shlex
 from collections.abc import Iterable
 from functools import partial
 from typing import NoReturn
@@ -9,6 +10,7 @@ from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.core.errors import InputError
 from infrastructure.core.features import own_loop_extensions
+from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import (
@@ -71,7 +73,11 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
         *others,
         *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
         MetricsObserver(MetricsLogger(sinks_of_run(sinks, directory))),
-        CheckpointLines(run.report, copies.confirmed_step if copies.has_place else None),
+        CheckpointLines(
+            run.report,
+            copies.confirmed_step if copies.has_place else None,
+            run=shlex.quote(from_here(directory)),
+        ),
         ErrorsObserver(directory),
         Standstill(),
         ReportObserver(directory),

@@ -514,8 +514,11 @@ def known_names() -> list[str]:
     return [*PART_NAMES, *MACHINE_NAMES, *PACKAGE_NAMES, *argument_names()]
 
 
-def checked_names(accept: Collection[str]) -> frozenset[str]:
+def checked_names(accept: Collection[str], is_whole: bool = False) -> frozenset[str]:
     """Return `accept` as a set of names that may differ although they change the result.
+
+    Args:
+        is_whole: the Trainer was made from a configuration; the advice names its setting.
 
     Raises:
         ValueError: a name belongs to nothing that is compared and may differ. The message suggests
@@ -524,7 +527,8 @@ def checked_names(accept: Collection[str]) -> frozenset[str]:
     known = known_names() if accept else []
     for name in accept:
         if name in FIXED:
-            raise InputError("trainer.accept_without_effect", name=name, reason=_why_not(name))
+            about = {"reason": _why_not(name), "new_run": _how_to_start_new_run(is_whole)}
+            raise InputError("trainer.accept_without_effect", name=name, **about)
         if name not in known:
             meant = nearest(name, known)
             hint = meant_hint(meant)
@@ -545,6 +549,10 @@ def argument_names() -> list[str]:
 
 def _why_not(name: str) -> str:
     return phrase("trainer.taken_from_checkpoint", name=name)
+
+
+def _how_to_start_new_run(is_whole: bool) -> str:
+    return phrase("trainer.start_another_run" if is_whole else "trainer.use_another_name")
 
 
 class TrainerJudge:
@@ -617,9 +625,7 @@ class TrainerJudge:
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """Return the remedy: to start another run next to this one."""
-        if self.is_whole:
-            return [phrase("trainer.start_another_run")]
-        return [phrase("trainer.use_another_name")]
+        return [_how_to_start_new_run(self.is_whole)]
 
 
 def _has_other_shape(was: Any, now: Any) -> bool:

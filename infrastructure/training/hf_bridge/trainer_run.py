@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_model
 
+from infrastructure.backup.backends import open_place
 from infrastructure.backup.finished_run import Completion
 from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.run_backup import place_options
@@ -34,13 +35,13 @@ from infrastructure.core.errors import (
 from infrastructure.core.files import make_directory, recover_directory, whole_directory
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import Setting, phrase
-from infrastructure.core.redact import redact, redact_mapping
-from infrastructure.monitoring.records.run_list import TRAINER_KEY
+from infrastructure.core.redact import redact, redact_mapping, redact_urls
+from infrastructure.monitoring.records.run_list import TRAINER_KEY, how_to_run_again
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import complete_finished, read_summary
 from infrastructure.run.lock import only_trainer_of
-from infrastructure.run.record import base_record, shown
+from infrastructure.run.record import base_record, read_run_record, shown
 from infrastructure.run.record_types import DecidedSetting, Summary, TrainerRunRecord
 from infrastructure.run.repair import repair_run
 from infrastructure.run.replication import RunReplication
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that belong to this training
-PLACE_IN_PYTHON = 'DeploymentConfig(backup={"place": …})'
 REFERENCE = "ref"  # TRL's name for the initial LoRA of a training run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Settings that have an effect here; the Trainer decides everything else.
@@ -209,14 +209,28 @@ class TrainerRun:
         if not self._lies_at_place():
             return None
         _, checkpoint = restore_run(self.name, options, self.directory.parent, report=self.report)
-        self.report(phrase("trainer.run_restored", name=self.name, destination=options.place))
+        where = self.shown_place
+        self.report(phrase("trainer.run_restored", name=self.name, destination=where))
         return checkpoint
+
+    @property
+    def shown_place(self) -> str | None:
+        """The backup destination, a folder with its full path; None if there is none."""
+        place = self.copies.backup.options.place
+        return None if place is None else redact_urls(open_place(place).url)
+
+    def how_to_resume(self) -> str:
+        """Return how the user resumes this run after a stop."""
+        if self.is_whole:
+            return phrase("trainer.run_command_again")
+        return how_to_run_again(read_run_record(self.files))
 
     def copies_line(self) -> str:
         """Return a line on the state of the backup; for a user's Trainer it names the Python
         setting."""
-        line = self.copies.line()
-        return line if self.is_whole else line.replace("backup.place", PLACE_IN_PYTHON)
+        if not self.is_whole and not self.copies.has_place:
+            return phrase("monitoring.trainer_not_backed_up")
+        return self.copies.line()
 
     def _lies_at_place(self) -> bool:
         """Return whether the backup destination has a version of this run; False if there is no

@@ -124,10 +124,13 @@ class ProgressObserver(Observer):
 class CheckpointLines(Observer):
     """An observer that shows when a checkpoint is saved and, with a backup destination, backed up.
 
+    It shows one save a minute, and says so at the first save that it does not show.
+
     Args:
         show: shows a line.
         confirmed_step: returns the newest step at the destination; None without a destination.
         clock: seconds from any start.
+        run: the name of the run for `temper checkpoints list`.
     """
 
     def __init__(
@@ -135,13 +138,20 @@ class CheckpointLines(Observer):
         show: Callable[[str], None],
         confirmed_step: Callable[[], int | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        run: str = "RUN",
     ) -> None:
-        self.show, self.confirmed_step, self.clock = show, confirmed_step, clock
+        self.show, self.confirmed_step, self.clock, self.run = show, confirmed_step, clock, run
+        self._is_rate_shown = False
         self._next_line = self._next_look = float("-inf")
         self._waiting: int | None = None  # a step that was shown as saved, and not yet as backed up
 
     def checkpoint_saved(self, state: TrainingState) -> None:
-        if not state.step or self.clock() < self._next_line:
+        if not state.step:
+            return
+        if self.clock() < self._next_line:
+            if not self._is_rate_shown:
+                self._is_rate_shown = True
+                self.show(phrase("training.saves_shown_once_a_minute", run=self.run))
             return
         self._next_line = self.clock() + LINE_SECONDS
         self._waiting = state.step

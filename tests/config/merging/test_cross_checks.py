@@ -440,7 +440,7 @@ def test_lora_beside_a_new_model_that_nobody_named_is_noted() -> None:
     assert DeploymentConfig(**{**named, "model.name": "owner/name"}).notes() == []
 
 
-def test_qlora_of_block_wise_training_is_told_apart() -> None:
+def test_qlora_of_block_wise_training_is_another_thing() -> None:
     keys = {"training.qlora_enabled": True}
     noted = "config.qlora_of_block_wise_training"
     assert any(noted in note for note in DeploymentConfig(**keys).notes())

@@ -12,6 +12,7 @@ from infrastructure.monitoring.records.run_list import (
     NoSuchRunError,
     find_run_path,
     finished_model,
+    how_to_run_again,
     is_of_a_script,
     model_of_run,
     moment_of,
@@ -221,3 +222,18 @@ def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
 def test_no_run_explains_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"monitoring\.no_runs"):
         find_run_path(None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        ("train.py --rows 'a b'", "monitoring.run_script_again(command=train.py --rows 'a b')"),
+        ("/lib/colab_kernel_launcher.py -f x.json", "monitoring.run_cell_again()"),
+        ("-c", "monitoring.run_your_script_again()"),
+        ("/lib/pytest/__main__.py", "monitoring.run_your_script_again()"),
+        ("a 'b", "monitoring.run_your_script_again()"),
+        ("", "monitoring.run_your_script_again()"),
+    ],
+)
+def test_the_script_of_a_trainers_run_is_named_if_it_is_known(command: str, how: str) -> None:
+    assert how_to_run_again({"command": command}) == how

@@ -36,6 +36,12 @@ def test_what_would_be_lost_now_is_reported(copies: dict[str, Any], message: str
     assert safety_words(facts(copies), now=1090.0, is_trained=True) == message
 
 
+def test_for_a_trainers_run_the_setting_of_its_script_is_named() -> None:
+    run = RunFacts(Path(), {"run.json": {"trainer": {}}})
+    words = safety_words(run, now=1090.0, is_trained=True)
+    assert words == "monitoring.trainer_not_backed_up()"
+
+
 def words_of_one_that_nobody_trains(copies: dict[str, Any], **summary: Any) -> str:
     return safety_words(facts(copies, **summary), now=1090.0, is_trained=False)
 

@@ -32,6 +32,7 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from tests.training.hf_bridge.test_callback import At, run_of, steps_of, summary_of
 from tests.training.hf_bridge.tiny_trainer import (
     settings,
+    stop_passes,
     tiny_lora,
     train,
     trainer_of,
@@ -72,7 +73,8 @@ def test_weights_that_no_version_holds_are_named_first_and_refused_later(tmp_pat
         trainer.add_callback(callback)
         resumed = callback.resume_from()
         if resumed is None:
-            trainer.train()
+            with stop_passes():
+                trainer.train()
             assert any("SyncRefModelCallback" in line for line in lines)
             assert steps_of(tmp_path)[-1] == 2
         else:
@@ -269,6 +271,7 @@ class Ending:
             config=settings(folder, backup=backup),
             is_whole=False,
             report=lambda line: None,
+            how_to_resume=lambda: "run it again",
             versions=SimpleNamespace(close=lambda: note("versions closed")),
             copies=SimpleNamespace(has_place=False, wait=note, close=lambda: note("copies closed")),
         )
@@ -297,7 +300,7 @@ def test_who_is_stopped_waits_for_copies_as_long_as_there_is_time(
 ) -> None:
     ending = Ending(tmp_path, emergency_seconds=5.0, finish_seconds=77.0)
     ending.state.interrupt("why", reason)
-    ending.training.end(lambda: ending.calls.append("no loss"))
+    assert ending.training.end(lambda: ending.calls.append("no loss")) is True
     assert ending.calls == [
         *("saved", "versions closed", "no loss", seconds, {"is_finished": False}),
         *("copies closed", "no loss", "copies closed", "free"),

@@ -89,6 +89,26 @@ def test_the_first_signal_requests_and_the_second_ctrl_c_insists(received: list[
     assert received == [signal.SIGINT]
 
 
+def test_a_step_is_broken_off_by_the_exception_that_the_caller_chose(received: list[int]) -> None:
+    seen: list[str] = []
+
+    def chosen(stop: StopSignal) -> BaseException:
+        seen.append(stop.name)
+        return SystemExit(143)
+
+    def inside(call: TrainCall) -> None:
+        signals = StopSignals(call, Stopper(lambda number: None, lambda: True), chosen)
+        signals.install()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(SystemExit):
+            os.kill(os.getpid(), signal.SIGINT)
+        signals.remove()
+
+    call_and_stay(inside)
+    assert (seen, received) == (["SIGTERM"], [])
+
+
 def test_the_timer_of_a_call_that_has_ended_interrupts_nobody(
     received: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

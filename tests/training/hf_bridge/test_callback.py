@@ -47,6 +47,7 @@ from tests.faults.kill_storm import in_child
 from tests.slow import slow
 from tests.training.hf_bridge.tiny_trainer import (
     settings,
+    stop_passes,
     tiny_lora,
     tiny_model,
     train,
@@ -334,7 +335,7 @@ def test_a_signal_saves_and_stops_after_the_step(
     assert trainer.state.global_step == 4
     assert steps_of(tmp_path)[-1] == 4
     assert summary_of(tmp_path)["status"] == "stopped"
-    again = "status=stopped, step=4, more=trainer.run_again_to_resume()"
+    again = "status=stopped, step=4, more=trainer.run_again_to_resume(how="
     assert any(f"trainer.run_ended(run=tiny, {again}" in line for line in lines)
     assert signal.getsignal(number) == before
     again, _, _ = train(tmp_path, save_strategy="no")
@@ -421,6 +422,16 @@ def test_another_machine_goes_on_from_the_place(
     assert record["confirmed_step"] == NUM_STEPS
 
 
+def test_a_folder_for_backups_is_shown_with_its_full_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = settings(tmp_path, backup={"place": "backup", "finish_seconds": 120})
+    _, _, lines = train(tmp_path, config=config, max_steps=1)
+    place = f"copies=trainer.copies_go_to(place={tmp_path / 'backup'}))"
+    assert any(line.endswith(place) for line in lines)
+
+
 def test_a_plain_trainer_goes_on_from_the_folder_too(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -450,6 +461,11 @@ def test_what_changes_the_result_is_refused_by_name_until_it_is_accepted(tmp_pat
         train(tmp_path, max_steps=6, accept=["max_step"])
     with pytest.raises(ValueError, match=r"trainer\.accept_without_effect\(name=learning_rate,"):
         train(tmp_path, max_steps=6, accept=["learning_rate"])
+    another = trainer_of(tmp_path, max_steps=4, learning_rate=1.0)  # as the refusal advises
+    callback = TemperCallback("another-name", settings(tmp_path), say=lambda line: None)
+    another.add_callback(callback)
+    assert callback.resume_from() is None
+    another.train()
     trainer, _, lines = train(tmp_path, max_steps=6, accept=["max_steps"])
     assert trainer.state.global_step == 6
     assert any("max_steps: was 4, is 6" in line for line in lines)
@@ -693,7 +709,7 @@ def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     notes = [line for line in lines if "trainer.setting_without_effect" in line]
     assert notes == ["trainer.setting_without_effect(key=training.learning_rate)"]
     begins = f"trainer.run_line_with_folder(run=tiny, folder={run_of(tmp_path)}, "
-    assert f"{begins}copies=monitoring.checkpoints_not_backed_up())" in lines
+    assert f"{begins}copies=monitoring.trainer_not_backed_up())" in lines
 
 
 def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -> None:
@@ -743,7 +759,8 @@ def test_all_generators_and_the_best_loss_go_on_where_they_were(tmp_path: Path) 
         trainer.model.lm_head.register_forward_hook(draws_from_other_generators)
         callback = TemperCallback("tiny", settings(folder), say=lambda line: None, hooks=[hook])
         trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=callback.resume_from())
+        with stop_passes():
+            trainer.train(resume_from_checkpoint=callback.resume_from())
         return trainer
 
     unbroken, begins, goes_on = InterruptedAfter(), InterruptedAfter(5), InterruptedAfter()

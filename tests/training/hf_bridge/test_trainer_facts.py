@@ -97,6 +97,18 @@ def test_what_is_not_compared_or_cannot_differ_is_refused(name: str, code: str) 
         checked_names([name])
 
 
+@pytest.mark.parametrize(
+    ("is_whole", "remedy"),
+    [(False, "trainer.use_another_name()"), (True, "trainer.start_another_run()")],
+)
+def test_the_refusal_of_what_cannot_differ_names_the_way_to_a_new_run(
+    is_whole: bool, remedy: str
+) -> None:
+    with pytest.raises(ValueError, match="accept_without_effect") as refused:
+        checked_names(["learning_rate"], is_whole)
+    assert f"new_run={remedy}" in str(refused.value)
+
+
 def test_a_callback_finds_the_trainer_that_it_was_added_to(tmp_path: Path) -> None:
     callback = TemperCallback("tiny", settings(tmp_path))
     trainers = [tiny_trainer(tmp_path) for _ in range(2)]

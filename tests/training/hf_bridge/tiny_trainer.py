@@ -1,11 +1,14 @@
 """A small real Trainer with TemperCallback: of GPT-2 or of a LoRA on it, in 12 steps."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.training.hf_bridge import TemperCallback
 
 NUM_ROWS = 22
@@ -108,5 +111,18 @@ def train(
         "tiny", config or settings(folder), say=lines.append, **callback_options
     )
     trainer.add_callback(callback)
-    trainer.train(resume_from_checkpoint=callback.resume_from())
+    with stop_passes():
+        trainer.train(resume_from_checkpoint=callback.resume_from())
     return trainer, callback, lines
+
+
+@contextmanager
+def stop_passes() -> Iterator[None]:
+    """Continue after a stop, which ends a person's script."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    except SystemExit as end:
+        if isinstance(end, CopyNotConfirmedError):
+            raise

@@ -349,7 +349,9 @@ def test_there_is_at_most_one_line_a_minute_on_saved_checkpoints(state: Training
     assert saved == [
         f"training.checkpoint_saved(step={1 + n * int(LINE_SECONDS)})" for n in (0, 1, 2)
     ]
-    assert len(shown.lines) == 6  # each of them was backed up
+    rate = "training.saves_shown_once_a_minute(run=RUN)"
+    assert (shown.lines.count(rate), shown.lines[2]) == (1, rate)  # when the first is not shown
+    assert len(shown.lines) == 7  # each of the three was backed up
 
 
 def test_there_is_no_line_on_what_is_saved_before_the_first_step(state: TrainingState) -> None:
