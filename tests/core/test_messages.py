@@ -134,7 +134,7 @@ def test_codes_are_shown_instead_of_words(monkeypatch: pytest.MonkeyPatch) -> No
         (("model.lora_config.r", "8"), "--lora-r 8", "lora_r=8"),
         (("data.path", "a.jsonl"), "--data-path a.jsonl", 'data="a.jsonl"'),
         (("accept", "data,seed"), "--accept data,seed", 'accept=["data", "seed"]'),
-        (("max_tokens", "9"), "--max-tokens 9", 'max_tokens=9'),
+        (("max_tokens", "9"), "--max-tokens 9", "max_tokens=9"),
         (("new_run", ""), "--new-run", "new_run"),
         (("new_run", "true"), "--new-run", "new_run=True"),
         (("training", ""), "training", "training"),
