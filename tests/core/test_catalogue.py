@@ -88,6 +88,33 @@ def test_every_code_has_words() -> None:
     assert [(place, code) for place, code, _ in mentions() if code not in entries()] == []
 
 
+def names_something_else(text: str) -> bool:
+    """A file, a setting, the beginning of settings, or a property of a section."""
+    schema = schema_of(DeploymentConfig)
+    keys = {*schema.fields, *schema.spellings, *schema.sections, *schema.section_spellings}
+    section, _, name = text.partition(".")
+    return (
+        text in keys
+        or text.endswith((".json", ".jsonl"))
+        or (text.endswith("_") and any(key.startswith(text) for key in keys))
+        or hasattr(getattr(DeploymentConfig(), section, None), name)
+    )
+
+
+def test_whatever_has_the_form_of_a_code_is_one() -> None:
+    """Also in tables, where no call shows that a text is a code."""
+    topics = {*catalogue_files()}
+    texts = {
+        node.value
+        for name in SOURCES
+        for path in (ROOT / name).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    codes = {one for one in texts if CODE.fullmatch(one) and one.partition(".")[0] in topics}
+    assert {one for one in codes - entries() if not names_something_else(one)} == set()
+
+
 def beginnings() -> set[str]:
     """How codes begin whose end is a value: `phrase(f"backup.state_{state}")`."""
     sources = (path.read_text(encoding="utf-8") for path in (ROOT / SOURCES[0]).rglob("*.py"))
