@@ -164,6 +164,7 @@ class Transfer:
         with _disk_errors(part), part.open("ab") as file:
             for chunk in opened.chunks:
                 file.write(chunk)
+                file.flush()  # what is kept is what lies on the disk
                 done += len(chunk)
                 self.on_progress(done, opened.size_bytes)
                 self._require_time()
@@ -173,7 +174,6 @@ class Transfer:
                         self.remote.shown, self.folder, (opened.size_bytes or 0) - done
                     )
                     looked = done
-            file.flush()
             os.fsync(file.fileno())
 
     def _require_time(self, more_seconds: float = 0.0) -> None:

@@ -444,7 +444,7 @@ ACTIONS: dict[str, tuple[str, Action]] = {
     ),
     "verify": ("verify every byte of a run, here and at the destination", verify),
     RESTORE: ("restore a run from the destination into the output folder", restore),
-    "prune": ("remove checkpoints that are no longer kept", prune),
+    "prune": ("remove old checkpoints, as the retention settings say", prune),
     "status": ("show what is backed up, and what would be lost now", status),
 }
 

@@ -333,8 +333,9 @@ def space_of(
     Args:
         folder: the folder in which the run is or will be.
         num_steps, num_saves: the number of steps and of saved versions of the whole run.
-        other_bytes: the size of other files at the end of the run.
-        passing_bytes: the size of other files before the end.
+        other_bytes: the size of other files that remain after the run.
+        passing_bytes: the size of temporary files, which are removed before the run ends; it is
+            added to the others.
         first_bytes: the size of a version that is saved before the first step, without optimizer
             state, or None if there is none.
     """

@@ -18,7 +18,10 @@ def seed_everything(seed: int) -> None:
 
 
 def capture_random(device: torch.device) -> Tensors:
-    """Return the states of the generators of Python, NumPy and torch, and on a GPU of all GPUs."""
+    """Return the states of the random generators of Python, NumPy and torch.
+
+    If `device` is a GPU, the states of all GPUs are included.
+    """
     version, words, gauss = random.getstate()
     if version != PYTHON_STATE_VERSION:
         raise RuntimeError(f"unknown state version {version} of Python's random module")

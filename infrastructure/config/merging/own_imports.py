@@ -45,7 +45,10 @@ def _file_below(root: Path, module: str) -> Path | None:
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:
-    """Yield the names of imported modules, or of what may be one, with their parent packages."""
+    """Yield the names of the imported modules and of their parent packages.
+
+    In `from x import y`, `x.y` may be a module, so it is included.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # importing it reports the error

@@ -460,7 +460,8 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
     """Return an error that names the rank whose end broke an exchange.
 
     The end of one rank also breaks the exchanges of others. The error names the rank that gave a
-    reason, otherwise the one that is silent from now on, otherwise one that has left.
+    reason for its end; otherwise one that sends no heartbeat while this function waits; otherwise
+    one that left without a reason.
     """
     others = [rank for rank in range(group.size) if rank != group.rank]
     began = time.monotonic()
