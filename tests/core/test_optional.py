@@ -51,5 +51,6 @@ def test_a_package_is_imported_without_another_that_it_can_do_without(
 
 def test_the_quantum_layer_does_without_networkx() -> None:
     names = "'dimod' in sys.modules, 'networkx' in sys.modules"
-    code = f"import infrastructure.features.quantum.solving, sys; sys.exit(({names}) != (True, False))"
+    package = "infrastructure.features.quantum.solving"
+    code = f"import {package}, sys; sys.exit(({names}) != (True, False))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -488,7 +488,7 @@ class _Marker:
         return key if is_kept else self._piece(key, owner)
 
     def _unnamed(self, text: str) -> str:
-        """Mark a string that is no text of the row but differs from row to row: a tool call's id."""
+        """Mark a string that is not accounted for but differs from row to row: a tool call's ID."""
         return text if self.keeps_length else self._mark(text, None, len(text))
 
     def _number(self, value: float, owner: int) -> float:
