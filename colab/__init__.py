@@ -7,7 +7,7 @@ names below can be imported from this package. The code behind a name is loaded 
 import importlib.util
 
 try:
-    from infrastructure.core.features import features
+    from infrastructure.core.features import merged
     from infrastructure.core.lazy_exports import lazy_names
 except Exception as error:  # whatever another package of that name raises, as in `temper`
     _origin = getattr(importlib.util.find_spec("infrastructure"), "origin", None)
@@ -53,7 +53,7 @@ _PLACES: dict[str, str] = {
     "train": "colab.training",
 }
 
-_PLACES |= {name: module for feature in features() for name, module in feature.notebook.items()}
+_PLACES |= merged("notebook")
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES)
 

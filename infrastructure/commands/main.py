@@ -26,7 +26,7 @@ from infrastructure.core.errors import (
     TemperError,
 )
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
-from infrastructure.core.features import features
+from infrastructure.core.features import merged
 from infrastructure.core.importing import own_process
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
@@ -73,7 +73,7 @@ GROUPS = {
         "completion": "print a script that completes commands in a shell",
     },
 }
-_OF_FEATURES = {name: one for feature in features() for name, one in feature.commands.items()}
+_OF_FEATURES = merged("commands")
 for _name, _command in _OF_FEATURES.items():
     GROUPS[_command.group][_name] = _command.help
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}

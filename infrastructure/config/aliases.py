@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from infrastructure.core.features import features
+from infrastructure.core.features import merged
 
 # Other names of sections. The first matching prefix is replaced, then KEYS is consulted.
 PREFIXES = {
-    **{other: prefix for f in features() for other, prefix in f.aliases.items()},
+    **merged("aliases"),
     "optimization.": "training.",
     "processing.": "training.",
     "resource.": "resources.",

@@ -86,6 +86,11 @@ class Feature:
     on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def extensions(self) -> list[str]:
+        """The names of its extensions."""
+        return [*self.plugins.get("temper.extensions", {})]
+
 
 @cache
 def features() -> tuple[Feature, ...]:
@@ -130,6 +135,11 @@ def all_of(attribute: str) -> Iterator[Any]:
             yield loaded(address)
 
 
+def merged(attribute: str) -> dict[str, Any]:
+    """Return an attribute that is a mapping, of all features together."""
+    return {k: value for f in features() for k, value in getattr(f, attribute).items()}
+
+
 def plugins_of(group: str) -> dict[str, str]:
     """Return name → address of the plug-ins that features add to a registry."""
     return {n: address for f in features() for n, address in f.plugins.get(group, {}).items()}
@@ -140,31 +150,24 @@ def fields_for(section: str) -> tuple[type, ...]:
     return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)
 
 
-def weightless_extensions() -> set[str]:
-    """Return the extensions of features that add no weights to the model."""
-    group = "temper.extensions"
-    return {name for f in features() if not f.adds_weights for name in f.plugins.get(group, {})}
-
-
 def feature_sections() -> frozenset[str]:
     """Return the names of the sections that features add to the root of the configuration."""
     return frozenset(name for kind in fields_for("") for name in getattr(kind, "model_fields", ()))
 
 
+def weightless_extensions() -> set[str]:
+    """Return the extensions of features that add no weights to the model."""
+    return {name for f in features() if not f.adds_weights for name in f.extensions}
+
+
 def own_loop_extensions() -> set[str]:
     """Return the extensions of features that need Temper's own training loop."""
-    group = "temper.extensions"
-    return {name for f in features() if f.needs_own_loop for name in f.plugins.get(group, {})}
+    return {name for f in features() if f.needs_own_loop for name in f.extensions}
 
 
 def run_files_of_features() -> list[str]:
     """Return the files that features write into a run directory."""
     return [name for feature in features() for name in feature.run_files]
-
-
-def quantities_of_features() -> dict[str, str]:
-    """Return quantity → label, of what features measure."""
-    return {key: label for feature in features() for key, label in feature.quantities.items()}
 
 
 def prefixes_of_features() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ of parts.
 The names below can be imported from here. Each is loaded on first use.
 """
 
-from infrastructure.core.features import features
+from infrastructure.core.features import merged
 from infrastructure.core.lazy_exports import lazy_names
 from infrastructure.training.other_names import ELSEWHERE
 
@@ -37,7 +37,7 @@ _PLACES = {
     "should_checkpoint": "infrastructure.training.context",
 }
 
-_PLACES |= {name: module for feature in features() for name, module in feature.names.items()}
+_PLACES |= merged("names")
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES, elsewhere=ELSEWHERE)
 

@@ -1927,7 +1927,7 @@ METHODS = [
     method(
         "a quantum step in TRL's loop",
         "dpo --enabled-extensions quantum",
-        ["quantum.not_with_trl_methods", "method=dpo"],
+        ["methods.extension_needs_own_loop", "method=dpo"],
     ),
     Wrong(
         "a reference that moves",

@@ -1,4 +1,4 @@
-"""Write the kept runs anew, with this version: `python -m tests.deployment.keep_runs`.
+"""Write the kept runs again, with this version: `python -m tests.deployment.keep_runs`.
 
 A release keeps one run of each kind, which the next version resumes. Each archive has the folder
 in which `temper train` was called: its data, its configuration, and what the run wrote. Runs other

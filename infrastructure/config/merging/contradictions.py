@@ -15,7 +15,7 @@ from infrastructure.config.field_help import as_typed
 from infrastructure.config.sections.model_config import variants_of
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.stackwise_config import STACKWISE
-from infrastructure.core.features import all_of, features, loaded
+from infrastructure.core.features import all_of, loaded, merged
 from infrastructure.core.messages import Setting, phrase
 
 Table = tuple[tuple[str, ...], ...]
@@ -259,8 +259,7 @@ def contradictions_in(table: Table, config: Any, **about: object) -> Iterator[st
 @cache
 def named_facts() -> Mapping[str, Callable[[Any], object]]:
     """Return the facts that have names of their own, with those of features."""
-    of_features = {name: a for feature in features() for name, a in feature.facts.items()}
-    return {**_OWN_FACTS, **{name: loaded(address) for name, address in of_features.items()}}
+    return {**_OWN_FACTS} | {name: loaded(address) for name, address in merged("facts").items()}
 
 
 @cache

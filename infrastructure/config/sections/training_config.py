@@ -40,7 +40,7 @@ from infrastructure.config.types import (
     TimeLimit,
     UsedWhen,
 )
-from infrastructure.core.features import features, weightless_extensions
+from infrastructure.core.features import merged, weightless_extensions
 from infrastructure.core.messages import Setting, phrase
 
 SFT = "sft"  # the method of Temper's own loop; every other one is a trainer of TRL
@@ -547,9 +547,7 @@ class TrainingConfig(FieldsOfFeatures):
     @property
     def extensions(self) -> list[str]:
         """The active extensions: the enabled ones, and those that a setting of theirs enables."""
-        by_setting = (
-            name for f in features() for name, key in f.enables.items() if self._is_set(key)
-        )
+        by_setting = (name for name, key in merged("enables").items() if self._is_set(key))
         return list(dict.fromkeys([*self.enabled_extensions, *by_setting]))
 
     def _is_set(self, name: str) -> bool:

@@ -23,7 +23,7 @@ from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
 from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.types import split_commas
-from infrastructure.core.features import features
+from infrastructure.core.features import merged
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 
@@ -79,7 +79,7 @@ def flag_names(key: str) -> tuple[str, ...]:
 
 @cache
 def _names() -> Mapping[str, tuple[str, ...]]:
-    return {**NAMES, **{key: names for f in features() for key, names in f.flags.items()}}
+    return NAMES | merged("flags")
 
 
 def _of_stacks(name: str) -> tuple[str, ...]:

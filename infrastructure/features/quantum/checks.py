@@ -58,7 +58,6 @@ CONTRADICTIONS = (
         "training.strategy=curriculum",
         "quantum_step=data_selection",
     ),
-    ("quantum.not_with_trl_methods", "quantum_step", "not training.method=sft"),
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TypedDict
 
-from infrastructure.core.features import quantities_of_features
+from infrastructure.core.features import merged
 from infrastructure.monitoring.drawing.charts import Chart
 from infrastructure.monitoring.drawing.downsampling import (
     NUM_BUCKETS,
@@ -204,7 +204,7 @@ def machine_charts(
 @cache
 def counted() -> dict[str, str]:
     """Return the quantities that are summed up but not drawn, with their labels."""
-    return COUNTED | quantities_of_features()
+    return COUNTED | merged("quantities")
 
 
 def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,6 @@ from infrastructure.training.models.model_manager import own_random_state
 ExtensionFactory = Callable[[Any], Hook]
 
 EXTENSIONS: Registry[ExtensionFactory] = registries.EXTENSIONS
-# the trainer provides `quantum`
 EXTENSIONS.provide({MEMORY: KeyValueMemoryExtension}, Hook)
 
 
