@@ -31,7 +31,7 @@ class KnownCosts:
         self._purposes: dict[Path, tuple[float, Mapping[str, object] | None]] = {}
 
     def lines(self, config: DeploymentConfig) -> list[str]:
-        """Return lines on the length of the training, the run, and the place of its checkpoints."""
+        """Return lines on the run, its length, and where its checkpoints are saved."""
         config = config.changed([])
         use_sample_data(config)
         return [

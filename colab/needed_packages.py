@@ -32,7 +32,7 @@ DATASETS_FOR_UNSLOTH = "datasets==3.6.0"
 
 @dataclass(frozen=True)
 class Needed:
-    """The packages to install, and those that must stay unchanged meanwhile.
+    """The packages to install, and those that must stay unchanged.
 
     Attributes:
         lines: the requirements for pip.

@@ -1,4 +1,4 @@
-"""Repeated checks while a training runs, so that errors in a long run are noticed."""
+"""Repeated checks at intervals, so that errors in a long run are noticed."""
 
 import logging
 import time

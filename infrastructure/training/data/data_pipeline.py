@@ -538,7 +538,7 @@ def _places(store: TokenStore, rows: list[int]) -> list[str]:
 def _batches(
     examples: Iterable[TokenizedExample], batch_size: int, _entry: CacheEntry
 ) -> Iterator[list[TokenizedExample]]:
-    """Yield batches, and hold the cache entry meanwhile, whose lock keeps it from being swept."""
+    """Yield batches, holding the lock of the cache entry until the end."""
     iterator = iter(examples)
     while batch := list(itertools.islice(iterator, batch_size)):
         yield batch
